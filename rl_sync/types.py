@@ -1,0 +1,120 @@
+"""The records that pass between roles: prompts, leases, groups, train batches.
+
+Letters in shapes: G trajectories of a group, B rows (groups x G), T token positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+Params = Any
+"""A pytree of arrays: the parameters of a model."""
+
+
+class Prompt(NamedTuple):
+    """One problem of a task.
+
+    Attributes:
+      prompt_id: the row in the task's training problems.
+      text: what the policy is asked.
+      answer: what the reward model compares with.
+    """
+
+    prompt_id: int
+    text: str
+    answer: str
+
+
+class Lease(NamedTuple):
+    """The right, and the duty, of one explorer to turn one prompt into one group.
+
+    Attributes:
+      lease_id: unique in a run; a prompt that is leased again gets a new one.
+      ordinal: the prompt's place in the run's seeded order of prompts, from 0. It stays the same
+        when the prompt is leased again.
+      attempt: 0 for the first lease of an ordinal, 1 for the second, and so on.
+      prompt: the problem.
+    """
+
+    lease_id: int
+    ordinal: int
+    attempt: int
+    prompt: Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A prompt's trajectories: what an explorer writes as one item of the replay buffer.
+
+    Rows hold the prompt, then the completion, then padding (id 0). Arrays that speak of a token
+    stand at that token's own position, so `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
+
+    Attributes:
+      lease_id, ordinal, prompt_id: see `Lease`.
+      explorer: which explorer generated it.
+      tokens: prompt and completion.
+      completion_mask: true at the completion's tokens, its end-of-sequence token included.
+      behavior_logprobs: log-probability under the distribution that was really sampled from;
+        0 where the mask is false.
+      policy_versions: the version of the weights that produced each token; -1 where the mask is
+        false.
+      rewards: one a trajectory.
+    """
+
+    lease_id: int
+    ordinal: int
+    prompt_id: int
+    explorer: int
+    tokens: Int[np.ndarray, "G T"]
+    completion_mask: Bool[np.ndarray, "G T"]
+    behavior_logprobs: Float[np.ndarray, "G T"]
+    policy_versions: Int[np.ndarray, "G T"]
+    rewards: Float[np.ndarray, " G"]
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of the oldest token: what staleness is counted from."""
+        return int(self.policy_versions[self.completion_mask].min())
+
+    def to_columns(self) -> dict[str, np.ndarray]:
+        """Returns the group as the named columns of a replay item; integers become int32 []."""
+        columns = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            columns[field.name] = np.asarray(value, np.int32) if isinstance(value, int) else value
+        return columns
+
+    @classmethod
+    def from_columns(cls, columns: dict[str, np.ndarray]) -> Group:
+        """Inverts `to_columns`.
+
+        Raises:
+          KeyError: a column is missing.
+        """
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            column = columns[field.name]
+            values[field.name] = int(column) if column.ndim == 0 else column
+        return cls(**values)
+
+
+class TrainBatch(NamedTuple):
+    """What one trainer step consumes: the rows of whole groups, one group after the other.
+
+    Attributes: as in `Group`, with the groups' rows stacked; B = groups x G.
+    """
+
+    tokens: Int[Array, "B T"]
+    completion_mask: Bool[Array, "B T"]
+    behavior_logprobs: Float[Array, "B T"]
+    policy_versions: Int[Array, "B T"]
+    rewards: Float[Array, " B"]
+
+    @classmethod
+    def from_groups(cls, groups: list[Group]) -> TrainBatch:
+        """Stacks groups in the order given."""
+        return cls(*(np.concatenate([getattr(g, name) for g in groups]) for name in cls._fields))
