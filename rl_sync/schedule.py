@@ -11,8 +11,8 @@ Everything here is a pure function of integers: no clocks, no threads, no I/O.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import difflib
+from typing import Literal, NamedTuple, NoReturn
 
 Pull = Literal["exact", "latest"]
 
@@ -27,6 +27,8 @@ class SyncSchedule:
       pull: `exact`, explorer step e uses one version that this object names; `latest`, it uses the
         newest that is published, within `max_staleness`.
       max_staleness: no group staler than this is ever trained on, in trainer steps.
+      start: the trainer step that the schedule counts from: 0, or the step that a run goes on from.
+        The weights of that step are the first that explorers use.
 
     Raises:
       ValueError: the values contradict each other; the message says which and what to do.
@@ -36,6 +38,7 @@ class SyncSchedule:
     offset: int
     pull: Pull
     max_staleness: int
+    start: int = 0
 
     def __post_init__(self) -> None:
         if self.interval < 1:
@@ -62,16 +65,20 @@ class SyncSchedule:
             )
 
     def publishes_after(self, t: int) -> bool:
-        """Whether the trainer publishes its weights after trainer step t (t = 0: the start)."""
-        return t % self.interval == 0
+        """Whether the trainer publishes its weights after trainer step t (t = start: the first)."""
+        return (t - self.start) % self.interval == 0
 
     def exact_version(self, e: int) -> int:
-        """The version that explorer step e uses under exact pulls: max(0, I·⌊(e−1−O)/I⌋)."""
-        return max(0, self.interval * ((e - 1 - self.offset) // self.interval))
+        """The version that explorer step e uses under exact pulls.
+
+        I·⌊(e − 1 − O)/I⌋ if e > O, else 0; e and the version are both counted from `start`.
+        """
+        ahead = e - self.start - self.offset
+        return self.start + self.interval * max(0, (ahead - 1) // self.interval)
 
     def first_user(self, version: int) -> int:
         """The first explorer step that uses a published version under exact pulls."""
-        return 1 if version == 0 else version + self.offset + 1
+        return version + 1 if version == self.start else version + self.offset + 1
 
     def may_start(self, e: int, version: int) -> bool:
         """Whether explorer step e may generate with weights of `version`.
@@ -115,57 +122,62 @@ class Mode(NamedTuple):
     """A named way to synchronize: what it fixes, and what it leaves to the config.
 
     Attributes:
-      pull: see `SyncSchedule`; None when `sync.pull` in the config says.
-      interval, offset: the defaults.
-      fixed_offset: whether another offset contradicts the mode.
-      transfer: the default transfer.
-      explorers: the least and the most explorers; None for no limit.
-      max_staleness: from (interval, offset) to the default bound.
       summary: who waits for whom, in words.
+      pulls: the pulls that the mode allows, its default first.
+      fixed_interval, fixed_offset: whether another value contradicts the mode.
+      interval, offset: the defaults.
+      transfer: the default way that weights travel.
+      least_explorers, most_explorers: how many explorers fit; None for no limit.
     """
 
-    pull: Pull
-    interval: int
-    offset: int
-    fixed_offset: bool
-    fixed_interval: bool
-    transfer: str
-    explorers: tuple[int, int | None]
-    max_staleness: Callable[[int, int], int]
     summary: str
-
-
-def _exact_bound(interval: int, offset: int) -> int:
-    return interval + offset - 1
-
-
-def _latest_bound(interval: int, offset: int) -> int:
-    del offset
-    return interval + 1
+    pulls: tuple[Pull, ...]
+    fixed_interval: bool
+    fixed_offset: bool
+    interval: int = 1
+    offset: int = 0
+    transfer: str = "collective"
+    least_explorers: int = 1
+    most_explorers: int | None = None
 
 
 MODES: dict[str, Mode] = {
     "synchronous": Mode(
-        "exact", 1, 0, True, False, "collective", (1, None), _exact_bound,
-        "The trainer waits for experiences; the explorers wait for the new weights.",
+        summary="The trainer waits for experiences; the explorers wait for the new weights.",
+        pulls=("exact",),
+        fixed_interval=False,
+        fixed_offset=True,
     ),
     "one_step_off_policy": Mode(
-        "exact", 1, 1, True, True, "collective", (1, None), _exact_bound,
-        "The explorers run one step ahead of the trainer; both meet at each sync.",
+        summary="The explorers run one step ahead of the trainer; both meet at every sync.",
+        pulls=("exact",),
+        fixed_interval=True,
+        fixed_offset=True,
+        offset=1,
     ),
     "asynchronous": Mode(
-        "latest", 1, 0, True, False, "checkpoint", (1, 1), _latest_bound,
-        "Nobody waits for anybody, as long as staleness stays within the bound.",
+        summary="Neither waits for the other, as long as staleness stays within the bound.",
+        pulls=("latest",),
+        fixed_interval=False,
+        fixed_offset=True,
+        transfer="checkpoint",
+        most_explorers=1,
     ),
     "multi_explorer": Mode(
-        "latest", 1, 0, True, False, "checkpoint", (2, None), _latest_bound,
-        "Each explorer goes at its own pace, as long as staleness stays within the bound.",
+        summary="Every explorer goes at its own pace, as long as staleness stays within the bound.",
+        pulls=("latest",),
+        fixed_interval=False,
+        fixed_offset=True,
+        transfer="checkpoint",
+        least_explorers=2,
     ),
     "custom": Mode(
-        "exact", 1, 0, False, False, "collective", (1, None), _exact_bound,
-        "The explorers run `offset` batches ahead; weights move every `interval` trainer steps.",
+        summary="The explorers run up to `offset` batches ahead of what `interval` alone asks for.",
+        pulls=("exact", "latest"),
+        fixed_interval=False,
+        fixed_offset=False,
     ),
-}  # fmt: skip
+}
 
 
 def resolve(
@@ -173,35 +185,43 @@ def resolve(
     interval: int | None = None,
     offset: int | None = None,
     max_staleness: int | None = None,
+    pull: str | None = None,
 ) -> SyncSchedule:
     """Makes the schedule of a named mode, with what the user set in place of the defaults.
 
     Args:
       mode: a key of `MODES`.
-      interval, offset, max_staleness: None for the mode's own.
+      interval, offset, max_staleness, pull: None for the mode's own. The bound's own value is
+        interval + offset - 1 for exact pulls, the one that they have anyway, and interval + 1 for
+        latest pulls: enough for a trainer and an explorer that never wait when equally fast.
 
     Raises:
       ValueError: an unknown mode, or values that the mode or each other rule out.
     """
     if mode not in MODES:
-        raise ValueError(f"sync.mode={mode!r} is not one of {', '.join(MODES)}.")
+        near = difflib.get_close_matches(mode, MODES, n=1)
+        raise ValueError(
+            f"sync.mode={mode!r} is not a mode"
+            + (f"; did you mean {near[0]!r}?" if near else ".")
+            + f" The modes are {', '.join(MODES)}."
+        )
     named = MODES[mode]
-    chosen_interval = named.interval if interval is None else interval
-    chosen_offset = named.offset if offset is None else offset
-    if named.fixed_offset and chosen_offset != named.offset and chosen_offset >= 0:
-        raise ValueError(
-            f"sync.offset={offset} contradicts sync.mode={mode}, whose offset is {named.offset};"
-            " leave it out, or use sync.mode=custom."
-        )
-    if named.fixed_interval and chosen_interval != named.interval and chosen_interval >= 1:
-        raise ValueError(
-            f"sync.interval={interval} contradicts sync.mode={mode}, whose interval is"
-            f" {named.interval}; leave it out, or use sync.mode=custom."
-        )
-    bound = named.max_staleness(chosen_interval, chosen_offset)
-    return SyncSchedule(
-        interval=chosen_interval,
-        offset=chosen_offset,
-        pull=named.pull,
-        max_staleness=bound if max_staleness is None else max_staleness,
+    if interval is not None and named.fixed_interval and interval != named.interval:
+        _contradiction(mode, "interval", interval, named.interval)
+    if offset is not None and named.fixed_offset and offset != named.offset:
+        _contradiction(mode, "offset", offset, named.offset)
+    if pull is not None and pull not in named.pulls:
+        _contradiction(mode, "pull", pull, " or ".join(named.pulls))
+    chosen: Pull = "latest" if (pull or named.pulls[0]) == "latest" else "exact"
+    interval = named.interval if interval is None else interval
+    offset = named.offset if offset is None else offset
+    if max_staleness is None:
+        max_staleness = interval + offset - 1 if chosen == "exact" else interval + 1
+    return SyncSchedule(interval, offset, chosen, max_staleness)
+
+
+def _contradiction(mode: str, name: str, value: object, own: object) -> NoReturn:
+    raise ValueError(
+        f"sync.{name}={value} contradicts sync.mode={mode}, whose {name} is {own}: leave it out,"
+        " or use sync.mode=custom, where it is free."
     )
