@@ -1,0 +1,245 @@
+"""Spans: what each role did from when to when, and what it waited for.
+
+Each role writes its own file, `workdir/spans/<role>.jsonl`. Roles are named `explorer1`,
+`explorer2`, …, `trainer`, `master`. Times are Unix seconds, so that the roles of one machine
+compare; within a role they advance with the monotonic clock, so that no duration is negative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rl_sync.observe.jsonlines import JsonLinesWriter, plain, read_json_lines
+
+SPANS_DIR = "spans"
+
+
+class SpanKind(enum.StrEnum):
+    """What a role was doing."""
+
+    ROLLOUT = "rollout"
+    SCORE = "score"
+    INSERT = "insert"
+    TRAIN = "train"
+    WARM_UP = "warm_up"
+    EVALUATION = "evaluation"
+    SYNC_COLLECTIVE = "sync_collective"
+    SYNC_CHECKPOINT = "sync_checkpoint"
+    WAIT = "wait"
+    SNAPSHOT = "snapshot"
+    COMPILE = "compile"
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """One stretch of one role's time.
+
+    Attributes:
+      role: who.
+      kind: what.
+      start_secs, end_secs: Unix seconds.
+      attributes: JSON values. By convention `step`, `version` (of the weights), `versions` (the
+        sorted, distinct versions in a train batch), `leases` (ids of the groups that enter or leave
+        the buffer), `dropped` (ids of the groups that a trainer sampled and refused), `tokens`,
+        and for a wait `reason`, such as "experiences", "synchronization", "prompts".
+    """
+
+    role: str
+    kind: SpanKind
+    start_secs: float
+    end_secs: float
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def duration_secs(self) -> float:
+        return self.end_secs - self.start_secs
+
+    @property
+    def step(self) -> int | None:
+        """The explorer step or the trainer step that the span belongs to, if it says."""
+        return self.attributes.get("step")
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that the span used, published or pulled, if it says."""
+        return self.attributes.get("version")
+
+    @property
+    def leases(self) -> tuple[int, ...]:
+        """The groups that the span generated, inserted or consumed."""
+        return tuple(self.attributes.get("leases", ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the span as the object of one line."""
+        return {
+            "role": self.role,
+            "kind": str(self.kind),
+            "start": self.start_secs,
+            "end": self.end_secs,
+            **({"attributes": plain(self.attributes)} if self.attributes else {}),
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Span:
+        """Inverts `to_json`.
+
+        Raises:
+          KeyError: a field is missing.
+          ValueError: the kind is unknown.
+        """
+        return cls(
+            role=record["role"],
+            kind=SpanKind(record["kind"]),
+            start_secs=float(record["start"]),
+            end_secs=float(record["end"]),
+            attributes=record.get("attributes", {}),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenSpan:
+    """What a role is doing right now.
+
+    Attributes:
+      kind, attributes: as in `Span`.
+      reason: what a wait waits for; None for other kinds.
+      start_secs: Unix seconds.
+      lasted_secs: how long it has been open.
+    """
+
+    kind: SpanKind
+    reason: str | None
+    start_secs: float
+    lasted_secs: float
+    attributes: dict[str, Any]
+
+
+@dataclasses.dataclass(eq=False)
+class _Open:
+    kind: SpanKind
+    start_secs: float
+    attributes: dict[str, Any]
+
+
+class SpanRecorder:
+    """Writes one role's spans, from any of its threads.
+
+    A span is written when it ends, and each line is flushed: a killed role loses only the spans
+    that were open. Usable as a context manager that closes the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], role: str):
+        self.role = role
+        self._writer = JsonLinesWriter(path)
+        self._lock = threading.Lock()
+        self._open: list[_Open] = []
+        self._unix_minus_monotonic = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Unix seconds, by a clock that never goes back."""
+        return time.monotonic() + self._unix_minus_monotonic
+
+    @contextlib.contextmanager
+    def span(self, kind: SpanKind, /, **attributes: Any) -> Iterator[dict[str, Any]]:
+        """Records the body of a `with` statement.
+
+        Yields the attributes, to be completed by what only the body knows. A body that raises is
+        recorded too, with the exception's name as the attribute `error`.
+        """
+        opened = _Open(kind, self.now(), attributes)
+        with self._lock:
+            self._open.append(opened)
+        try:
+            yield attributes
+        except BaseException as error:
+            attributes["error"] = type(error).__name__
+            raise
+        finally:
+            with self._lock:
+                self._open.remove(opened)
+            self.record(kind, opened.start_secs, self.now(), **attributes)
+
+    def record(
+        self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: Any
+    ) -> None:
+        """Records a span that is over; times as `now` gives them.
+
+        Raises:
+          ValueError: the span ends before it starts, or the recorder is closed.
+        """
+        if end_secs < start_secs:
+            raise ValueError(
+                f"A span must not end before it starts: {self.role} recorded {kind} from"
+                f" {start_secs} to {end_secs}. Take both times from SpanRecorder.now()."
+            )
+        self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
+
+    @property
+    def current(self) -> OpenSpan | None:
+        """The span that was opened last and is still open, of whichever thread; None if none is."""
+        with self._lock:
+            if not self._open:
+                return None
+            opened = self._open[-1]
+        attributes = dict(opened.attributes)
+        reason = attributes.get("reason", "something") if opened.kind is SpanKind.WAIT else None
+        lasted_secs = self.now() - opened.start_secs
+        return OpenSpan(opened.kind, reason, opened.start_secs, lasted_secs, attributes)
+
+    def close(self) -> None:
+        """Closes the file; closing twice is fine."""
+        self._writer.close()
+
+    def __enter__(self) -> SpanRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def spans_path(workdir: str | os.PathLike[str], role: str) -> Path:
+    """Where a role of the run in `workdir` writes its spans."""
+    return Path(workdir) / SPANS_DIR / f"{role}.jsonl"
+
+
+def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
+    """Reads the spans of all roles, ordered by their start.
+
+    Raises:
+      FileNotFoundError: the work directory has no spans.
+      ValueError: a line is not a span; the message says which.
+    """
+    paths = sorted((Path(workdir) / SPANS_DIR).glob("*.jsonl"))
+    if not paths:
+        raise FileNotFoundError(
+            f"{workdir} holds no {SPANS_DIR}/*.jsonl: it is not the work directory of a run, or"
+            " the run ended before any role started. Give the --workdir that the run was given."
+        )
+    spans = []
+    for path in paths:
+        for number, record in enumerate(read_json_lines(path), start=1):
+            try:
+                spans.append(Span.from_json(record))
+            except (KeyError, ValueError, TypeError) as error:
+                raise ValueError(f"{path}, line {number} is not a span: {error!r}") from error
+    return sorted(spans, key=lambda span: (span.start_secs, span.end_secs))
+
+
+def role_order(role: str) -> tuple[int, int, str]:
+    """A sort key: explorers by their number, then the trainer, the master, and others."""
+    name = role.rstrip("0123456789")
+    ranks = {"explorer": 0, "trainer": 1, "master": 2}
+    return ranks.get(name, 3), int(role[len(name) :] or 0), role
+
+
+def is_explorer(role: str) -> bool:
+    """Whether a role generates rollouts."""
+    return role.startswith("explorer")

@@ -1,0 +1,155 @@
+"""Recording and reading of spans and JSON lines."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
+from rl_sync.observe.spans import (
+    Span,
+    SpanKind,
+    SpanRecorder,
+    read_spans,
+    role_order,
+    spans_path,
+)
+
+
+def test_spans_of_all_roles_are_read_in_order_of_their_start(tmp_path):
+    with SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as trainer:
+        trainer.record(SpanKind.TRAIN, 20.0, 21.5, step=1, leases=[3, 4])
+    with SpanRecorder(spans_path(tmp_path, "explorer1"), "explorer1") as explorer:
+        explorer.record(SpanKind.ROLLOUT, 10.0, 19.0, step=1, version=0, leases=[3, 4])
+    assert read_spans(tmp_path) == [
+        Span(
+            "explorer1", SpanKind.ROLLOUT, 10.0, 19.0, {"step": 1, "version": 0, "leases": [3, 4]}
+        ),
+        Span("trainer", SpanKind.TRAIN, 20.0, 21.5, {"step": 1, "leases": [3, 4]}),
+    ]
+
+
+def test_a_span_takes_what_its_body_adds_and_lasts_as_long(tmp_path):
+    with SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as recorder:
+        before = time.time()
+        with recorder.span(SpanKind.ROLLOUT, step=np.int32(7)) as attributes:
+            time.sleep(0.05)
+            attributes["tokens"] = np.int64(123)
+            attributes["share"] = np.float32("nan")
+        after = time.time()
+    (span,) = read_spans(tmp_path)
+    assert span.attributes == {"step": 7, "tokens": 123, "share": None}
+    assert 0.05 <= span.duration_secs <= after - before + 0.01
+    assert before - 0.01 <= span.start_secs <= span.end_secs <= after + 0.01
+
+
+def test_a_span_is_on_disk_as_soon_as_it_ends(tmp_path):
+    recorder = SpanRecorder(spans_path(tmp_path, "master"), "master")
+    with recorder.span(SpanKind.EVALUATION):
+        assert read_spans(tmp_path) == []
+    assert len(read_spans(tmp_path)) == 1
+    recorder.close()
+
+
+def test_a_failing_body_is_recorded_with_its_error(tmp_path):
+    recorder = SpanRecorder(spans_path(tmp_path, "trainer"), "trainer")
+    with pytest.raises(TimeoutError), recorder.span(SpanKind.WAIT, reason="experiences"):
+        raise TimeoutError
+    (span,) = read_spans(tmp_path)
+    assert span.attributes == {"reason": "experiences", "error": "TimeoutError"}
+    assert recorder.current is None
+    recorder.close()
+
+
+def test_current_is_the_innermost_open_span_seen_from_any_thread(tmp_path):
+    seen = []
+    with SpanRecorder(spans_path(tmp_path, "explorer1"), "explorer1") as recorder:
+        assert recorder.current is None
+        with (
+            recorder.span(SpanKind.ROLLOUT, step=3),
+            recorder.span(SpanKind.WAIT, reason="prompts"),
+        ):
+            time.sleep(0.02)
+            thread = threading.Thread(target=lambda: seen.append(recorder.current))
+            thread.start()
+            thread.join(timeout=5)
+        assert recorder.current is None
+    (current,) = seen
+    assert (current.kind, current.reason) == (SpanKind.WAIT, "prompts")
+    assert current.lasted_secs >= 0.02
+    assert abs(current.start_secs + current.lasted_secs - time.time()) < 5
+
+
+def test_recording_a_span_that_ends_before_it_starts_is_refused(tmp_path):
+    with (
+        SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as recorder,
+        pytest.raises(ValueError, match=r"SpanRecorder\.now"),
+    ):
+        recorder.record(SpanKind.TRAIN, 2.0, 1.0)
+
+
+def test_threads_do_not_tear_each_others_lines(tmp_path):
+    with SpanRecorder(spans_path(tmp_path, "explorer1"), "explorer1") as recorder:
+
+        def record(thread: int) -> None:
+            for step in range(50):
+                with recorder.span(SpanKind.SCORE, thread=thread, step=step, leases=[step] * 200):
+                    pass
+
+        threads = [threading.Thread(target=record, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+    seen = {(span.attributes["thread"], span.step) for span in read_spans(tmp_path)}
+    assert seen == {(thread, step) for thread in range(4) for step in range(50)}
+
+
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a":1}\n{"a":2}\n{"a"' + ":" * 100_000)
+    assert read_json_lines(path) == [{"a": 1}, {"a": 2}]
+    writer = JsonLinesWriter(path)
+    writer.write({"a": 3})
+    writer.close()
+    assert path.read_text() == '{"a":1}\n{"a":2}\n{"a":3}\n'
+
+
+def test_a_file_that_is_one_torn_line_starts_anew(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a"')
+    JsonLinesWriter(path).close()
+    assert path.read_text() == ""
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a":1}\nnonsense\n{"a":2}\n')
+    with pytest.raises(ValueError, match=r"lines\.jsonl, line 2"):
+        read_json_lines(path)
+
+
+def test_a_line_that_is_no_span_is_named(tmp_path):
+    path = spans_path(tmp_path, "trainer")
+    path.parent.mkdir()
+    path.write_text(json.dumps({"role": "trainer", "kind": "nap", "start": 1, "end": 2}) + "\n")
+    with pytest.raises(ValueError, match=r"trainer\.jsonl, line 1 .*nap"):
+        read_spans(tmp_path)
+
+
+def test_a_folder_without_spans_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(FileNotFoundError, match="--workdir"):
+        read_spans(tmp_path)
+
+
+def test_roles_are_ordered_by_their_number():
+    roles = ["master", "trainer", "explorer10", "explorer2", "reward1"]
+    assert sorted(roles, key=role_order) == [
+        "explorer2",
+        "explorer10",
+        "trainer",
+        "master",
+        "reward1",
+    ]
