@@ -1,0 +1,162 @@
+"""The timeline of a run as a picture: who did what when, and how groups and weights moved."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from rl_sync.observe.figure import draw
+from rl_sync.observe.spans import Span, SpanKind, read_spans
+from rl_sync.observe.summary import of_kind
+
+TIMELINE_FILES = ("timeline.png", "timeline.svg")
+CONFIG_FILE = "config.json"
+_MODE_NAMES = {
+    "one_step_off_policy": "One-step off-policy",
+    "multi_explorer": "Multi-explorer",
+}
+
+# What is drawn unless the caller says otherwise. The first steps compile, and dwarf the others.
+_SKIPPED_STEPS = 2
+_SHOWN_STEPS = 6
+
+Steps = tuple[int, int | None]
+
+
+def draw_timeline(
+    workdir: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str] | None = None,
+    start_secs: float | None = None,
+    end_secs: float | None = None,
+    *,
+    steps: Steps | None = None,
+    title: str | None = None,
+) -> tuple[Path, Path]:
+    """Draws a run's timeline, and returns where the PNG and the SVG are.
+
+    Args:
+      workdir: of the run; it may still be running.
+      out_dir: where the pictures go; None for `workdir`.
+      start_secs, end_secs: the window, in seconds since the run's first span, as on the axis.
+      steps: the first and the last trainer step to show; (1, None) for all. Without a window and
+        without steps, six steps are shown, from the third on where the run has as many.
+      title: None for the mode and the schedule in `workdir/config.json`.
+
+    Raises:
+      FileNotFoundError: the work directory has no spans.
+      ValueError: the window is empty, or steps and seconds are both given.
+    """
+    spans = read_spans(workdir)
+    if steps is not None and (start_secs is not None or end_secs is not None):
+        raise ValueError("Give the timeline's window in steps or in seconds, not in both.")
+    if start_secs is None and end_secs is None:
+        window = steps_window(spans, steps or default_steps(spans))
+    else:
+        origin = spans[0].start_secs
+        last = max(span.end_secs for span in spans)
+        window = (
+            origin + (start_secs if start_secs is not None else 0.0),
+            origin + end_secs if end_secs is not None else last,
+        )
+    folder = Path(out_dir) if out_dir is not None else Path(workdir)
+    figure = draw(spans, window, run_title(workdir) if title is None else title)
+    return _save(figure, folder)
+
+
+def parse_steps(text: str) -> Steps:
+    """Reads a range of trainer steps: "3:8", "3:" for the third to the last, "3", or "all".
+
+    Raises:
+      ValueError: the text is none of those.
+    """
+    match = re.fullmatch(r"(\d+)(:(\d*))?", text.strip())
+    if text.strip() == "all":
+        return 1, None
+    if not match:
+        raise ValueError(f'--steps={text} is not a range of trainer steps such as "3:8", or "all".')
+    first = int(match[1])
+    if match[2] is None:
+        return first, first
+    return first, int(match[3]) if match[3] else None
+
+
+def default_steps(spans: list[Span]) -> Steps:
+    """Six steps past the slow first ones; all of a run that is too short for that."""
+    taken = [span.step for span in of_kind(spans, SpanKind.TRAIN) if span.step is not None]
+    if not taken:
+        return 1, None
+    first = min(taken)
+    if max(taken) - first + 1 >= _SKIPPED_STEPS + _SHOWN_STEPS:
+        first += _SKIPPED_STEPS
+    return first, first + _SHOWN_STEPS - 1
+
+
+def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
+    """The Unix seconds from the end of the step before the first to the end of the last.
+
+    Where the first is the run's first step, from the first rollout on. A run without trainer steps
+    is shown whole.
+
+    Raises:
+      ValueError: the run has no such steps; the message says which it has.
+    """
+    trains = [span for span in of_kind(spans, SpanKind.TRAIN) if span.step is not None]
+    if not trains:
+        return spans[0].start_secs, max(span.end_secs for span in spans)
+    known = sorted({span.step for span in trains if span.step is not None})
+    first, last = steps[0], known[-1] if steps[1] is None else steps[1]
+    shown = [span for span in trains if span.step is not None and first <= span.step <= last]
+    if not shown:
+        raise ValueError(
+            f"The run has no trainer steps {first} to {last}: it has {known[0]} to {known[-1]}."
+        )
+    before = [span.end_secs for span in trains if span.step is not None and span.step < first]
+    if before:
+        start = max(before)
+    else:
+        rollouts = of_kind(spans, SpanKind.ROLLOUT)
+        start = min(span.start_secs for span in (*shown, *rollouts))
+    end = max(span.end_secs for span in shown)
+    # The sync that follows the last step belongs to the picture.
+    syncs = of_kind(spans, SpanKind.SYNC_COLLECTIVE, SpanKind.SYNC_CHECKPOINT, role="trainer")
+    published = {span.step for span in shown}
+    end = max([end, *(span.end_secs for span in syncs if span.version in published)])
+    margin = min(0.01 * (end - start), 0.2)
+    return start - margin, end + margin
+
+
+def run_title(workdir: str | os.PathLike[str]) -> str:
+    """The mode and the schedule that `workdir/config.json` holds; the folder's name without one."""
+    path = Path(workdir) / CONFIG_FILE
+    if not path.exists():
+        return Path(workdir).resolve().name
+    config = json.loads(path.read_text())
+    sync = config.get("sync", {})
+    mode = str(sync.get("mode", Path(workdir).resolve().name))
+    mode = _MODE_NAMES.get(mode, f"{mode[:1].upper()}{mode[1:]}".replace("_", " "))
+    said = {
+        "interval": sync.get("interval"),
+        "offset": sync.get("offset"),
+        "max staleness": sync.get("max_staleness"),
+    }
+    parts = [f"{name} {value}" for name, value in said.items() if value is not None]
+    parts += [f"{sync['transfer']} transfer"] if sync.get("transfer") else []
+    return mode + (f" · {', '.join(parts)}" if parts else "")
+
+
+def _save(figure: Figure, folder: Path) -> tuple[Path, Path]:
+    """Writes both pictures, each under a temporary name first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    png, svg = (folder / name for name in TIMELINE_FILES)
+    with mpl.rc_context({"hatch.linewidth": 0.5, "svg.hashsalt": "rl_sync"}):
+        for path, kind in ((png, "png"), (svg, "svg")):
+            temporary = path.with_name(path.name + ".tmp")
+            metadata = {"Date": None} if kind == "svg" else {}
+            figure.savefig(temporary, format=kind, dpi=160, metadata=metadata)
+            temporary.replace(path)
+    return png, svg
