@@ -1,0 +1,237 @@
+"""The live display of a run: one line a role on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rl_sync.observe.spans import is_explorer
+
+PLAIN_EVERY_SECS = 10.0
+
+_STYLES = {
+    "rollout": "yellow",
+    "train": "green",
+    "warm_up": "green",
+    "sync_collective": "magenta",
+    "sync_checkpoint": "red",
+    "evaluation": "cyan",
+}
+_NAMES = {"sync_collective": "sync", "sync_checkpoint": "sync", "warm_up": "warm-up"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleStatus:
+    """What one role is doing.
+
+    Attributes:
+      role: who.
+      activity: a `SpanKind`, or any word; what the role does while it does not wait.
+      since_secs: for how long, in seconds, when the status was made.
+      waits_for: the reason of an open wait; None while working.
+      step: its explorer step or trainer step.
+      version: the policy version that it holds.
+      tokens_per_sec: generated, or trained on.
+      reward: the mean of its last batch.
+      staleness: of its last batch, in trainer steps.
+    """
+
+    role: str
+    activity: str
+    since_secs: float
+    waits_for: str | None = None
+    step: int | None = None
+    version: int | None = None
+    tokens_per_sec: float | None = None
+    reward: float | None = None
+    staleness: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the status as a dict that msgpack and JSON can carry."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RoleStatus:
+        """Inverts `to_dict`.
+
+        Raises:
+          TypeError: a field is unknown or missing.
+        """
+        return cls(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus:
+    """What a run is doing.
+
+    Attributes:
+      phase: such as "warm-up", "rl" or "evaluation".
+      step, steps: how many of the phase's steps are done, of how many.
+      roles: a line each, in the order shown.
+      buffer_size, buffer_capacity: in groups.
+      elapsed_secs: since the run started.
+      message: anything worth a line of its own; empty for none.
+    """
+
+    phase: str
+    step: int
+    steps: int
+    roles: tuple[RoleStatus, ...] = ()
+    buffer_size: int | None = None
+    buffer_capacity: int | None = None
+    elapsed_secs: float = 0.0
+    message: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the status as a dict that msgpack and JSON can carry."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**values, "roles": [role.to_dict() for role in self.roles]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunStatus:
+        """Inverts `to_dict`.
+
+        Raises:
+          TypeError: a field is unknown or missing.
+        """
+        roles = tuple(RoleStatus.from_dict(role) for role in values.get("roles", ()))
+        return cls(**{**values, "roles": roles})
+
+
+def describe_activity(role: RoleStatus) -> str:
+    """A role's state in words: "rollout e7", "train t3", "waits for synchronization 3.2 s"."""
+    if role.waits_for is not None:
+        return f"waits for {role.waits_for} {role.since_secs:.1f} s"
+    name = _NAMES.get(role.activity, role.activity)
+    if role.step is not None and role.activity in ("rollout", "score", "insert", "train"):
+        return f"{name} {'e' if is_explorer(role.role) else 't'}{role.step}"
+    if role.version is not None and role.activity.startswith("sync"):
+        return f"{name} v{role.version}"
+    return name
+
+
+def plain_line(status: RunStatus) -> str:
+    """The status on one line, for logs."""
+    parts = [f"[{_clock(status.elapsed_secs)}] {status.phase} {status.step}/{status.steps}"]
+    for role in status.roles:
+        numbers = [describe_activity(role)]
+        numbers += [f"v{role.version}"] if role.version is not None else []
+        numbers += [f"reward {role.reward:.3f}"] if role.reward is not None else []
+        if role.tokens_per_sec is not None:
+            numbers.append(f"{role.tokens_per_sec:,.0f} tokens/s")
+        numbers += [f"staleness {role.staleness:.1f}"] if role.staleness is not None else []
+        parts.append(f"{role.role}: {', '.join(numbers)}")
+    if status.buffer_size is not None:
+        parts.append(f"buffer: {_fill(status)}")
+    if status.message:
+        parts.append(status.message)
+    return " | ".join(parts)
+
+
+def render(status: RunStatus) -> RenderableType:
+    """The status as something that rich draws: a heading, a line a role, the buffer, a message."""
+    heading = Table.grid(padding=(0, 2))
+    heading.add_row(
+        Text(status.phase, style="bold"),
+        ProgressBar(total=max(status.steps, 1), completed=status.step, width=30),
+        f"step {status.step}/{status.steps}",
+        _clock(status.elapsed_secs),
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("role", no_wrap=True)
+    table.add_column("state", min_width=34, no_wrap=True)
+    for name in ("step", "version", "reward", "tokens/s", "staleness"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for role in status.roles:
+        style = "dim" if role.waits_for is not None else _STYLES.get(role.activity, "")
+        table.add_row(
+            role.role,
+            Text(describe_activity(role), style=style),
+            _number(role.step, "d"),
+            _number(role.version, "d"),
+            _number(role.reward, ".3f"),
+            _number(role.tokens_per_sec, ",.0f"),
+            _number(role.staleness, ".1f"),
+        )
+    if status.buffer_size is not None:
+        table.add_row("buffer", Text(_fill(status), style="blue"))
+    lines: list[RenderableType] = [heading, table]
+    if status.message:
+        lines.append(Text(status.message, style="italic"))
+    return Group(*lines)
+
+
+class LiveDisplay:
+    """Shows a run while it runs: a context manager with `update`.
+
+    On a terminal the lines are redrawn in place, and the last ones stay. Elsewhere a plain line is
+    printed at most every `plain_every_secs`, and at once when the phase or the message changes.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        plain_every_secs: float = PLAIN_EVERY_SECS,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.console = console or Console()
+        self._plain_every_secs = plain_every_secs
+        self._clock = clock
+        self._live = (
+            Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        )
+        self._printed_secs = 0.0
+        self._printed: RunStatus | None = None
+        self._latest: RunStatus | None = None
+
+    def __enter__(self) -> LiveDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        elif self._latest is not None and self._latest != self._printed:
+            self._print(self._latest)
+
+    def update(self, status: RunStatus) -> None:
+        """Shows a newer status."""
+        self._latest = status
+        if self._live is not None:
+            self._live.update(render(status))
+            return
+        due = self._clock() - self._printed_secs >= self._plain_every_secs
+        if self._printed is None or due or _turned(self._printed, status):
+            self._print(status)
+
+    def _print(self, status: RunStatus) -> None:
+        self.console.print(plain_line(status), soft_wrap=True, markup=False, highlight=False)
+        self._printed_secs, self._printed = self._clock(), status
+
+
+def _turned(before: RunStatus, after: RunStatus) -> bool:
+    return (before.phase, before.message) != (after.phase, after.message)
+
+
+def _clock(secs: float) -> str:
+    minutes, rest = divmod(int(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _fill(status: RunStatus) -> str:
+    of = "" if status.buffer_capacity is None else f" of {status.buffer_capacity}"
+    return f"{status.buffer_size}{of} groups"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -1,0 +1,123 @@
+"""The live display: what it says, and when it prints."""
+
+import dataclasses
+import io
+
+import msgpack
+import pytest
+from rich.console import Console
+
+from rl_sync.observe.display import (
+    LiveDisplay,
+    RoleStatus,
+    RunStatus,
+    describe_activity,
+    plain_line,
+    render,
+)
+
+STATUS = RunStatus(
+    phase="rl",
+    step=12,
+    steps=60,
+    roles=(
+        RoleStatus("explorer1", "rollout", 1.2, step=13, version=11, tokens_per_sec=5321.2),
+        RoleStatus("explorer2", "wait", 3.21, waits_for="synchronization", step=14, version=11),
+        RoleStatus("trainer", "train", 0.4, step=12, version=11, reward=0.61, staleness=1.0),
+    ),
+    buffer_size=16,
+    buffer_capacity=64,
+    elapsed_secs=83.0,
+    message="snapshot saved",
+)
+
+
+def _text(status: RunStatus) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(render(status))
+    return console.file.getvalue()
+
+
+def test_each_role_has_a_line_with_its_state_and_numbers():
+    lines = _text(STATUS).splitlines()
+    (explorer,) = [line for line in lines if line.startswith("explorer1")]
+    assert explorer.split() == ["explorer1", "rollout", "e13", "13", "11", "5,321"]
+    (waiting,) = [line for line in lines if line.startswith("explorer2")]
+    assert "waits for synchronization 3.2 s" in waiting
+    (trainer,) = [line for line in lines if line.startswith("trainer")]
+    assert trainer.split() == ["trainer", "train", "t12", "12", "11", "0.610", "1.0"]
+    text = "\n".join(lines)
+    for part in ("step 12/60", "1:23", "16 of 64 groups", "snapshot saved"):
+        assert part in text
+
+
+def test_a_status_of_which_nothing_is_known_yet_renders():
+    assert "starting" in _text(RunStatus("starting", 0, 0, (RoleStatus("master", "starting", 0),)))
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        (RoleStatus("explorer3", "rollout", 1, step=7), "rollout e7"),
+        (RoleStatus("trainer", "sync_checkpoint", 1, version=4), "sync v4"),
+        (RoleStatus("trainer", "warm_up", 1, step=7), "warm-up"),
+        (
+            RoleStatus("trainer", "wait", 3.25, waits_for="experiences"),
+            "waits for experiences 3.2 s",
+        ),
+    ],
+)
+def test_states_in_words(role, words):
+    assert describe_activity(role) == words
+
+
+def test_the_plain_line_says_it_all():
+    assert plain_line(STATUS) == (
+        "[1:23] rl 12/60 | explorer1: rollout e13, v11, 5,321 tokens/s"
+        " | explorer2: waits for synchronization 3.2 s, v11"
+        " | trainer: train t12, v11, reward 0.610, staleness 1.0"
+        " | buffer: 16 of 64 groups | snapshot saved"
+    )
+
+
+def test_a_status_travels_through_msgpack():
+    packed = msgpack.packb(STATUS.to_dict())
+    assert RunStatus.from_dict(msgpack.unpackb(packed)) == STATUS
+
+
+def _plain_display():
+    """A display on a file, with a clock that the test turns."""
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=80)
+    return LiveDisplay(console, 10.0, lambda: now[0]), now, console.file
+
+
+def test_away_from_a_terminal_a_line_comes_every_ten_seconds():
+    display, now, file = _plain_display()
+    with display:
+        for second in range(0, 25):
+            now[0] = float(second)
+            display.update(dataclasses.replace(STATUS, step=second))
+        assert [line.split()[2] for line in file.getvalue().splitlines()] == [
+            "0/60", "10/60", "20/60",
+        ]  # fmt: skip
+    assert file.getvalue().splitlines()[-1].split()[2] == "24/60"
+
+
+def test_a_new_phase_and_a_new_message_are_printed_at_once():
+    display, _, file = _plain_display()
+    with display:
+        display.update(STATUS)
+        display.update(dataclasses.replace(STATUS, phase="evaluation"))
+        display.update(dataclasses.replace(STATUS, phase="evaluation", message="done [1/2]"))
+        display.update(dataclasses.replace(STATUS, phase="evaluation", message="done [1/2]"))
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[-1].endswith("done [1/2]")
+
+
+def test_on_a_terminal_the_last_state_stays():
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with LiveDisplay(console) as display:
+        display.update(STATUS)
+    assert "rollout e13" in console.file.getvalue()
