@@ -1,0 +1,126 @@
+"""Arrays as TensorProto messages, the way Reverb stores them in a chunk.
+
+Numbers travel as their little-endian bytes, compressed with raw snappy; strings as their lengths
+(varints), then their bytes, not compressed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cramjam
+import ml_dtypes
+import numpy as np
+
+from rl_sync.replay import reverb_pb2
+
+_DT_STRING = 7
+_CODES: dict[np.dtype, int] = {
+    np.dtype(dtype): code
+    for dtype, code in (
+        (np.float32, 1), (np.float64, 2), (np.int32, 3), (np.uint8, 4), (np.int16, 5), (np.int8, 6),
+        (np.int64, 9), (np.bool_, 10), (ml_dtypes.bfloat16, 14), (np.uint16, 17), (np.float16, 19),
+        (np.uint32, 22), (np.uint64, 23), (np.complex64, 8), (np.complex128, 18),
+    )
+}  # fmt: skip
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+
+def write(proto: reverb_pb2.Tensor, array: np.ndarray) -> int:
+    """Fills a message with an array, and returns how many bytes it had before compression.
+
+    Raises:
+      ValueError: a dtype that cannot be stored.
+    """
+    for size in array.shape:
+        proto.tensor_shape.dim.add().size = size
+    if array.dtype.kind in "SUO":
+        proto.dtype = _DT_STRING
+        proto.tensor_content = encode_strings([_as_bytes(value) for value in array.ravel()])
+        return len(proto.tensor_content)
+    array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    if array.dtype not in _CODES:
+        raise ValueError(
+            f"A replay item holds numbers of {', '.join(str(dtype) for dtype in _CODES)}, and"
+            f" strings; an array of {array.dtype} must be converted to one of them."
+        )
+    proto.dtype = _CODES[array.dtype]
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    proto.tensor_content = bytes(cramjam.snappy.compress_raw(flat))
+    return array.nbytes
+
+
+def read(proto: reverb_pb2.Tensor, *, delta_encoded: bool = False) -> np.ndarray:
+    """Returns the array of a message, in memory of its own.
+
+    Args:
+      proto: a tensor of a chunk.
+      delta_encoded: whether the chunk is; then integers of rank ≥ 2 hold the differences along
+        the first axis.
+
+    Raises:
+      ValueError: a dtype that is not one of ours, or content of another size than the shape's.
+    """
+    shape = tuple(dim.size for dim in proto.tensor_shape.dim)
+    if proto.dtype == _DT_STRING:
+        strings = np.empty(math.prod(shape), dtype=object)
+        content = proto.tensor_content
+        strings[:] = decode_strings(content, strings.size) if content else list(proto.string_val)
+        return strings.reshape(shape)
+    if proto.dtype not in _DTYPES:
+        raise ValueError(f"A replay item holds a tensor of TensorFlow dtype {proto.dtype}.")
+    array = np.empty(shape, _DTYPES[proto.dtype])
+    content = proto.tensor_content
+    if array.nbytes:
+        flat = array.reshape(-1).view(np.uint8).data
+        written = cramjam.snappy.decompress_raw_into(content, flat)
+        if written != array.nbytes:
+            raise ValueError(
+                f"A replay item holds {written} bytes for a tensor of {array.nbytes}"
+                f" ({array.dtype}{list(shape)})."
+            )
+    if delta_encoded and array.dtype.kind in "iu" and array.ndim >= 2:
+        np.cumsum(array, axis=0, dtype=array.dtype, out=array)
+    return array
+
+
+def encode_strings(strings: list[bytes]) -> bytes:
+    """Encodes strings as TensorFlow does: all lengths as varints, then all bytes."""
+    out = bytearray()
+    for string in strings:
+        length = len(string)
+        while length > 0x7F:
+            out.append(length & 0x7F | 0x80)
+            length >>= 7
+        out.append(length)
+    return bytes(out) + b"".join(strings)
+
+
+def decode_strings(content: bytes, count: int) -> list[bytes]:
+    """Inverts `encode_strings`."""
+    lengths, position = [], 0
+    for _ in range(count):
+        length = shift = 0
+        while True:
+            byte = content[position]
+            position += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        lengths.append(length)
+    strings = []
+    for length in lengths:
+        strings.append(content[position : position + length])
+        position += length
+    return strings
+
+
+def _as_bytes(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise ValueError(
+        f"An object array of a replay item holds strings or bytes only, not {value!r}."
+    )
