@@ -1,0 +1,274 @@
+"""A client of a Reverb server that needs no TensorFlow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import grpc
+
+from rl_sync.replay import reverb_pb2, wire
+from rl_sync.replay.interface import (
+    CHECKPOINT_TIMEOUT_SECS,
+    RPC_TIMEOUT_SECS,
+    Columns,
+    ReplayError,
+    ReplayTimeoutError,
+    ReplayUnavailableError,
+    Sample,
+)
+from rl_sync.replay.streams import InsertStream
+from rl_sync.replay.tables import TableInfo
+
+SERVICE = "/deepmind.reverb.ReverbService/"
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+_MESSAGE_ITEMS = 64
+_MESSAGE_BYTES = 1 << 20
+_REQUEST_SAMPLES = 256
+_SAMPLE_WAIT_SECS = 0.2
+
+
+class ReplayClient:
+    """Reads and writes the tables of one server; see `rl_sync.replay.interface.Replay`.
+
+    A client may be shared by threads, and must not be used in a forked process.
+
+    Args:
+      address: `host:port`. No connection is made before the first request.
+      columns: names for the columns of items that carry none, because another client wrote them;
+        the default is column_0, column_1, ….
+    """
+
+    def __init__(self, address: str, columns: Sequence[str] | None = None) -> None:
+        self.address = address
+        self._names = columns
+        self._lock = threading.Lock()
+        self._streams: dict[str, InsertStream] = {}
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        pb = reverb_pb2
+        self._server_info = self._unary("ServerInfo", pb.ServerInfoResponse)
+        self._mutate_priorities = self._unary("MutatePriorities", pb.MutatePrioritiesResponse)
+        self._checkpoint = self._unary("Checkpoint", pb.CheckpointResponse)
+        self._reset = self._unary("Reset", pb.ResetResponse)
+        # The server reads a stream of requests; one request, then the end, is such a stream too,
+        # and spares a thread a call.
+        self._sample_stream = self._channel.unary_stream(
+            SERVICE + "SampleStream",
+            request_serializer=pb.SampleStreamRequest.SerializeToString,
+            response_deserializer=pb.SampleStreamResponse.FromString,
+        )
+        self._insert_stream = self._channel.stream_stream(
+            SERVICE + "InsertStream",
+            request_serializer=None,
+            response_deserializer=pb.InsertStreamResponse.FromString,
+        )
+
+    def __enter__(self) -> ReplayClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def insert(
+        self, table: str, columns: Columns, *, priority: float = 1.0, timeout_secs: float
+    ) -> None:
+        self.insert_many(table, [columns], priorities=[priority], timeout_secs=timeout_secs)
+
+    def insert_many(
+        self,
+        table: str,
+        items: Sequence[Columns],
+        *,
+        priorities: Sequence[float] | None = None,
+        timeout_secs: float,
+    ) -> None:
+        deadline = time.monotonic() + timeout_secs
+        weights = [1.0] * len(items) if priorities is None else priorities
+        stream = self._stream(table)
+        keys: set[int] = set()
+        message, message_keys, message_bytes = reverb_pb2.InsertStreamRequest(), [], 0
+        for columns, weight in zip(items, weights, strict=True):
+            key, size_bytes = wire.add_item(message, table, columns, weight)
+            message_keys.append(key)
+            message_bytes += size_bytes
+            if len(message_keys) >= _MESSAGE_ITEMS or message_bytes >= _MESSAGE_BYTES:
+                stream.send(message.SerializeToString(), message_keys)
+                keys.update(message_keys)
+                message, message_keys, message_bytes = reverb_pb2.InsertStreamRequest(), [], 0
+        if message_keys:
+            stream.send(message.SerializeToString(), message_keys)
+            keys.update(message_keys)
+        self._settle(table, stream, keys, deadline, timeout_secs)
+
+    def flush(self, timeout_secs: float) -> None:
+        deadline = time.monotonic() + timeout_secs
+        with self._lock:
+            streams = dict(self._streams)
+        for table, stream in streams.items():
+            if stream.unconfirmed():
+                self._settle(table, stream, None, deadline, timeout_secs)
+
+    def sample(self, table: str, count: int = 1, *, timeout_secs: float) -> list[Sample]:
+        deadline = time.monotonic() + timeout_secs
+        samples: list[Sample] = []
+        while len(samples) < count:
+            # The server gives what it sends away, even to a client that has gone; so ask for no
+            # more than is wanted, and for little at a time while the table has nothing to give.
+            wait_secs = min(_SAMPLE_WAIT_SECS, max(0.0, deadline - time.monotonic()))
+            samples += self._draw(table, min(count - len(samples), _REQUEST_SAMPLES), wait_secs)
+            if len(samples) < count and time.monotonic() >= deadline:
+                if samples:
+                    break
+                raise ReplayTimeoutError(
+                    f"Waited {timeout_secs:.1f} s for an item to sample from replay table"
+                    f" {table!r} at {self.address}; {self._state_of(table)}."
+                )
+        return samples
+
+    def update_priorities(self, table: str, priorities: Mapping[int, float]) -> None:
+        request = reverb_pb2.MutatePrioritiesRequest(table=table)
+        for key, priority in priorities.items():
+            request.updates.add(key=key, priority=priority)
+        self._ask(self._mutate_priorities, request, f"update priorities in table {table!r}")
+
+    def delete(self, table: str, keys: Sequence[int]) -> None:
+        request = reverb_pb2.MutatePrioritiesRequest(table=table, delete_keys=keys)
+        self._ask(self._mutate_priorities, request, f"delete items of table {table!r}")
+
+    def info(self) -> dict[str, TableInfo]:
+        response = self._ask(self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself")
+        return {table.name: wire.read_info(table) for table in response.table_info}
+
+    def checkpoint(self) -> str:
+        request = reverb_pb2.CheckpointRequest()
+        response = self._ask(self._checkpoint, request, "save itself", CHECKPOINT_TIMEOUT_SECS)
+        return response.checkpoint_path
+
+    def reset(self, table: str) -> None:
+        self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
+
+    def close(self) -> None:
+        with self._lock:
+            streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.close()
+        self._channel.close()
+
+    def _unary(self, method: str, response: Any) -> Callable[..., Any]:
+        return self._channel.unary_unary(
+            SERVICE + method,
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=response.FromString,
+        )
+
+    def _stream(self, table: str) -> InsertStream:
+        """Returns the table's stream, a new one if there is none or it has ended.
+
+        One a table, since a table without room holds up everything behind it on its stream.
+        """
+        with self._lock:
+            stream = self._streams.get(table)
+            if stream is None or (stream.error is not None and not stream.unconfirmed()):
+                stream = self._streams[table] = InsertStream(self._insert_stream)
+            return stream
+
+    def _settle(
+        self,
+        table: str,
+        stream: InsertStream,
+        keys: set[int] | None,
+        deadline: float,
+        timeout_secs: float,
+    ) -> None:
+        """Waits for confirmations, and says what is wrong if they do not come."""
+        try:
+            if stream.wait(keys, deadline):
+                return
+        except grpc.RpcError as error:
+            unsure = stream.unconfirmed(keys)
+            with self._lock:
+                if self._streams.get(table) is stream:
+                    del self._streams[table]
+            self._fail(error, f"confirm {unsure} item(s) of table {table!r}")
+        raise ReplayTimeoutError(
+            f"Waited {timeout_secs:.1f} s for room for {stream.unconfirmed(keys)} item(s) in replay"
+            f" table {table!r} at {self.address}; {self._state_of(table)}. They go in as soon as"
+            " there is room: wait for them with flush(), do not insert them again."
+        )
+
+    def _draw(self, table: str, count: int, wait_secs: float) -> list[Sample]:
+        """Draws up to `count` items, waiting for each no longer than `wait_secs`."""
+        request = reverb_pb2.SampleStreamRequest(table=table, num_samples=count)
+        request.rate_limiter_timeout.milliseconds = max(1, round(wait_secs * 1000))
+        call = self._sample_stream(request, timeout=RPC_TIMEOUT_SECS + wait_secs)
+        samples: list[Sample] = []
+        info = reverb_pb2.SampleInfo()
+        chunks: list[reverb_pb2.Chunk] = []
+        try:
+            for response in call:
+                for entry in response.entries:
+                    info = entry.info if entry.HasField("info") else info
+                    chunks.extend(entry.data)
+                    if entry.end_of_sequence:
+                        samples.append(wire.read_sample(info, chunks, self._names))
+                        chunks = []
+        except grpc.RpcError as error:
+            refused_by_limiter = "rate limiter" in (error.details() or "").lower()
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and refused_by_limiter:
+                return samples
+            self._fail(error, f"sample from table {table!r}")
+        return samples
+
+    def _ask(
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        doing: str,
+        timeout_secs: float = RPC_TIMEOUT_SECS,
+    ) -> Any:
+        try:
+            return method(request, timeout=timeout_secs)
+        except grpc.RpcError as error:
+            self._fail(error, doing)
+
+    def _fail(self, error: grpc.RpcError, doing: str) -> NoReturn:
+        """Raises what a gRPC error means to our callers."""
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.NOT_FOUND:
+            raise ReplayError(
+                f"The replay server at {self.address} cannot {doing}: {details}. Its tables are"
+                f" {', '.join(self.info())}."
+            ) from error
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            raise ReplayUnavailableError(
+                f"The replay server at {self.address} did not {doing}: it cannot be reached"
+                f" ({details}). Is it running? Its log says why it ended."
+            ) from error
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise ReplayUnavailableError(
+                f"The replay server at {self.address} did not {doing} in time: it hangs, or is"
+                f" overloaded ({details})."
+            ) from error
+        raise ReplayError(
+            f"The replay server at {self.address} refused to {doing}: {code.name}: {details}"
+        ) from error
+
+    def _state_of(self, table: str) -> str:
+        """Describes a table, for the message of a time-out."""
+        try:
+            info = self.info().get(table)
+        except ReplayError as error:
+            return str(error)
+        if info is None:
+            return "the server has no such table"
+        return f"it holds {info.current_size} of at most {info.max_size} items"

@@ -1,0 +1,229 @@
+"""Serves an embedded replay buffer over Reverb's gRPC protocol, where no Reverb server can run.
+
+    python -m rl_sync.replay.embedded_server --port 8700 --tables '[{"name": "queue", ...}]'
+
+The command line, the ready line and the life line are those of `rl_sync/replay/server.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from typing import Any, NoReturn
+
+import grpc
+
+from rl_sync.replay import reverb_pb2 as pb
+from rl_sync.replay import server as reverb_server
+from rl_sync.replay import tables, wire
+from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
+from rl_sync.replay.embedded import EmbeddedReplay
+from rl_sync.replay.interface import ReplayError
+from rl_sync.replay.store import Drawn, Stored, Table
+
+_MAX_STREAMS = 256
+_LOOK_AROUND_SECS = 0.1
+_RESPONSE_BYTES = 1 << 20
+_RESPONSE_ITEMS = 64
+
+
+class ReplayService:
+    """Reverb's methods, on an embedded replay buffer."""
+
+    def __init__(self, replay: EmbeddedReplay) -> None:
+        self._replay = replay
+
+    def insert_stream(
+        self, requests: Iterable[pb.InsertStreamRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.InsertStreamResponse]:
+        """Takes chunks and items; confirms the items that are in their tables."""
+        chunks: dict[int, pb.Chunk] = {}
+        for request in requests:
+            chunks.update((chunk.chunk_key, chunk) for chunk in request.chunks)
+            submitted = []
+            for item in request.items:
+                table = self._table(item.table, context)
+                stored = Stored(item.key, item.priority, _payload(item, chunks, context))
+                table.submit(stored)
+                submitted.append((table, stored))
+            kept = set(request.keep_chunk_keys)
+            chunks = {key: chunk for key, chunk in chunks.items() if key in kept}
+            for table, stored in submitted:
+                while table.wait_inserted([stored], time.monotonic() + _LOOK_AROUND_SECS):
+                    if not context.is_active():
+                        return
+            if submitted:
+                yield pb.InsertStreamResponse(keys=[stored.key for _, stored in submitted])
+
+    def sample_stream(
+        self, requests: Iterable[pb.SampleStreamRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.SampleStreamResponse]:
+        """Draws as many items as are asked for, waiting for each up to the time-out."""
+        for request in requests:
+            table = self._table(request.table, context)
+            timeout_secs = request.rate_limiter_timeout.milliseconds / 1000
+            if not request.HasField("rate_limiter_timeout") or timeout_secs < 0:
+                timeout_secs = float("inf")
+            left = request.num_samples
+            while left > 0:
+                count = min(left, _RESPONSE_ITEMS)
+                drawn = self._draw(table, count, time.monotonic() + timeout_secs, context)
+                left -= len(drawn)
+                yield from _responses(drawn, table.spec.name)
+
+    def mutate_priorities(
+        self, request: pb.MutatePrioritiesRequest, context: grpc.ServicerContext
+    ) -> pb.MutatePrioritiesResponse:
+        """Sets priorities and deletes items."""
+        table = self._table(request.table, context)
+        table.update_priorities({update.key: update.priority for update in request.updates})
+        table.delete(list(request.delete_keys))
+        return pb.MutatePrioritiesResponse()
+
+    def server_info(
+        self, request: pb.ServerInfoRequest, context: grpc.ServicerContext
+    ) -> pb.ServerInfoResponse:
+        """Describes the tables."""
+        response = pb.ServerInfoResponse()
+        for name, info in self._replay.info().items():
+            wire.write_info(response.table_info.add(), self._replay.table(name).spec, info)
+        return response
+
+    def checkpoint(
+        self, request: pb.CheckpointRequest, context: grpc.ServicerContext
+    ) -> pb.CheckpointResponse:
+        """Saves the tables."""
+        try:
+            return pb.CheckpointResponse(checkpoint_path=self._replay.checkpoint())
+        except (ReplayError, OSError) as error:
+            _abort(context, grpc.StatusCode.INTERNAL, str(error))
+
+    def reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.ResetResponse:
+        """Empties a table."""
+        self._table(request.table, context).reset()
+        return pb.ResetResponse()
+
+    def _table(self, name: str, context: grpc.ServicerContext) -> Table:
+        try:
+            return self._replay.table(name)
+        except ReplayError:
+            _abort(context, grpc.StatusCode.NOT_FOUND, f"Priority table {name} was not found")
+
+    def _draw(
+        self, table: Table, count: int, deadline: float, context: grpc.ServicerContext
+    ) -> list[Drawn]:
+        """Waits in short steps, so that a client that went away takes nothing with it."""
+        while context.is_active():
+            drawn = table.sample(count, min(deadline, time.monotonic() + _LOOK_AROUND_SECS))
+            if drawn:
+                return drawn
+            if time.monotonic() >= deadline:
+                break
+        _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "Rate Limiter: Timeout exceeded")
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+    context.abort(code, details)
+    raise AssertionError("abort raises")
+
+
+def _payload(
+    item: pb.Item, chunks: dict[int, pb.Chunk], context: grpc.ServicerContext
+) -> tuple[pb.FlatTrajectory, list[pb.Chunk]]:
+    keys = {
+        part.chunk_key for column in item.flat_trajectory.columns for part in column.chunk_slices
+    }
+    missing = keys - chunks.keys()
+    if missing:
+        _abort(
+            context,
+            grpc.StatusCode.INTERNAL,
+            f"Item {item.key} refers to chunks that were not sent, or not kept: {missing}",
+        )
+    return item.flat_trajectory, [chunks[key] for key in sorted(keys)]
+
+
+def _responses(drawn: list[Drawn], table: str) -> Iterator[pb.SampleStreamResponse]:
+    response, size_bytes = pb.SampleStreamResponse(), 0
+    for one in drawn:
+        trajectory, chunks = one.payload
+        entry = response.entries.add(data=chunks, end_of_sequence=True)
+        entry.info.probability = one.probability
+        entry.info.table_size = one.table_size
+        item = entry.info.item
+        item.key, item.table, item.priority = one.key, table, one.priority
+        item.times_sampled = one.times_sampled
+        item.flat_trajectory.CopyFrom(trajectory)
+        size_bytes += sum(chunk.ByteSize() for chunk in chunks)
+        if size_bytes >= _RESPONSE_BYTES:
+            yield response
+            response, size_bytes = pb.SampleStreamResponse(), 0
+    if response.entries:
+        yield response
+
+
+def start(replay: EmbeddedReplay, port: int, host: str = "0.0.0.0") -> tuple[grpc.Server, int]:
+    """Starts serving, in threads of this process.
+
+    Args:
+      replay: the buffer; it can be used from this process at the same time.
+      port: 0 for any free one.
+      host: the address to listen on.
+
+    Returns:
+      The server, whose `stop` ends it, and its port.
+
+    Raises:
+      PortTakenError: another process listens there.
+    """
+    service = ReplayService(replay)
+
+    def serialize(response: Any) -> bytes:
+        return response.SerializeToString()
+
+    def method(kind: Callable[..., Any], function: Callable[..., Any], request: Any) -> Any:
+        return kind(
+            function, request_deserializer=request.FromString, response_serializer=serialize
+        )
+
+    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+    handlers = {
+        "InsertStream": method(stream, service.insert_stream, pb.InsertStreamRequest),
+        "SampleStream": method(stream, service.sample_stream, pb.SampleStreamRequest),
+        "MutatePriorities": method(unary, service.mutate_priorities, pb.MutatePrioritiesRequest),
+        "ServerInfo": method(unary, service.server_info, pb.ServerInfoRequest),
+        "Checkpoint": method(unary, service.checkpoint, pb.CheckpointRequest),
+        "Reset": method(unary, service.reset, pb.ResetRequest),
+    }
+    # A stream keeps a thread for as long as it is open; beyond the limit, clients are told so.
+    server = grpc.server(
+        futures.ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="replay-server"),
+        options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)],
+        maximum_concurrent_rpcs=_MAX_STREAMS,
+    )
+    name = SERVICE.strip("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise reverb_server.PortTakenError(f"Port {port} cannot be used: {error}") from error
+    server.start()
+    return server, bound
+
+
+def main() -> int:
+    def serve(args: Any, wait: Callable[[int], None]) -> None:
+        replay = EmbeddedReplay(
+            tables.from_json(args.tables), args.checkpoint_dir, restore=args.restore
+        )
+        server, port = start(replay, args.port)
+        wait(port)
+        server.stop(grace=None).wait()
+
+    return reverb_server.run(serve, __doc__.splitlines()[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Starting a replay server as a child of this process, and stopping it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from rl_sync.replay import tables as table_specs
+from rl_sync.replay.server import PORT_TAKEN, REFUSED
+from rl_sync.replay.tables import TableSpec
+
+Backend = Literal["reverb", "embedded"]
+STOP_TIMEOUT_SECS = 10.0
+_LOG_LINES = 15
+
+
+class ReplayServerError(RuntimeError):
+    """A replay server cannot be started; the message says why, and what to do."""
+
+
+class ServerProcess:
+    """A replay server that is a child of this process.
+
+    It lives as long as its standard input is open: it goes when this process goes, however that
+    happens.
+
+    Attributes:
+      popen: the child, in a session and a process group of its own.
+      log_path: what it printed.
+    """
+
+    def __init__(
+        self, backend: Backend, port: int, popen: subprocess.Popen[bytes], log_path: pathlib.Path
+    ) -> None:
+        self.popen = popen
+        self.log_path = log_path
+        self._backend = backend
+        self._port = port
+        self._ready = threading.Event()
+        self._since = time.monotonic()
+        self._reader = threading.Thread(target=self._read_output, name="replay-server", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """`host:port` for clients on this machine; with port 0, known once the server is ready."""
+        return f"localhost:{self._port}"
+
+    @property
+    def port(self) -> int:
+        """The port; with port 0, known once the server is ready."""
+        return self._port
+
+    def wait_ready(self, timeout_secs: float) -> None:
+        """Waits until the server serves.
+
+        Raises:
+          ReplayServerError: it ended, or needs longer than that.
+        """
+        deadline = time.monotonic() + timeout_secs
+        while not self._ready.wait(0.05):
+            if self.popen.poll() is not None:
+                self._reader.join(1.0)
+                if self._ready.is_set():
+                    return
+                raise ReplayServerError(self._why_it_ended())
+            if time.monotonic() >= deadline:
+                waited_secs = time.monotonic() - self._since
+                raise ReplayServerError(
+                    f"The {self._backend} replay server did not serve within {waited_secs:.0f} s."
+                    " The first start on a machine downloads its environment (some 400 MB)."
+                    + self._log_tail()
+                )
+
+    def poll(self) -> int | None:
+        """Returns the exit status of the server, or None while it runs."""
+        return self.popen.poll()
+
+    def stop(self, timeout_secs: float = STOP_TIMEOUT_SECS) -> None:
+        """Ends the server, in good order if it takes no longer than that."""
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError):
+            self.popen.stdin.close()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.popen.pid, number)
+            try:
+                self.popen.wait(timeout_secs)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._reader.join(timeout_secs)
+
+    def _read_output(self) -> None:
+        """Takes the ready line off the server's output, and drains the rest."""
+        assert self.popen.stdout is not None
+        with self.popen.stdout as output:
+            for line in output:
+                if not self._ready.is_set() and line.startswith(b"{"):
+                    self._port = json.loads(line)["port"]
+                    self._ready.set()
+
+    def _why_it_ended(self) -> str:
+        status = self.popen.returncode
+        if status == PORT_TAKEN:
+            return (
+                f"The replay server cannot listen on port {self._port}: another process does."
+                " Choose another port, or 0 for any free one."
+            )
+        advice = ""
+        if self._backend == "reverb" and status != REFUSED:
+            advice = (
+                " It needs uv, and an environment of its own with Python 3.11, dm-reverb and"
+                " TensorFlow, for which it downloads packages when it first starts (Linux on"
+                " x86-64 only). Where that is not possible, use"
+                " --config.replay.backend=embedded."
+            )
+        return (
+            f"The {self._backend} replay server ended with status {status} before it served."
+            + advice
+            + self._log_tail()
+        )
+
+    def _log_tail(self) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        if not lines:
+            return f" Its log, {self.log_path}, is empty."
+        return "\n".join([f" The end of its log, {self.log_path}:", *(f"  {x}" for x in lines)])
+
+
+def start_server(
+    backend: Backend,
+    tables: Sequence[TableSpec],
+    port: int,
+    *,
+    log_path: str | os.PathLike[str],
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    restore: str | os.PathLike[str] | None = None,
+    start_timeout_secs: float | None = None,
+) -> ServerProcess:
+    """Starts a replay server.
+
+    Args:
+      backend: `reverb`, the real server, in an environment that uv makes for it; `embedded`, ours,
+        in this process's environment.
+      tables: what it holds.
+      port: what it listens on, on all interfaces; 0 for any free port.
+      log_path: where its output goes.
+      checkpoint_dir: where it writes checkpoints.
+      restore: the path of a checkpoint, of the same backend, to start from.
+      start_timeout_secs: how long to wait until it serves; None to return at once, and leave that
+        to `ServerProcess.wait_ready`, which the caller must call.
+
+    Raises:
+      ValueError: an unknown backend, or wrong tables.
+      ReplayServerError: it cannot be started.
+    """
+    table_specs.check_names(tables)
+    command = [*_interpreter(backend), "--port", str(port)]
+    command += ["--tables", table_specs.to_json(tables)]
+    if checkpoint_dir is not None:
+        command += ["--checkpoint-dir", os.path.abspath(checkpoint_dir)]
+    if restore is not None:
+        command += ["--restore", os.path.abspath(restore)]
+    # The other environment must not look for packages in ours.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
+    log = pathlib.Path(log_path)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as errors:
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            env=environment if backend == "reverb" else None,
+        )
+    server = ServerProcess(backend, port, popen, log)
+    if start_timeout_secs is not None:
+        try:
+            server.wait_ready(start_timeout_secs)
+        except BaseException:
+            server.stop()
+            raise
+    return server
+
+
+def _interpreter(backend: Backend) -> list[str]:
+    """Returns what runs the server's code, up to its arguments."""
+    if backend == "embedded":
+        return [sys.executable, "-m", "rl_sync.replay.embedded_server"]
+    if backend == "reverb":
+        script = str(pathlib.Path(__file__).with_name("server.py"))
+        uv = _find_uv()
+        offline = ["--offline"] if _is_installed(uv, script) else []
+        return [uv, "run", "--quiet", *offline, "--script", script]
+    raise ValueError(f"replay.backend={backend!r} is not one of reverb, embedded.")
+
+
+def _is_installed(uv: str, script: str) -> bool:
+    """Whether the script's environment is there, or can be made without the network.
+
+    Without this question, uv would ask the package index about versions at every start, and a
+    machine without network could not start what it has.
+    """
+    try:
+        check = subprocess.run(
+            [uv, "sync", "--offline", "--script", script], capture_output=True, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return check.returncode == 0
+
+
+def _find_uv() -> str:
+    try:
+        import uv
+
+        return os.fspath(uv.find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise ReplayServerError(
+            "The Reverb replay server runs in an environment of its own, which uv makes, and uv is"
+            " not installed: `pip install uv`, or use --config.replay.backend=embedded."
+        )
+    return found

@@ -1,0 +1,169 @@
+"""Strategies that pick one key out of a table: Reverb's selectors, for the embedded backend."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+
+class Selection(Protocol):
+    """A set of keys with priorities, from which it can pick one."""
+
+    def insert(self, key: int, priority: float) -> None: ...
+
+    def update(self, key: int, priority: float) -> None: ...
+
+    def delete(self, key: int) -> None: ...
+
+    def pick(self) -> tuple[int, float]:
+        """Returns a key and the probability that it had of being picked; never called empty."""
+        ...
+
+
+class Ordered:
+    """Picks the oldest key, or the newest."""
+
+    def __init__(self, newest: bool) -> None:
+        self._keys: dict[int, None] = {}
+        self._newest = newest
+
+    def insert(self, key: int, priority: float) -> None:
+        self._keys[key] = None
+
+    def update(self, key: int, priority: float) -> None:
+        pass
+
+    def delete(self, key: int) -> None:
+        del self._keys[key]
+
+    def pick(self) -> tuple[int, float]:
+        return next(reversed(self._keys) if self._newest else iter(self._keys)), 1.0
+
+
+class Heap:
+    """Picks a key of the highest priority, or of the lowest; the oldest of several."""
+
+    def __init__(self, lowest: bool) -> None:
+        self._priorities: dict[int, float] = {}
+        self._best = min if lowest else max
+
+    def insert(self, key: int, priority: float) -> None:
+        self._priorities[key] = priority
+
+    def update(self, key: int, priority: float) -> None:
+        self._priorities[key] = priority
+
+    def delete(self, key: int) -> None:
+        del self._priorities[key]
+
+    def pick(self) -> tuple[int, float]:
+        return self._best(self._priorities, key=self._priorities.__getitem__), 1.0
+
+
+class Uniform:
+    """Picks any key with the same probability."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._keys: list[int] = []
+        self._places: dict[int, int] = {}
+        self._rng = rng
+
+    def insert(self, key: int, priority: float) -> None:
+        self._places[key] = len(self._keys)
+        self._keys.append(key)
+
+    def update(self, key: int, priority: float) -> None:
+        pass
+
+    def delete(self, key: int) -> None:
+        place, last = self._places.pop(key), self._keys.pop()
+        if last != key:
+            self._keys[place] = last
+            self._places[last] = place
+
+    def pick(self) -> tuple[int, float]:
+        return self._rng.choice(self._keys), 1.0 / len(self._keys)
+
+
+class Prioritized:
+    """Picks a key in proportion to priority ** exponent; any, when all priorities are 0.
+
+    The weights are the leaves of a tree of sums: leaf i has node `capacity + i`, and node n is the
+    sum of nodes 2n and 2n + 1.
+    """
+
+    def __init__(self, exponent: float, rng: random.Random) -> None:
+        self._exponent = exponent
+        self._rng = rng
+        self._keys: list[int] = []
+        self._places: dict[int, int] = {}
+        self._capacity = 1
+        self._sums = [0.0, 0.0]
+
+    def insert(self, key: int, priority: float) -> None:
+        place = len(self._keys)
+        if place == self._capacity:
+            self._grow()
+        self._keys.append(key)
+        self._places[key] = place
+        self._set(place, self._weight(priority))
+
+    def update(self, key: int, priority: float) -> None:
+        self._set(self._places[key], self._weight(priority))
+
+    def delete(self, key: int) -> None:
+        place, last = self._places.pop(key), self._keys.pop()
+        last_place = len(self._keys)
+        if last != key:
+            self._keys[place] = last
+            self._places[last] = place
+            self._set(place, self._sums[self._capacity + last_place])
+        self._set(last_place, 0.0)
+
+    def pick(self) -> tuple[int, float]:
+        total = self._sums[1]
+        if total <= 0.0:
+            return self._rng.choice(self._keys), 1.0 / len(self._keys)
+        rest, node = self._rng.random() * total, 1
+        while node < self._capacity:
+            node *= 2
+            # A right sum of 0 is never entered, whatever rounding has left in `rest`.
+            if rest >= self._sums[node] and self._sums[node + 1] > 0.0:
+                rest -= self._sums[node]
+                node += 1
+        return self._keys[node - self._capacity], self._sums[node] / total
+
+    def _weight(self, priority: float) -> float:
+        return priority**self._exponent if priority > 0.0 else 0.0
+
+    def _set(self, place: int, weight: float) -> None:
+        node = self._capacity + place
+        self._sums[node] = weight
+        while node > 1:
+            node //= 2
+            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
+
+    def _grow(self) -> None:
+        leaves = self._sums[self._capacity :]
+        self._capacity *= 2
+        self._sums = [0.0] * self._capacity + leaves + [0.0] * len(leaves)
+        for node in range(self._capacity - 1, 0, -1):
+            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
+
+
+def make(kind: str, exponent: float, rng: random.Random) -> Selection:
+    """Makes the selection of a `TableSpec`'s sampler or remover."""
+    match kind:
+        case "fifo":
+            return Ordered(newest=False)
+        case "lifo":
+            return Ordered(newest=True)
+        case "uniform":
+            return Uniform(rng)
+        case "prioritized":
+            return Prioritized(exponent, rng)
+        case "max_heap":
+            return Heap(lowest=False)
+        case "min_heap":
+            return Heap(lowest=True)
+    raise ValueError(f"There is no selector {kind!r}.")

@@ -1,0 +1,157 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["dm-reverb==0.14.0", "tensorflow-cpu==2.15.1", "setuptools<81"]
+# ///
+"""The Reverb server: a script with an environment of its own, which no JAX can share.
+
+    uv run --script rl_sync/replay/server.py --port 8700 --tables '[{"name": "queue", ...}]'
+
+`--tables` is the JSON of `rl_sync.replay.tables.to_json`. When the server serves, it prints one
+line of JSON with the port. It exits when its standard input ends, so that it never outlives the
+process that started it, and on SIGTERM. It imports nothing of rl_sync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+PORT_TAKEN = 98
+REFUSED = 97
+STOP_TIMEOUT_SECS = 3.0
+
+Serve = Callable[[argparse.Namespace, Callable[[int], None]], None]
+"""Serves as the arguments say; calls its second argument with the port once it serves, which
+returns when it is time to stop."""
+
+
+class PortTakenError(OSError):
+    """The port to listen on is not free."""
+
+
+def run(serve: Serve, description: str) -> int:
+    """Parses the command line, serves until standard input ends or SIGTERM comes, and exits.
+
+    Returns:
+      The exit status if it cannot serve: PORT_TAKEN, or REFUSED for tables or a checkpoint.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--port", type=int, required=True, help="0 for any free one")
+    parser.add_argument("--tables", required=True, help="JSON list of tables")
+    parser.add_argument("--checkpoint-dir", help="where checkpoints are written")
+    parser.add_argument("--restore", help="a checkpoint to start from")
+    args = parser.parse_args()
+
+    stop, serving = threading.Event(), threading.Event()
+
+    def leave(*_: object) -> None:
+        """Stops in good order when the server serves, and at once before that."""
+        if not serving.is_set():
+            os._exit(0)
+        if stop.is_set():
+            return
+        stop.set()
+        threading.Timer(STOP_TIMEOUT_SECS, os._exit, [0]).start()
+
+    def watch_stdin() -> None:
+        while os.read(0, 4096):
+            pass
+        leave()
+
+    def wait(port: int) -> None:
+        serving.set()
+        print(json.dumps({"port": port, "pid": os.getpid()}), flush=True)
+        # In steps, so that this thread, where Python runs signal handlers, is never out of reach.
+        while not stop.wait(0.5):
+            pass
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    threading.Thread(target=watch_stdin, name="life line", daemon=True).start()
+    try:
+        args.port = free_port(args.port)
+        serve(args, wait)
+    except PortTakenError as error:
+        print(error, file=sys.stderr)
+        return PORT_TAKEN
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    sys.stdout.flush()
+    os._exit(0)  # without TensorFlow's slow tear-down
+
+
+def free_port(port: int) -> int:
+    """Returns `port`, or a free one for 0.
+
+    Raises:
+      PortTakenError: another process listens there. (gRPC itself would share the port silently.)
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except OSError as error:
+            raise PortTakenError(
+                f"Port {port} cannot be used: {error.strerror}. Choose another, or 0 for any."
+            ) from error
+        return probe.getsockname()[1]
+
+
+def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
+    """Serves with Reverb; see `Serve`."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import reverb
+
+    folder = args.checkpoint_dir or (args.restore and os.path.dirname(args.restore))
+    checkpointer = None
+    if folder:
+        # A folder of our own: Reverb would restore whatever it finds in one with checkpoints.
+        checkpointer = reverb.checkpointers.DefaultCheckpointer(
+            os.path.join(folder, f"server-{time.time_ns()}"),
+            fallback_checkpoint_path=args.restore,
+        )
+    free_port(args.port)  # again, after the seconds that the import took
+    tables = [make_table(reverb, spec) for spec in json.loads(args.tables)]
+    server = reverb.Server(tables, args.port, checkpointer)
+    wait(args.port)
+    server.stop()
+
+
+def make_table(reverb: Any, spec: dict[str, Any]) -> Any:
+    """Makes a reverb.Table of one table specification."""
+
+    def selector(kind: str) -> Any:
+        if kind == "prioritized":
+            return reverb.selectors.Prioritized(spec["priority_exponent"])
+        selectors = {
+            "fifo": reverb.selectors.Fifo,
+            "lifo": reverb.selectors.Lifo,
+            "uniform": reverb.selectors.Uniform,
+            "max_heap": reverb.selectors.MaxHeap,
+            "min_heap": reverb.selectors.MinHeap,
+        }
+        return selectors[kind]()
+
+    limits = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
+    return reverb.Table(
+        name=spec["name"],
+        sampler=selector(spec["sampler"]),
+        remover=selector(spec["remover"]),
+        max_size=spec["max_size"],
+        max_times_sampled=spec["max_times_sampled"],
+        rate_limiter=reverb.rate_limiters.RateLimiter(**{name: spec[name] for name in limits}),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(serve_reverb, __doc__.splitlines()[0]))

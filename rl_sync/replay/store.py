@@ -1,0 +1,205 @@
+"""One table of the embedded backend: Reverb's rules for inserting, sampling and waiting."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import threading
+import time
+from typing import Any
+
+from rl_sync.replay import selection
+from rl_sync.replay.tables import TableInfo, TableSpec
+
+
+@dataclasses.dataclass
+class Stored:
+    """An item of a table.
+
+    Attributes:
+      key, priority, times_sampled: as in `rl_sync.replay.interface.Sample`.
+      payload: what was inserted; the table does not look inside.
+      inserted: whether the table has taken it; until then it waits for room.
+    """
+
+    key: int
+    priority: float
+    payload: Any
+    times_sampled: int = 0
+    inserted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A sampled item with the table's state at that moment; see `Sample`."""
+
+    key: int
+    priority: float
+    times_sampled: int
+    probability: float
+    table_size: int
+    payload: Any
+
+
+class Table:
+    """Items, the order in which they are drawn and removed, and a rate limiter.
+
+    Inserts wait in a line of their own, in order, and go in as soon as the limiter allows it,
+    whether or not anyone still waits for that.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self._changed = threading.Condition()
+        self._rng = random.Random()
+        self._clear()
+
+    def _clear(self) -> None:
+        spec = self.spec
+        self._items: dict[int, Stored] = {}
+        self._waiting: collections.deque[Stored] = collections.deque()
+        self._sampler = selection.make(spec.sampler, spec.priority_exponent, self._rng)
+        self._remover = selection.make(spec.remover, spec.priority_exponent, self._rng)
+        self._inserts = self._samples = self._deletes = 0
+
+    def submit(self, item: Stored) -> None:
+        """Puts an item in line."""
+        with self._changed:
+            self._waiting.append(item)
+            self._advance()
+
+    def wait_inserted(self, items: list[Stored], deadline: float) -> int:
+        """Waits until items that were submitted are in the table.
+
+        Returns:
+          How many still wait for room at the deadline (on `time.monotonic()`'s clock).
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(item.inserted for item in items),
+                timeout=max(0.0, deadline - time.monotonic()),
+            )
+            return sum(not item.inserted for item in items)
+
+    def sample(self, count: int, deadline: float) -> list[Drawn]:
+        """Draws up to `count` items, at least one; none if none could be drawn by the deadline."""
+        drawn: list[Drawn] = []
+        with self._changed:
+            timeout_secs = max(0.0, deadline - time.monotonic())
+            if not self._changed.wait_for(self._can_sample, timeout=timeout_secs):
+                return []
+            while len(drawn) < count and self._can_sample():
+                drawn.append(self._draw())
+                self._advance()
+        return drawn
+
+    def update_priorities(self, priorities: dict[int, float]) -> None:
+        """See `Replay.update_priorities`."""
+        with self._changed:
+            for key, priority in priorities.items():
+                if key in self._items:
+                    self._update(key, priority)
+
+    def delete(self, keys: list[int]) -> None:
+        """See `Replay.delete`."""
+        with self._changed:
+            for key in keys:
+                if key in self._items:
+                    self._remove(key)
+            self._advance()
+
+    def reset(self) -> None:
+        """Empties the table; what waited for room goes in then."""
+        with self._changed:
+            waiting = self._waiting
+            self._clear()
+            self._waiting = waiting
+            self._advance()
+
+    def info(self) -> TableInfo:
+        """Returns the table's state."""
+        spec = self.spec
+        with self._changed:
+            return TableInfo(
+                name=spec.name,
+                max_size=spec.max_size,
+                sampler=spec.sampler,
+                remover=spec.remover,
+                max_times_sampled=spec.max_times_sampled,
+                min_size_to_sample=spec.min_size_to_sample,
+                current_size=len(self._items),
+                num_inserted=self._inserts,
+                num_sampled=self._samples,
+            )
+
+    def snapshot(self) -> tuple[list[Stored], tuple[int, int, int]]:
+        """Returns copies of the items, oldest first, and the limiter's three counts."""
+        with self._changed:
+            items = [dataclasses.replace(item) for item in self._items.values()]
+            return items, (self._inserts, self._samples, self._deletes)
+
+    def restore(self, items: list[Stored], counts: tuple[int, int, int]) -> None:
+        """Inverts `snapshot`, on a table that nothing was inserted into."""
+        with self._changed:
+            assert not self._items, "a table is restored before it is used"
+            for item in items:
+                self._add(item)
+            self._inserts, self._samples, self._deletes = counts
+            self._advance()
+
+    def _advance(self) -> None:
+        """Takes in what waits, as far as the limiter allows, and wakes up everybody."""
+        while self._waiting and self._can_insert():
+            item = self._waiting.popleft()
+            if item.key in self._items:
+                self._update(item.key, item.priority)
+            else:
+                if len(self._items) >= self.spec.max_size:
+                    self._remove(self._remover.pick()[0])
+                self._add(item)
+                self._inserts += 1
+            item.inserted = True
+        self._changed.notify_all()
+
+    def _can_insert(self) -> bool:
+        if self._inserts + 1 - self._deletes <= self.spec.min_size_to_sample:
+            return True
+        return (self._inserts + 1) * self.spec.samples_per_insert - self._samples <= (
+            self.spec.max_diff
+        )
+
+    def _can_sample(self) -> bool:
+        if len(self._items) < self.spec.min_size_to_sample:
+            return False
+        return self._inserts * self.spec.samples_per_insert - (self._samples + 1) >= (
+            self.spec.min_diff
+        )
+
+    def _draw(self) -> Drawn:
+        key, probability = self._sampler.pick()
+        item = self._items[key]
+        item.times_sampled += 1
+        self._samples += 1
+        drawn = Drawn(
+            key, item.priority, item.times_sampled, probability, len(self._items), item.payload
+        )
+        if item.times_sampled == self.spec.max_times_sampled:
+            self._remove(key)
+        return drawn
+
+    def _add(self, item: Stored) -> None:
+        self._items[item.key] = item
+        self._sampler.insert(item.key, item.priority)
+        self._remover.insert(item.key, item.priority)
+
+    def _update(self, key: int, priority: float) -> None:
+        self._items[key].priority = priority
+        self._sampler.update(key, priority)
+        self._remover.update(key, priority)
+
+    def _remove(self, key: int) -> None:
+        del self._items[key]
+        self._sampler.delete(key)
+        self._remover.delete(key)
+        self._deletes += 1

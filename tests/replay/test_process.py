@@ -1,0 +1,131 @@
+"""Starting and stopping replay servers, and what they say when they cannot start."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from rl_sync.replay.client import ReplayClient
+from rl_sync.replay.interface import ReplayUnavailableError
+from rl_sync.replay.process import ReplayServerError, start_server
+from rl_sync.replay.tables import queue
+
+TABLES = [queue("queue", 3)]
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pid, timeout_secs=15.0):
+    deadline = time.monotonic() + timeout_secs
+    while is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} still runs"
+        time.sleep(0.05)
+
+
+STARTER = """
+import sys, time
+from rl_sync.replay.process import start_server
+from rl_sync.replay.tables import queue
+server = start_server(sys.argv[1], [queue("queue", 3)], 0, log_path=sys.argv[2])
+if sys.argv[3] == "ready":
+    server.wait_ready(60)
+print(server.popen.pid, server.address, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
+@pytest.mark.parametrize(
+    ("backend", "when"), [("embedded", "ready"), ("embedded", "starting"), ("reverb", "starting")]
+)
+def test_a_server_ends_when_its_parent_is_killed(backend, when, tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", STARTER, backend, str(tmp_path / "log"), when],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    pid, address = parent.stdout.readline().split()
+    assert is_alive(pid)
+    if when == "starting":
+        time.sleep(1.0)
+    parent.kill()
+    parent.wait(10)
+    wait_until_gone(pid)
+    if when == "ready":
+        with ReplayClient(address) as client, pytest.raises(ReplayUnavailableError):
+            client.info()
+
+
+def test_a_server_ends_on_sigterm_with_a_clean_status(tmp_path):
+    server = start_server("embedded", TABLES, 0, log_path=tmp_path / "log", start_timeout_secs=60)
+    assert server.poll() is None
+    os.kill(server.popen.pid, signal.SIGTERM)
+    assert server.popen.wait(10) == 0
+    server.stop()
+
+
+def test_a_server_that_stops_tells_those_who_wait(tmp_path):
+    with start_server(
+        "embedded", TABLES, 0, log_path=tmp_path / "log", start_timeout_secs=60
+    ) as server:
+        client = ReplayClient(server.address)
+        for i in range(3):
+            client.insert("queue", {"i": np.int32(i)}, timeout_secs=5)
+        with pytest.raises(TimeoutError):
+            client.insert("queue", {"i": np.int32(3)}, timeout_secs=0.1)
+        server.stop()
+        with pytest.raises(ReplayUnavailableError):
+            client.flush(timeout_secs=5)
+        client.close()
+
+
+@pytest.mark.parametrize("backend", ["embedded", "reverb"])
+def test_a_taken_port_is_named(backend, servers, tmp_path):
+    port = servers["reverb"].port
+    with pytest.raises(ReplayServerError, match=f"port {port}: another process"):
+        start_server(backend, TABLES, port, log_path=tmp_path / "log", start_timeout_secs=60)
+
+
+def test_a_missing_uv_names_both_ways_out(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "uv", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ReplayServerError, match=r"pip install uv.*replay\.backend=embedded"):
+        start_server("reverb", TABLES, 0, log_path=tmp_path / "log")
+
+
+def test_an_environment_that_cannot_be_made_names_the_way_out_and_the_log(monkeypatch, tmp_path):
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    with pytest.raises(ReplayServerError, match=r"replay\.backend=embedded(.|\n)*/log:\n +\S"):
+        start_server("reverb", TABLES, 0, log_path=tmp_path / "log", start_timeout_secs=60)
+
+
+def test_a_slow_start_is_given_up_at_the_deadline(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(ReplayServerError, match="did not serve within"):
+        start_server("reverb", TABLES, 0, log_path=tmp_path / "log", start_timeout_secs=0.1)
+    assert time.monotonic() - start < 10
+
+
+def test_an_unknown_backend_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="one of reverb, embedded"):
+        start_server("redis", TABLES, 0, log_path=tmp_path / "log")
+
+
+def test_wrong_tables_end_the_embedded_server_with_the_reason(tmp_path):
+    command = [sys.executable, "-m", "rl_sync.replay.embedded_server", "--port", "0", "--tables"]
+    ended = subprocess.run(
+        [*command, '[{"name": "q"}]'], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+    )
+    assert ended.returncode == 97
+    assert b"max_size" in ended.stderr
