@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -115,6 +116,19 @@ class TrainBatch(NamedTuple):
     rewards: Float[Array, " B"]
 
     @classmethod
+    def zeros(cls, rows: int, row_tokens: int) -> TrainBatch:
+        """A batch of the given shape, for its shapes and dtypes."""
+        shape = (rows, row_tokens)
+        return cls(
+            tokens=jnp.zeros(shape, jnp.int32),
+            completion_mask=jnp.zeros(shape, bool),
+            behavior_logprobs=jnp.zeros(shape, jnp.float32),
+            policy_versions=jnp.zeros(shape, jnp.int32),
+            rewards=jnp.zeros(rows, jnp.float32),
+        )
+
+    @classmethod
     def from_groups(cls, groups: list[Group]) -> TrainBatch:
         """Stacks groups in the order given."""
-        return cls(*(np.concatenate([getattr(g, name) for g in groups]) for name in cls._fields))
+        columns = {name: [getattr(group, name) for group in groups] for name in cls._fields}
+        return cls(**{name: jnp.asarray(np.concatenate(rows)) for name, rows in columns.items()})

@@ -27,7 +27,6 @@ from rl_sync.actors.events import (
 )
 from rl_sync.schedule import resolve
 
-
 EXACT_MODES = ("synchronous", "one_step_off_policy")
 
 

@@ -1,0 +1,107 @@
+"""Every setting and its default. Experiment files import this and change a few lines.
+
+None (a placeholder) stands for what the mode, or another setting, implies. What each setting means
+is said where it is validated, in `rl_sync/runtime/settings.py`.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults."""
+    config = ConfigDict()
+    config.name = "run"
+    config.seed = 0
+    config.workdir = placeholder(str)  # None: runs/<name>-<mode>-<time>
+
+    config.task = ConfigDict({"name": "arithmetic", "arithmetic": {}, "jsonl": {}})
+    config.task.arithmetic.operators = "+-"
+    config.task.arithmetic.least_operand = 10
+    config.task.arithmetic.greatest_operand = 99
+    config.task.arithmetic.units_first = True
+    config.task.arithmetic.held_out_problems = 512
+    config.task.jsonl.path = placeholder(str)
+    config.task.jsonl.held_out_path = placeholder(str)
+    config.task.jsonl.held_out_fraction = 0.1
+    config.task.jsonl.reward = "exact"
+
+    config.model = ConfigDict(
+        {
+            "embed_dim": 128,
+            "num_layers": 2,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 32,
+            "mlp_dim": 384,
+            "rope_base": 10_000.0,
+            "norm_eps": 1e-6,
+            "tie_embeddings": True,
+            "dtype": "float32",
+            "remat": False,
+        }
+    )
+    config.warm_up = ConfigDict(
+        {
+            "max_steps": 200,
+            "batch_size": 128,
+            "stop_accuracy": 0.4,
+            "probe_every_steps": 25,
+            "probe_problems": 128,
+        }
+    )
+    config.algorithm = ConfigDict(
+        {
+            "advantage": "grpo",
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "kl_coefficient": 0.0,
+            "kl_estimator": "k3",
+        }
+    )
+    config.optimizer = ConfigDict(
+        {
+            "learning_rate": 3e-4,
+            "warm_up_learning_rate": 2e-3,
+            "ramp_updates": 10,
+            "b1": 0.9,
+            "b2": 0.95,
+            "weight_decay": 0.0,
+            "max_gradient_norm": 1.0,
+            "updates_per_batch": 4,
+        }
+    )
+    config.trainer = ConfigDict(
+        {
+            "steps": 100,
+            "groups_per_step": 64,
+            "group_size": 8,
+            "evaluate_every_steps": 0,
+            "evaluation_problems": 512,
+        }
+    )
+    config.rollout = ConfigDict({"temperature": 1.0, "top_k": 0, "top_p": 1.0})
+
+    config.sync = ConfigDict({"mode": "one_step_off_policy", "verify": True})
+    config.sync.interval = placeholder(int)
+    config.sync.offset = placeholder(int)
+    config.sync.max_staleness = placeholder(int)
+    config.sync.pull = placeholder(str)
+    config.sync.transfer = placeholder(str)
+    config.explorer = ConfigDict()
+    config.explorer.count = placeholder(int)
+    config.explorer.groups_per_lease = placeholder(int)
+
+    config.replay = ConfigDict({"backend": "reverb", "port": 0, "sampler": "fifo"})
+    config.master = ConfigDict({"port": 0, "reward_workers": 1, "lease_secs": 60.0})
+    config.checkpoint = ConfigDict({"every_steps": 50, "keep": 3})
+    config.launch = ConfigDict(
+        {
+            "start_secs": 300.0,
+            "wait_secs": 600.0,
+            "call_secs": 60.0,
+            "master_lost_secs": 10.0,
+            "stop_secs": 60.0,
+        }
+    )
+    return config

@@ -1,0 +1,135 @@
+"""`python -m launcher`: runs a config, prints its plan, or draws a run's timeline.
+
+python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchronous …]
+python -m launcher plan --config=configs/arithmetic.py
+python -m launcher timeline --workdir=runs/… [--steps=1:8]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from absl import app, flags
+from ml_collections import config_flags
+
+COMMANDS = ("run", "plan", "timeline")
+MISTAKE = 2
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "A config file; --config.SECTION.FIELD=VALUE changes a field.", lock_config=True
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "timeline: the work directory of a run.")
+_OUT = flags.DEFINE_string(
+    "out", None, "timeline: where the pictures go; the work directory if not set."
+)
+_STEPS = flags.DEFINE_string("steps", None, "timeline: which trainer steps to draw, as FIRST:LAST.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command; returns the exit status."""
+    command, *rest = [*argv[1:], *(["run"] if len(argv) < 2 else [])]
+    if rest or command not in COMMANDS:
+        words = " ".join(argv[1:])
+        _fail(f"{words!r} is not a command; it is one of {', '.join(COMMANDS)} (run if left out).")
+    # JAX and the rest load only once the command line is known to make sense.
+    from launcher.run import RunFailedError
+    from rl_sync.runtime.settings import ConfigError
+
+    try:
+        if command == "timeline":
+            return _timeline()
+        return _plan() if command == "plan" else _run()
+    except ConfigError as error:
+        _fail(str(error))
+    except RunFailedError as error:
+        print(f"\nThe run failed: {error}", file=sys.stderr)
+        return 1
+
+
+def _run() -> int:
+    from launcher import run
+
+    return run.start(_config())
+
+
+def _plan() -> int:
+    from launcher.plan import describe
+    from rl_sync.runtime.settings import RunSettings
+
+    settings = RunSettings.from_config(_config())
+    settings.load_task()
+    print(describe(settings))
+    return 0
+
+
+def _timeline() -> int:
+    from rl_sync.observe.timeline import draw_timeline
+    from rl_sync.observe.trace import write_trace
+
+    if not _WORKDIR.value:
+        _fail("timeline draws the run of a work directory: give --workdir=runs/….")
+    if not os.path.isdir(_WORKDIR.value):
+        _fail(f"--workdir={_WORKDIR.value} is not a directory.")
+    steps = None
+    if _STEPS.value is not None:
+        match = re.fullmatch(r"(\d+):(\d+)", _STEPS.value)
+        if match is None or int(match[1]) > int(match[2]):
+            _fail(f"--steps={_STEPS.value} is not FIRST:LAST, such as 1:8.")
+        steps = (int(match[1]), int(match[2]))
+    try:
+        pictures = draw_timeline(_WORKDIR.value, _OUT.value, steps=steps)
+        trace = write_trace(_WORKDIR.value, _OUT.value)
+    except (FileNotFoundError, ValueError) as error:
+        _fail(str(error))
+    for path in (*pictures, trace):
+        print(path)
+    return 0
+
+
+def _config() -> dict[str, object]:
+    if _CONFIG.value is None:
+        _fail("Give a config, such as --config=configs/arithmetic.py.")
+    if not hasattr(_CONFIG.value, "to_dict"):
+        given = next(a for a in sys.argv if re.match("--?config(=|$)", a))
+        _fail(f"{given}: no such file, or it has no get_config().")
+    return _CONFIG.value.to_dict()
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    """Parses the command line; a mistake in it becomes one line."""
+    sys.path.insert(0, os.getcwd())  # So that config files may import each other.
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        _fail(str(error).splitlines()[0])
+    except (AttributeError, KeyError) as error:
+        _fail(f"Unknown setting: {_unknown_setting(argv, error)}")
+    except (ValueError, TypeError, OSError) as error:
+        _fail(f"The config cannot be used: {error}")
+
+
+def _unknown_setting(argv: Sequence[str], error: Exception) -> str:
+    """Which argument it was, and the nearest name; ml_collections says only the latter."""
+    match = re.search(r"Did you mean \"(\w+)\" instead of \"(\w+)\"", str(error).replace("\\", ""))
+    if match is None:
+        return str(error)
+    argument = next((a for a in argv if re.search(rf"\.{match[2]}(\.|=|$)", a)), match[2])
+    return f"{argument}; did you mean {match[1]!r} instead of {match[2]!r}?"
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(MISTAKE)
+
+
+def run_from_command_line() -> None:
+    """The entry point of `python -m launcher` and of the `launcher` script."""
+    app.run(main, flags_parser=_parse)
+
+
+if __name__ == "__main__":
+    run_from_command_line()

@@ -1,0 +1,177 @@
+"""What a run will do: its schedule in words, and a drawing of the first steps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.runtime.settings import RunSettings
+from rl_sync.schedule import MODES, SyncSchedule
+
+_BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
+_SYNC = 3
+_DRAWN_STEPS = 6
+
+
+def describe(settings: RunSettings) -> str:
+    """The resolved schedule in words and as a drawing, as the launcher prints it."""
+    schedule = settings.schedule
+    updates = settings.optimizer.updates_per_batch
+    bound = schedule.staleness_bound
+    lines = [
+        f"Mode {settings.sync.mode}: {MODES[settings.sync.mode].summary}",
+        _headline(settings),
+        "",
+        *_who_waits(settings),
+        "",
+        f"Staleness is at most {_count(bound, 'trainer step')}, which is"
+        f" {_count(bound * updates, 'optimizer update')} ({updates} a step)."
+        + (
+            " Groups that are staler are dropped, and their prompts generated again."
+            * _late(settings)
+        ),
+        f"A run of {settings.trainer.steps} trainer steps consumes"
+        f" {settings.trainer.steps * settings.trainer.groups_per_step} groups of"
+        f" {settings.trainer.group_size} completions.",
+        "",
+        "The first steps" + (", as if rollouts and train steps took equally long:"),
+        draw(schedule, settings.explorers, settings.transfer),
+    ]
+    return "\n".join(lines)
+
+
+def _headline(settings: RunSettings) -> str:
+    schedule = settings.schedule
+    offset = f" offset {schedule.offset}," if schedule.pull == "exact" else ""
+    return (
+        f"  interval {schedule.interval},{offset} {schedule.pull} pulls, {settings.transfer}"
+        f" transfer, {_count(settings.explorers, 'explorer')},"
+        f" {settings.trainer.groups_per_step} groups a step, {settings.replay.backend} buffer"
+    )
+
+
+def _late(settings: RunSettings) -> bool:
+    return settings.schedule.pull == "latest"
+
+
+def _who_waits(settings: RunSettings) -> list[str]:
+    schedule = settings.schedule
+    every = "every trainer step" if schedule.interval == 1 else (
+        f"every {schedule.interval} trainer steps"
+    )  # fmt: skip
+    lines = [f"- The trainer publishes its weights after {every}."]
+    if schedule.pull == "exact":
+        versions = ", ".join(f"e{e}: v{schedule.exact_version(e)}" for e in range(1, 9))
+        lines += [
+            f"- Explorer step e waits for exactly one version: {versions}, …",
+            "- Trainer step t waits for the whole batch of explorer step t.",
+        ]
+        if settings.transfer == "collective":
+            lines.append("- At each sync trainer and explorers meet: whoever is first waits.")
+    else:
+        lines += [
+            "- An explorer takes the newest version before each lease of prompts, and waits only if"
+            f" that is more than {_count(schedule.max_staleness, 'step')} behind the step that will"
+            " train on its groups.",
+            f"- Trainer step t waits for any {settings.trainer.groups_per_step} groups that are"
+            " fresh enough; it never waits for its weights to be taken.",
+        ]
+    ahead = schedule.batches_ahead
+    lines.append(
+        f"- At most {_count(ahead, 'batch', 'batches')} are generated and not yet trained."
+    )
+    return lines
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+@dataclasses.dataclass
+class _Lane:
+    """One role's row of the drawing; times are columns."""
+
+    name: str
+    text: str = ""
+
+    def wait_until(self, time: int) -> None:
+        self.text += "·" * (time - len(self.text))
+
+    def block(self, label: str, width: int, edge: str = "[]") -> None:
+        self.text += edge[0] + label.center(width - 2)[: width - 2] + edge[1]
+
+    @property
+    def now(self) -> int:
+        return len(self.text)
+
+
+def draw(schedule: SyncSchedule, explorers: int, transfer: str) -> str:
+    """Draws the first steps, with a legend."""
+    lanes = [_Lane(f"explorer{i + 1}" if explorers > 1 else "explorer") for i in range(explorers)]
+    trainer = _Lane("trainer")
+    if schedule.pull == "exact":
+        _draw_exact(schedule, lanes, trainer, meet=transfer == "collective")
+    else:
+        _draw_latest(schedule, lanes, trainer)
+    width = max(len(lane.name) for lane in [*lanes, trainer])
+    rows = [f"  {lane.name:<{width}} {lane.text}" for lane in [*lanes, trainer]]
+    legend = "  [e3 v1] rollout of step 3 with version 1   [t2] train step 2   <v1> sync   · wait"
+    return "\n".join([*rows, legend])
+
+
+def _draw_exact(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane, meet: bool) -> None:
+    done: dict[int, int] = {}
+    published = {0: 0}
+    held, step = 0, 0
+
+    def rollout_step() -> None:
+        nonlocal held, step
+        step += 1
+        version = schedule.exact_version(step)
+        for lane in lanes:
+            if version != held:
+                lane.wait_until(published[version])
+                lane.block(f"v{version}", max(_SYNC, len(str(version)) + 3), "<>")
+            lane.block(f"e{step} v{version}", _BLOCK)
+        held = version
+        done[step] = max(lane.now for lane in lanes)
+
+    for t in range(1, _DRAWN_STEPS + 1):
+        while step < t or (schedule.exact_version(step + 1) in published and step < t + 8):
+            rollout_step()
+        trainer.wait_until(done[t])
+        trainer.block(f"t{t}", _BLOCK)
+        if schedule.publishes_after(t) and t < _DRAWN_STEPS:
+            first = schedule.first_user(t)
+            while meet and step < first - 1:
+                rollout_step()
+            when = max(trainer.now, *(lane.now for lane in lanes)) if meet else trainer.now
+            if meet:
+                trainer.wait_until(when)
+                trainer.block(f"v{t}", max(_SYNC, len(str(t)) + 3), "<>")
+            published[t] = when
+
+
+def _draw_latest(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane) -> None:
+    """Each explorer generates whole batches here, so that the drawing stays readable."""
+    published, held = [(0, 0)], [0] * len(lanes)
+    paces = [_BLOCK + 2 * i for i in range(len(lanes))]
+    ends: list[int] = []
+    for t in range(1, _DRAWN_STEPS + 1):
+        while len(ends) < t or min(lane.now for lane in lanes) < trainer.now:
+            e = len(ends) + 1
+            lane = min(lanes, key=lambda one: one.now)
+            i = lanes.index(lane)
+            usable = [(v, time) for v, time in published if schedule.may_start(e, v)]
+            if not usable:
+                break
+            lane.wait_until(usable[0][1])
+            version = max(v for v, time in published if time <= lane.now)
+            if version != held[i]:
+                lane.block(f"v{version}", len(str(version)) + 3, "<>")
+                held[i] = version
+            lane.block(f"e{e} v{version}", paces[i])
+            ends.append(lane.now)
+        trainer.wait_until(sorted(ends)[t - 1])
+        trainer.block(f"t{t}", _BLOCK)
+        if schedule.publishes_after(t):
+            published.append((t, trainer.now))

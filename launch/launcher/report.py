@@ -1,0 +1,73 @@
+"""What the launcher says before and after a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from launcher import workdir as work
+from launcher.plan import describe
+from rl_sync.observe import summary as span_summary
+from rl_sync.observe.metrics import METRICS_FILE, TENSORBOARD_DIR
+from rl_sync.observe.spans import SPANS_DIR, read_spans
+from rl_sync.runtime.settings import RunSettings
+
+
+def opening(settings: RunSettings, resumed: int | None) -> str:
+    """The plan, and where the run's files go."""
+    goes_on = f"Goes on from trainer step {resumed}. " if resumed is not None else ""
+    return f"{describe(settings)}\n\n{goes_on}Work directory: {settings.workdir}\n"
+
+
+def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
+    """What the run did, how fast, and where to look further."""
+    result, balance = summary["result"], summary["balance"]
+    lines = ["", *_accuracy(result), *_throughput(settings), _account(balance)]
+    workdir = Path(settings.workdir)
+    places = {
+        "checkpoint": result.get("checkpoint", "none was saved"),
+        "metrics": f"{workdir / METRICS_FILE}, TensorBoard: {workdir / TENSORBOARD_DIR}",
+        "timeline": f"python -m launcher timeline --workdir={workdir}",
+        "spans": workdir / SPANS_DIR,
+        "logs": workdir / work.LOGS_DIR,
+    }
+    lines += [f"{name + ':':<12} {place}" for name, place in places.items()]
+    return "\n".join(lines)
+
+
+def how_to_go_on(workdir: Path) -> str:
+    """What to do with a run that ended early."""
+    return f"To go on, run the same command with --config.workdir={workdir}"
+
+
+def _accuracy(result: dict[str, Any]) -> list[str]:
+    lines = []
+    if "warm_up" in result:
+        values = result["warm_up"]
+        lines.append(f"Warm-up: {values['steps']} steps, loss {values['loss']:.3f}")
+    for moment, values in result.get("evaluations", {}).items():
+        lines.append(
+            f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']} problems"
+        )
+    if "rl" in result:
+        values = result["rl"]
+        lines.append(
+            f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
+            f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
+        )
+    return lines
+
+
+def _throughput(settings: RunSettings) -> list[str]:
+    try:
+        return span_summary.describe(span_summary.summarize(read_spans(settings.workdir)))
+    except (FileNotFoundError, ValueError):
+        return []  # The run ended before the first rollout.
+
+
+def _account(balance: dict[str, Any]) -> str:
+    dropped = "".join(f", {n} dropped ({why})" for why, n in balance["dropped"].items())
+    return (
+        f"Groups: {balance['leased']} leased = {balance['trained']} trained,"
+        f" {balance['buffered']} still buffered{dropped}"
+    )

@@ -1,0 +1,224 @@
+"""A run on this machine: starts every role, shows how they do, and ends them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+from launcher import report
+from launcher import workdir as work
+from launcher.supervisor import Death, RoleProcess, Supervisor
+from rl_sync.observe.display import LiveDisplay, RunStatus
+from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
+from rl_sync.runtime.programs import replay_tables
+from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.settings import ConfigError, RunSettings
+
+INTERRUPTED = 130
+_LOOK_SECS = 0.1
+_SHOW_SECS = 0.5
+_ANSWER_SECS = 10.0
+_HOST = "127.0.0.1"
+
+
+class RunFailedError(RuntimeError):
+    """A run that did not end well; the message is for the user."""
+
+
+@dataclasses.dataclass
+class _ReplayProcess:
+    """The replay server, as the supervisor sees it."""
+
+    name: str
+    log: Path
+    server: ServerProcess
+
+    def poll(self) -> int | None:
+        return self.server.poll()
+
+    def terminate(self) -> None:
+        self.server.stop()
+
+    def kill(self) -> None:
+        self.server.stop()
+
+
+class LocalRun:
+    """One run, all of whose processes are children of this one.
+
+    Args:
+      settings: the run; its work directory is held and ready.
+      resumed: the trainer step that it goes on from, None for a new run.
+    """
+
+    def __init__(self, settings: RunSettings, resumed: int | None):
+        self._settings, self._resumed = settings, resumed
+        self._workdir = Path(settings.workdir)
+        self._supervisor = Supervisor()
+        self._master: RpcClient | None = None
+        self._interrupts = 0
+
+    def run(self) -> int:
+        """Runs to the end.
+
+        Returns:
+          The exit status: 0, or `INTERRUPTED`.
+
+        Raises:
+          ConfigError: a port is taken.
+          RunFailedError: a role died, or something could not be started.
+        """
+        before = {number: signal.signal(number, self._interrupt) for number in _SIGNALS}
+        try:
+            self._start()
+            self._watch()
+            return self._finish()
+        finally:
+            self._supervisor.end_all()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._interrupts += 1
+
+    def _start(self) -> None:
+        settings, logs = self._settings, self._workdir / work.LOGS_DIR
+        master = f"{_HOST}:{_port(settings.master.port, 'master.port')}"
+        replay = f"{_HOST}:{_port(settings.replay.port, 'replay.port')}"
+        coordinator = f"{_HOST}:{_port(0, 'cluster')}"
+        # The server takes longest to start, so it goes first.
+        try:
+            server = start_server(
+                cast(Backend, settings.replay.backend),
+                replay_tables(settings),
+                int(replay.rpartition(":")[2]),
+                log_path=logs / "replay.log",
+                checkpoint_dir=self._workdir / work.REPLAY_DIR,
+            )
+        except ReplayServerError as error:
+            raise RunFailedError(str(error)) from error
+        self._server = server
+        self._supervisor.add(_ReplayProcess("replay", logs / "replay.log", server))
+        for role in ["master", "trainer", *settings.roles[:-1]]:
+            command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
+            command += [f"--workdir={self._workdir}", f"--master={master}", f"--replay={replay}"]
+            command += [f"--coordinator={coordinator}", "--lifeline"]
+            self._supervisor.add(RoleProcess.start(role, command, logs / f"{role}.log"))
+        self._master = RpcClient(master, "master")
+
+    def _watch(self) -> None:
+        """Until all roles have ended well, one has died, or the user wants the run stopped."""
+        ready, shown = False, 0.0
+        roles = self._settings.roles
+        started = time.monotonic()
+        with LiveDisplay() as display:
+            while self._supervisor.living(roles):
+                if deaths := self._supervisor.deaths():
+                    self._fail(deaths)
+                if self._interrupts:
+                    self._stop("interrupted by the user")
+                    return
+                if not ready:
+                    ready = self._replay_ready(time.monotonic() - started)
+                if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
+                    display.update(status)
+                    shown = time.monotonic()
+                time.sleep(_LOOK_SECS)
+        if deaths := self._supervisor.deaths():
+            self._fail(deaths)
+
+    def _replay_ready(self, waited_secs: float) -> bool:
+        try:
+            self._server.wait_ready(_LOOK_SECS)
+        except ReplayServerError as error:
+            if self._server.poll() is None and waited_secs < self._settings.launch.start_secs:
+                return False
+            raise RunFailedError(str(error)) from error
+        return True
+
+    def _status(self) -> RunStatus | None:
+        assert self._master is not None
+        try:
+            return RunStatus.from_dict(self._master.call("status", _ANSWER_SECS))
+        except PeerLostError:
+            return None  # Not up yet; were it dead, the supervisor would know.
+
+    def _stop(self, reason: str) -> None:
+        """Asks every role to save and leave, and waits for them; a second Ctrl-C ends the wait."""
+        assert self._master is not None
+        print(f"\nStopping: {reason}. Roles finish what they are at; Ctrl-C again does not wait.")
+        try:
+            self._master.call("stop", _ANSWER_SECS, reason=reason)
+        except PeerLostError:
+            return
+        deadline = time.monotonic() + self._settings.launch.stop_secs
+        asked = self._interrupts
+        while self._supervisor.living(self._settings.roles) and time.monotonic() < deadline:
+            if self._interrupts > asked:
+                return
+            self._supervisor.wait(self._settings.roles, _LOOK_SECS)
+
+    def _fail(self, deaths: Sequence[Death]) -> None:
+        """A role is gone: lets the others save what can be saved, then says what happened."""
+        if all(death.name != "master" for death in deaths):
+            self._stop(f"{deaths[0].name} died")
+            self._close()
+        report_text = deaths[0].report(deaths[1:])
+        raise RunFailedError(f"{report_text}\n{report.how_to_go_on(self._workdir)}")
+
+    def _close(self) -> dict[str, Any] | None:
+        assert self._master is not None
+        try:
+            return self._master.call("close", _ANSWER_SECS)
+        except PeerLostError:
+            return None
+
+    def _finish(self) -> int:
+        summary = self._close()
+        if summary is None:
+            raise RunFailedError(
+                f"The master did not close the run's ledger; see {self._workdir / work.LOGS_DIR}."
+            )
+        interrupted = bool(self._interrupts)
+        print(report.final_report(self._settings, summary))
+        if interrupted:
+            print(report.how_to_go_on(self._workdir))
+        return INTERRUPTED if interrupted else 0
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _port(wanted: int, setting: str) -> int:
+    """A free port: the wanted one, or any if that is 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, wanted))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"Port {wanted} ({setting}) cannot be used: {error}. Choose another with"
+                f" --config.{setting}, or 0 for any free one."
+            ) from error
+        return probe.getsockname()[1]
+
+
+def start(config: dict[str, Any]) -> int:
+    """Validates a resolved config and runs it on this machine; returns the exit status."""
+    settings = RunSettings.from_config(config)
+    settings.load_task()  # Fails here rather than in the logs of five processes.
+    directory = work.choose(settings.name, settings.sync.mode, settings.workdir)
+    with work.held(directory):
+        resolved = json.loads(json.dumps({**config, "workdir": str(directory)}))
+        resumed = work.prepare(directory, resolved)
+        print(report.opening(RunSettings.from_config(resolved), resumed))
+        return LocalRun(RunSettings.from_config(resolved), resumed).run()

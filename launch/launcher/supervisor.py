@@ -1,0 +1,152 @@
+"""The launcher's children: started in groups of their own, watched, ended, never left behind.
+
+A child holds the reading end of a pipe as its standard input. When the launcher dies, however it
+dies, the pipe closes, and the child ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+_LAST_LINES = 15
+
+
+class Process(Protocol):
+    """A child that is watched: a role, or the replay server."""
+
+    name: str
+    log: Path
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it lives."""
+
+    def terminate(self) -> None:
+        """Asks it, and all that it started, to end."""
+
+    def kill(self) -> None:
+        """Ends it, and all that it started."""
+
+
+@dataclasses.dataclass
+class RoleProcess:
+    """One role's process.
+
+    Attributes:
+      name: the role.
+      log: where its output goes.
+    """
+
+    name: str
+    log: Path
+    _popen: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(cls, name: str, command: Sequence[str], log: Path) -> RoleProcess:
+        """Starts a command whose output is added to the log."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        return cls(name, log, popen)
+
+    def poll(self) -> int | None:
+        """See `Process`."""
+        return self._popen.poll()
+
+    def terminate(self) -> None:
+        """See `Process`."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """See `Process`."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, number)
+        if number == signal.SIGKILL:
+            self._popen.wait()
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """A child that ended when it should not have."""
+
+    name: str
+    status: int
+    log: Path
+
+    def __str__(self) -> str:
+        if self.status < 0:
+            how = f"was killed by {signal.Signals(-self.status).name}"
+        else:
+            how = f"ended with exit status {self.status}"
+        return f"{self.name} {how}"
+
+    def report(self, others: Sequence[Death]) -> str:
+        """Who died and how, the last lines of its log, and where the rest is."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        knock_on = "; after it " + ", ".join(map(str, others)) if others else ""
+        quoted = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
+        said = f" The last lines of its log:\n{quoted}" if lines else " Its log is empty."
+        return f"{self}{knock_on}.{said}\nThe whole log: {self.log}"
+
+
+class Supervisor:
+    """All children of one run."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, Process] = {}
+
+    def add(self, process: Process) -> None:
+        """Takes a started process under watch."""
+        self._processes[process.name] = process
+
+    def deaths(self, but_not: Sequence[str] = ()) -> list[Death]:
+        """The children that are gone although they should live, the likeliest cause first.
+
+        A child may end with status 0, except those that serve the others (`but_not` excepted):
+        the master and the replay server.
+        """
+        deaths = []
+        for name, process in self._processes.items():
+            status = process.poll()
+            serves = name in ("master", "replay") and name not in but_not
+            if status is not None and (status != 0 or serves):
+                deaths.append(Death(name, status, process.log))
+        # A signal from outside is a cause; an error that follows from a lost peer is not.
+        return sorted(deaths, key=lambda death: death.status not in (-signal.SIGKILL,))
+
+    def living(self, names: Sequence[str]) -> list[str]:
+        """Those of the named children that still run."""
+        return [n for n in names if n in self._processes and self._processes[n].poll() is None]
+
+    def wait(self, names: Sequence[str], timeout_secs: float) -> list[str]:
+        """Waits for children to end; returns those that did not in time."""
+        deadline = time.monotonic() + timeout_secs
+        while (living := self.living(names)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return living
+
+    def end_all(self, grace_secs: float = 3.0) -> None:
+        """Ends every child: asks, waits the grace, kills."""
+        names = list(self._processes)
+        for name in self.living(names):
+            self._processes[name].terminate()
+        self.wait(names, grace_secs)
+        for process in self._processes.values():
+            process.kill()

@@ -1,0 +1,110 @@
+"""The work directory of a run: held by one run at a time, and what a run goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from rl_sync.runtime.settings import ConfigError
+from rl_sync.runtime.snapshots import latest_snapshot
+
+CONFIG_FILE = "config.json"
+CHECKPOINTS_DIR = "checkpoints"
+WEIGHTS_DIR = "weights"
+REPLAY_DIR = "replay"
+LOGS_DIR = "logs"
+_LOCK_FILE = ".lock"
+_EARLIER_DIR = "earlier"
+# What must stay as it was for a run to go on.
+_FIXED = ("seed", "task", "model", "optimizer")
+
+
+def choose(name: str, mode: str, workdir: str | None) -> Path:
+    """The work directory that a config asks for; a new one under `runs/` if it names none."""
+    if workdir:
+        return Path(workdir).expanduser().absolute()
+    return Path("runs", f"{name}-{mode}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+
+
+@contextlib.contextmanager
+def held(workdir: Path) -> Iterator[None]:
+    """Makes the directory and holds it; the lock goes with the process.
+
+    Raises:
+      ConfigError: another run holds it, or it cannot be made.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(workdir / _LOCK_FILE, timeout=0)
+        with lock:
+            (workdir / _LOCK_FILE).write_text(f"{os.getpid()}\n")
+            yield
+    except filelock.Timeout as error:
+        holder = (workdir / _LOCK_FILE).read_text().strip()
+        raise ConfigError(
+            f"Another run (process {holder or 'unknown'}) holds the work directory {workdir}. Wait"
+            " for it or stop it, or give another --config.workdir."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"The work directory {workdir} cannot be made: {error}.") from error
+
+
+def prepare(workdir: Path, config: dict[str, Any]) -> int | None:
+    """Readies a held directory: for a new run, or to go on from the newest snapshot.
+
+    Records of an earlier attempt that left no snapshot are moved to `earlier/`.
+
+    Returns:
+      The trainer step to go on from; None for a new run.
+
+    Raises:
+      ConfigError: the run in the directory is another one.
+    """
+    saved = workdir / CONFIG_FILE
+    step = latest_snapshot(workdir / CHECKPOINTS_DIR)
+    if saved.exists() and step is not None:
+        before = json.loads(saved.read_text())
+        differing = [name for name in _FIXED if before.get(name) != config.get(name)]
+        if differing:
+            raise ConfigError(
+                f"{workdir} holds a run with another config.{differing[0]}"
+                f" ({_difference(before.get(differing[0]), config.get(differing[0]))}), so this one"
+                " cannot go on from it. Give another --config.workdir, or the same config."
+            )
+    elif any(path.name != _LOCK_FILE for path in workdir.iterdir()):
+        _set_aside(workdir)
+    # Weights and groups in transit belong to processes that are gone.
+    for name in (WEIGHTS_DIR, REPLAY_DIR):
+        shutil.rmtree(workdir / name, ignore_errors=True)
+    temporary = saved.with_suffix(".tmp")
+    temporary.write_text(json.dumps(config, indent=2) + "\n")
+    temporary.replace(saved)
+    return step
+
+
+def _difference(before: Any, now: Any) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in sorted({*before, *now}):
+            if before.get(name) != now.get(name):
+                return f"{name}: {before.get(name)!r} there, {now.get(name)!r} here"
+    return f"{before!r} there, {now!r} here"
+
+
+def _set_aside(workdir: Path) -> None:
+    ours = {CONFIG_FILE, CHECKPOINTS_DIR, WEIGHTS_DIR, REPLAY_DIR, LOGS_DIR, "spans", "tensorboard"}
+    ours |= {"metrics.jsonl", "ledger.jsonl", "consumed.jsonl"}
+    found = [path for path in workdir.iterdir() if path.name in ours]
+    if not found:
+        return
+    target = workdir / _EARLIER_DIR / time.strftime("%Y%m%d-%H%M%S")
+    target.mkdir(parents=True)
+    for path in found:
+        path.rename(target / path.name)

@@ -1,0 +1,55 @@
+"""The reward models by name, and the router that sends each request to its model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rl_sync.rewards.exact import ExactMatch
+from rl_sync.rewards.model import RewardModel
+
+REWARD_MODELS: dict[str, RewardModel] = {"exact": ExactMatch()}
+
+
+class RewardRequest(NamedTuple):
+    """One completion to be judged, and by which reward model."""
+
+    reward: str
+    prompt: str
+    completion: str
+    answer: str
+
+
+class RewardRouter:
+    """Judges requests with the reward models that they name.
+
+    Args:
+      models: name to model; those of the package when left out.
+    """
+
+    def __init__(self, models: Mapping[str, RewardModel] | None = None):
+        self._models = REWARD_MODELS if models is None else models
+
+    def judge(self, requests: Sequence[RewardRequest]) -> list[float]:
+        """Rewards in the order of the requests.
+
+        Raises:
+          ValueError: an unknown reward model.
+        """
+        return [
+            self.model(request.reward).score(request.prompt, request.completion, request.answer)
+            for request in requests
+        ]
+
+    def model(self, name: str) -> RewardModel:
+        """The reward model of a name.
+
+        Raises:
+          ValueError: there is none; names the nearest.
+        """
+        if name not in self._models:
+            near = difflib.get_close_matches(name, self._models, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ValueError(f"Reward model {name!r} is not one of {', '.join(self._models)}{hint}")
+        return self._models[name]

@@ -1,0 +1,105 @@
+"""The trainer's reader: takes groups out of the replay buffer until a step's batch is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rl_sync.actors.events import TOO_STALE
+from rl_sync.observe.spans import SpanKind
+from rl_sync.replay.interface import Replay, ReplayTimeoutError
+from rl_sync.runtime.session import Session
+from rl_sync.schedule import SyncSchedule
+from rl_sync.types import Group
+
+FROM_THE_FUTURE = "from the future"
+_POLL_SECS = 0.05
+
+
+class BatchReader:
+    """Reads batches, step by step.
+
+    Under exact pulls a batch is the groups of its step, ordered by ordinal, however they arrive.
+    Under latest pulls it is the first groups that are fresh enough; others are refused.
+
+    Args:
+      session: the trainer's.
+      replay: the replay buffer.
+      table: the table's name.
+      schedule: from the step that the run goes on from.
+      idle: called at each turn of the wait for experiences.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        replay: Replay,
+        table: str,
+        schedule: SyncSchedule,
+        idle: Callable[[], None],
+    ):
+        self._session, self._replay, self._table = session, replay, table
+        self._schedule, self._idle = schedule, idle
+        self._groups_per_step = session.settings.trainer.groups_per_step
+        self._aside: list[Group] = []
+
+    def next(self, step: int) -> list[Group]:
+        """Waits for the groups of a trainer step.
+
+        Raises:
+          TimeoutError: they did not come in time.
+          RunStoppedError: the run is being stopped.
+        """
+        patience = self._session.patience(f"the batch of trainer step {step}", "the explorers")
+        wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
+        with wait as attributes:
+            attributes["dropped"] = self._refuse_unfit(step)
+            while len(batch := self._fitting(step)) < self._groups_per_step:
+                patience()
+                self._idle()
+                self._take(self._groups_per_step - len(batch))
+                attributes["dropped"] += self._refuse_unfit(step)
+        taken = {group.lease_id for group in batch}
+        self._aside = [group for group in self._aside if group.lease_id not in taken]
+        return batch
+
+    def close(self, reason: str) -> None:
+        """Gives up what was sampled and not trained on."""
+        self._refuse(self._aside, reason)
+
+    @property
+    def _exact(self) -> bool:
+        return self._schedule.pull == "exact"
+
+    def _fitting(self, step: int) -> list[Group]:
+        """The groups at hand that the step consumes, in the batch's order."""
+        if not self._exact:
+            return self._aside[: self._groups_per_step]
+        ordinals = range((step - 1) * self._groups_per_step, step * self._groups_per_step)
+        fitting = [group for group in self._aside if group.ordinal in ordinals]
+        return sorted(fitting, key=lambda group: group.ordinal)
+
+    def _refuse_unfit(self, step: int) -> list[int]:
+        """Refuses what no step may train on any more; returns the lease ids."""
+        if self._exact:
+            return []
+        schedule = self._schedule
+        late = [g for g in self._aside if schedule.staleness(step, g.oldest_version) >= 0]
+        late = [g for g in late if not schedule.accepts(step, g.oldest_version)]
+        early = [g for g in self._aside if schedule.staleness(step, g.oldest_version) < 0]
+        self._aside = [g for g in self._aside if schedule.accepts(step, g.oldest_version)]
+        return self._refuse(late, TOO_STALE) + self._refuse(early, FROM_THE_FUTURE)
+
+    def _refuse(self, groups: list[Group], reason: str) -> list[int]:
+        lease_ids = [group.lease_id for group in groups]
+        if lease_ids:
+            self._session.call("refused", lease_ids=lease_ids, reason=reason)
+        return lease_ids
+
+    def _take(self, count: int) -> None:
+        try:
+            samples = self._replay.sample(self._table, count, timeout_secs=_POLL_SECS)
+        except ReplayTimeoutError:
+            return
+        groups = [Group.from_columns(sample.columns) for sample in samples]
+        over = set(self._session.call("claim", lease_ids=[group.lease_id for group in groups]))
+        self._aside += [group for group in groups if group.lease_id not in over]

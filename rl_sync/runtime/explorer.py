@@ -1,0 +1,181 @@
+"""The explorer's program: lease prompts, take weights, generate, have it judged, insert."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_sync.actors.explorer import Explorer, ExplorerState
+from rl_sync.observe.spans import SpanKind
+from rl_sync.replay.interface import Replay, ReplayTimeoutError
+from rl_sync.runtime.session import RunStoppedError, Session
+from rl_sync.tasks.task import Task
+from rl_sync.types import Group, Lease, Params, Prompt
+from rl_sync.weights.interface import Puller, WeightsTimeoutError
+
+_POLL_SECS = 1.0
+_NEWEST_POLL_SECS = 0.02
+_RECEIVE_POLL_SECS = 10.0
+
+
+class Grant(NamedTuple):
+    """What the master wants generated; see `rl_sync.actors.events.GrantLeases`."""
+
+    step: int
+    version: int
+    exactly: bool
+    leases: list[Lease]
+
+    @classmethod
+    def from_answer(cls, answer: dict[str, Any]) -> Grant:
+        """Decodes the master's answer."""
+        leases = [
+            Lease(lease_id, ordinal, attempt, Prompt(*prompt))
+            for lease_id, ordinal, attempt, prompt in answer["leases"]
+        ]
+        return cls(answer["step"], answer["version"], answer["exactly"], leases)
+
+
+@dataclasses.dataclass
+class ExplorerProgram:
+    """Drives the explorer actor until the master says that there is nothing more to do.
+
+    Attributes:
+      session: this process's part in the run.
+      number: which explorer, from 1.
+      task: the problems.
+      explorer: the actor.
+      blank: parameters of the right shapes, to compile with before there are real ones.
+      puller: where weights come from.
+      granted_secs: when the transfer of the last pull began, if the puller had to be let in.
+      sync_kind: the kind of span that a pull is recorded as.
+      replay, table: where groups go.
+    """
+
+    session: Session
+    number: int
+    task: Task
+    explorer: Explorer
+    blank: Params
+    puller: Puller
+    granted_secs: Callable[[], float]
+    sync_kind: SpanKind
+    replay: Replay
+    table: str
+
+    def run(self) -> None:
+        """Generates until the end of the run.
+
+        Raises:
+          TimeoutError: a wait passed its deadline.
+          PeerLostError: the master is gone.
+        """
+        state: ExplorerState | None = None
+        with self.session.spans.span(SpanKind.COMPILE):
+            self.explorer.compile(self.blank)
+        try:
+            while (grant := self._lease()) is not None:
+                if state is None or state.version != grant.version:
+                    state = self._pull(grant)
+                groups = self._generate(grant, state)
+                groups = self._score(groups)
+                self._insert(groups)
+        except RunStoppedError:
+            pass  # The master's ledger says of what this explorer held that it was dropped.
+
+    def _lease(self) -> Grant | None:
+        patience = self.session.patience("prompts", "the master")
+        answer = self.session.call("lease", explorer=self.number, poll_secs=0.0)
+        while answer["kind"] == "hold":
+            reason = answer["reason"]
+            with self.session.spans.span(SpanKind.WAIT, reason=reason, for_whom="the trainer"):
+                while answer["kind"] == "hold" and answer["reason"] == reason:
+                    patience()
+                    answer = self.session.call("lease", explorer=self.number, poll_secs=_POLL_SECS)
+        return Grant.from_answer(answer) if answer["kind"] == "grant" else None
+
+    def _pull(self, grant: Grant) -> ExplorerState:
+        """Waits for the version that is due, then receives it."""
+        wanted = {"exactly" if grant.exactly else "at_least": grant.version}
+        what = f"the weights of version {grant.version}"
+        patience = self.session.patience(what, "the trainer")
+        if self.puller.newest() < grant.version:
+            wait = {"reason": "synchronization", "for_whom": "the trainer"}
+            with self.session.spans.span(SpanKind.WAIT, version=grant.version, **wait):
+                while self.puller.newest() < grant.version:
+                    patience()
+                    time.sleep(_NEWEST_POLL_SECS)
+        started = self.session.spans.now()
+        version, params = self._receive(wanted, patience)
+        started = max(started, self.granted_secs())
+        self.session.spans.record(
+            self.sync_kind, started, self.session.spans.now(), version=version, step=grant.step
+        )
+        self.session.facts["version"] = version
+        return ExplorerState(version, params)
+
+    def _receive(self, wanted: dict[str, int], patience: Callable[[], None]) -> tuple[int, Params]:
+        while True:
+            try:
+                return self.puller.pull(**wanted, timeout_secs=_RECEIVE_POLL_SECS)
+            except WeightsTimeoutError:
+                patience()
+
+    def _generate(self, grant: Grant, state: ExplorerState) -> list[Group]:
+        leases = [lease.lease_id for lease in grant.leases]
+        started = time.monotonic()
+        with self.session.spans.span(
+            SpanKind.ROLLOUT, step=grant.step, version=state.version, leases=leases
+        ) as attributes:
+            groups = self.explorer.rollout(state, grant.leases)
+            tokens = sum(int(group.completion_mask.sum()) for group in groups)
+            attributes["tokens"] = tokens
+        rate = tokens / (time.monotonic() - started)
+        self.session.facts.update(step=grant.step, tokens_per_sec=rate)
+        return groups
+
+    def _score(self, groups: list[Group]) -> list[Group]:
+        with self.session.spans.span(SpanKind.SCORE):
+            items = [item for group in groups for item in self._judgeable(group)]
+            rewards = np.asarray(self.session.call("judge", items=items), np.float32)
+            self.session.facts["reward"] = float(rewards.mean())
+            by_group = rewards.reshape(len(groups), -1)
+            return [
+                dataclasses.replace(group, rewards=row)
+                for group, row in zip(groups, by_group, strict=True)
+            ]
+
+    def _judgeable(self, group: Group) -> list[list[str]]:
+        """[prompt, completion, answer] of each trajectory."""
+        prompt = self.task.train[group.prompt_id]
+        completions = [
+            self.task.tokenizer.decode(tokens[mask].tolist())
+            for tokens, mask in zip(group.tokens, group.completion_mask, strict=True)
+        ]
+        return [[prompt.text, completion, prompt.answer] for completion in completions]
+
+    def _insert(self, groups: list[Group]) -> None:
+        leases = [group.lease_id for group in groups]
+        with self.session.spans.span(SpanKind.INSERT, leases=leases):
+            patience = self.session.patience("room in the replay buffer", "the trainer")
+            try:
+                items = [group.to_columns() for group in groups]
+                self.replay.insert_many(self.table, items, timeout_secs=_POLL_SECS)
+            except ReplayTimeoutError:
+                self._flush(patience)
+            self.session.call("buffered", lease_ids=leases)
+
+    def _flush(self, patience: Callable[[], None]) -> None:
+        """Waits until the groups that found no room have found it."""
+        wait = {"reason": "room in the buffer", "for_whom": "the trainer"}
+        with self.session.spans.span(SpanKind.WAIT, **wait):
+            while True:
+                patience()
+                try:
+                    return self.replay.flush(_POLL_SECS)
+                except ReplayTimeoutError:
+                    continue

@@ -1,0 +1,107 @@
+"""What a run records of its groups, line by line: the ledger, and what each step consumed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_sync.actors.events import Record
+from rl_sync.actors.master import MasterState
+from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
+from rl_sync.types import Group
+
+LEDGER_FILE = "ledger.jsonl"
+CONSUMED_FILE = "consumed.jsonl"
+
+
+class Ledger:
+    """Writes every change of a lease to `workdir/ledger.jsonl`."""
+
+    def __init__(self, workdir: str | os.PathLike[str]):
+        self._lines = JsonLinesWriter(Path(workdir) / LEDGER_FILE)
+
+    def write(self, record: Record) -> None:
+        """Writes one event and the leases that it concerns."""
+        leases = [
+            {
+                "lease_id": lease.lease_id,
+                "ordinal": lease.ordinal,
+                "attempt": lease.attempt,
+                "explorer": lease.explorer,
+            }
+            for lease in record.leases
+        ]
+        line = {"time": time.time(), "event": record.event, "leases": leases}
+        self._lines.write({**line, "reason": record.reason} if record.reason else line)
+
+    def write_balance(self, state: MasterState) -> None:
+        """Writes the sum of the run so far."""
+        self._lines.write({"time": time.time(), "event": "balance", **balance(state)})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+
+def balance(state: MasterState) -> dict[str, Any]:
+    """How the leases of a run add up: leased = trained + buffered + generating + dropped."""
+    return {
+        "leased": state.leased,
+        "trained": state.trained,
+        "buffered": state.buffered,
+        "generating": len(state.live) - state.buffered,
+        "dropped": dict(state.dropped),
+    }
+
+
+class ConsumptionRecord:
+    """Writes what each trainer step consumed to `workdir/consumed.jsonl`."""
+
+    def __init__(self, workdir: str | os.PathLike[str]):
+        self._lines = JsonLinesWriter(Path(workdir) / CONSUMED_FILE)
+
+    def write(self, step: int, groups: list[Group]) -> None:
+        """Writes one step: its groups in the batch's order, with the version of every token."""
+        self._lines.write(
+            {
+                "step": step,
+                "groups": [
+                    {
+                        "lease_id": group.lease_id,
+                        "ordinal": group.ordinal,
+                        "prompt_id": group.prompt_id,
+                        "explorer": group.explorer,
+                        "versions": _version_runs(group),
+                    }
+                    for group in groups
+                ],
+            }
+        )
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+
+def _version_runs(group: Group) -> list[list[list[int]]]:
+    """For each trajectory, [version, tokens] of each stretch of tokens of one version."""
+    rows = []
+    for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
+        runs = itertools.groupby(np.asarray(versions)[mask].tolist())
+        rows.append([[version, len(list(tokens))] for version, tokens in runs])
+    return rows
+
+
+def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads the events of a run's ledger in their order."""
+    return read_json_lines(Path(workdir) / LEDGER_FILE)
+
+
+def read_consumed(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads what each trainer step consumed, in the order of the steps."""
+    return read_json_lines(Path(workdir) / CONSUMED_FILE)

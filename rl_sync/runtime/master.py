@@ -1,0 +1,226 @@
+"""The master's program: the master actor behind remote calls, with its ledger and its judges."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rl_sync.actors import master
+from rl_sync.actors.events import (
+    BatchTrained,
+    Event,
+    ExplorerSeen,
+    Finish,
+    GrantLeases,
+    GroupsBuffered,
+    GroupsRefused,
+    HoldBack,
+    LeaseRequested,
+    Position,
+    Record,
+    Started,
+    StopRequested,
+    Ticked,
+    VersionPublished,
+)
+from rl_sync.observe.display import RoleStatus, RunStatus
+from rl_sync.observe.metrics import MetricsWriter
+from rl_sync.rewards.pool import RewardPool
+from rl_sync.rewards.router import RewardRequest
+from rl_sync.runtime.ledger import Ledger, balance
+from rl_sync.runtime.settings import RunSettings
+from rl_sync.tasks.order import prompt_at
+from rl_sync.weights.rendezvous import MeetingPoint, Request
+
+_TICK_SECS = 0.5
+
+
+class MasterProgram:
+    """Answers the other roles' calls; every public method of `methods` is one.
+
+    Args:
+      settings: the run.
+    """
+
+    def __init__(self, settings: RunSettings):
+        self._settings = settings
+        self._task = settings.load_task()
+        self._changed = threading.Condition()
+        self._state = master.MasterState(settings.master_settings())
+        self._ledger = Ledger(settings.workdir)
+        self._metrics = MetricsWriter(settings.workdir)
+        self._meeting = MeetingPoint()
+        self._judges = RewardPool(settings.master.reward_workers)
+        self._roles: dict[str, RoleStatus] = {}
+        self._phase, self._message = "start", ""
+        self._result: dict[str, Any] = {}
+        self._started = time.monotonic()
+        self.closed = threading.Event()
+        threading.Thread(target=self._tick, name="ticks", daemon=True).start()
+
+    @property
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What the other roles may call."""
+        return {
+            "begin": self._begin,
+            "lease": self._lease,
+            "judge": self._judge,
+            "buffered": self._buffered,
+            "claim": self._claim,
+            "refused": self._refused,
+            "trained": self._trained,
+            "published": self._published,
+            "newest": self._newest,
+            "position": self._position,
+            "heartbeat": self._heartbeat,
+            "metrics": self._write_metrics,
+            "phase": self._set_phase,
+            "result": self._set_result,
+            "evaluated": self._evaluated,
+            "status": self._status,
+            "summary": self._summary,
+            "stop": self._stop,
+            "close": self._close,
+            "weights_ask": self._meeting.ask,
+            "weights_granted": self._meeting.granted,
+            "weights_withdraw": self._meeting.withdraw,
+            "weights_waiting": self._meeting.waiting,
+            "weights_grant": self._grant_weights,
+        }
+
+    def _apply(self, event: Event) -> tuple[Any, ...]:
+        """Takes an event under the lock, keeps the ledger, and returns the actor's answers."""
+        with self._changed:
+            self._state, commands = master.transition(self._state, event)
+            for command in commands:
+                if isinstance(command, Record):
+                    self._ledger.write(command)
+            if commands or not isinstance(event, Ticked):
+                self._changed.notify_all()
+            return tuple(command for command in commands if not isinstance(command, Record))
+
+    def _begin(self, step: int, next_ordinal: int, again: list[int], next_lease: int) -> None:
+        self._apply(Started(Position(step, next_ordinal, tuple(again), next_lease)))
+
+    def _lease(self, explorer: int, poll_secs: float) -> dict[str, Any]:
+        deadline = time.monotonic() + poll_secs
+        with self._changed:
+            while True:
+                (answer,) = self._apply(LeaseRequested(explorer, time.monotonic()))
+                left = deadline - time.monotonic()
+                if not isinstance(answer, HoldBack) or left <= 0:
+                    return self._encode(answer)
+                self._changed.wait(left)
+
+    def _encode(self, answer: GrantLeases | HoldBack | Finish) -> dict[str, Any]:
+        if isinstance(answer, HoldBack):
+            return {"kind": "hold", "reason": answer.reason}
+        if isinstance(answer, Finish):
+            return {"kind": "finish", "reason": answer.reason}
+        leases = []
+        for lease in answer.leases:
+            index = prompt_at(lease.ordinal, len(self._task.train), self._settings.seed)
+            prompt = self._task.train[index]
+            leases.append([lease.lease_id, lease.ordinal, lease.attempt, list(prompt)])
+        return {
+            "kind": "grant",
+            "step": answer.step,
+            "version": answer.version,
+            "exactly": answer.exactly,
+            "leases": leases,
+        }
+
+    def _judge(self, items: list[list[str]]) -> list[float]:
+        """Rewards of [prompt, completion, answer] triples, in their order."""
+        return self._judges.judge([RewardRequest(self._task.reward, *item) for item in items])
+
+    def _buffered(self, lease_ids: list[int]) -> None:
+        self._apply(GroupsBuffered(tuple(lease_ids)))
+
+    def _claim(self, lease_ids: list[int]) -> list[int]:
+        """The trainer has taken these out of the buffer; returns those whose lease was over."""
+        with self._changed:
+            self._apply(GroupsBuffered(tuple(lease_ids)))
+            return [lease_id for lease_id in lease_ids if lease_id not in self._state.live]
+
+    def _refused(self, lease_ids: list[int], reason: str) -> None:
+        self._apply(GroupsRefused(tuple(lease_ids), reason))
+
+    def _trained(self, step: int, lease_ids: list[int], values: dict[str, Any]) -> None:
+        self._apply(BatchTrained(step, tuple(lease_ids)))
+        self._metrics.write("rl", step, values)
+
+    def _published(self, version: int) -> None:
+        self._apply(VersionPublished(version))
+
+    def _grant_weights(self, request: list[Any], version: int, digest: str) -> bool:
+        return self._meeting.grant(Request(*request), version, digest)
+
+    def _newest(self) -> int:
+        return -1 if self._state.newest is None else self._state.newest
+
+    def _position(self) -> dict[str, Any]:
+        with self._changed:
+            return master.position(self._state)._asdict()
+
+    def _heartbeat(self, role: str, status: dict[str, Any]) -> dict[str, Any]:
+        self._roles[role] = RoleStatus.from_dict(status)
+        if role.startswith("explorer"):
+            self._apply(ExplorerSeen(int(role.removeprefix("explorer")), time.monotonic()))
+        return {"stop": self._state.stopping}
+
+    def _write_metrics(self, phase: str, step: int, values: dict[str, Any]) -> None:
+        self._metrics.write(phase, step, values)
+
+    def _set_phase(self, phase: str, message: str = "") -> None:
+        self._phase, self._message = phase, message or self._message
+
+    def _set_result(self, values: dict[str, Any]) -> None:
+        self._result = {**self._result, **values}
+
+    def _evaluated(self, moment: str, values: dict[str, Any]) -> None:
+        self._result.setdefault("evaluations", {})[moment] = values
+        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}"
+
+    def _status(self) -> dict[str, Any]:
+        settings = self._settings
+        capacity = settings.schedule.batches_ahead * settings.trainer.groups_per_step
+        with self._changed:
+            return RunStatus(
+                phase=self._phase,
+                step=self._state.trained_steps,
+                steps=settings.trainer.steps,
+                roles=tuple(self._roles[role] for role in settings.roles if role in self._roles),
+                buffer_size=self._state.buffered,
+                buffer_capacity=capacity,
+                elapsed_secs=time.monotonic() - self._started,
+                message=self._message,
+            ).to_dict()
+
+    def _summary(self) -> dict[str, Any]:
+        with self._changed:
+            return {"result": self._result, "balance": balance(self._state)}
+
+    def _stop(self, reason: str) -> None:
+        self._apply(StopRequested(reason))
+
+    def _close(self) -> dict[str, Any]:
+        """Closes the ledger's account, once the explorers have left; the process ends after it."""
+        with self._changed:
+            if not self.closed.is_set():
+                self._state, commands = master.end(self._state)
+                for command in commands:
+                    if isinstance(command, Record):
+                        self._ledger.write(command)
+                self._ledger.write_balance(self._state)
+                self._ledger.close()
+                self._metrics.close()
+                self._judges.close()
+                self.closed.set()
+            return self._summary()
+
+    def _tick(self) -> None:
+        while not self.closed.wait(_TICK_SECS):
+            self._apply(Ticked(time.monotonic()))

@@ -1,0 +1,198 @@
+"""The wiring: from a run's settings to each role's program."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from rl_sync.actors.explorer import Explorer
+from rl_sync.actors.trainer import Trainer
+from rl_sync.models.transformer import init_params
+from rl_sync.observe.spans import SpanKind
+from rl_sync.replay.client import ReplayClient
+from rl_sync.replay.interface import ReplayError
+from rl_sync.replay.tables import Selector, TableSpec, queue
+from rl_sync.runtime.batches import BatchReader
+from rl_sync.runtime.evaluation import Evaluator
+from rl_sync.runtime.explorer import ExplorerProgram
+from rl_sync.runtime.master import MasterProgram
+from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishing, Publishing
+from rl_sync.runtime.rendezvous import ExplorerRendezvous
+from rl_sync.runtime.rpc import PeerLostError, RpcServer
+from rl_sync.runtime.session import Session
+from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.trainer import TrainerProgram
+from rl_sync.runtime.warm_up import WarmUp
+from rl_sync.schedule import SyncSchedule
+from rl_sync.types import Params
+from rl_sync.weights.checkpoint import CheckpointPuller
+from rl_sync.weights.cluster import init_cluster, leave_cluster
+from rl_sync.weights.collective import CollectivePuller
+from rl_sync.weights.interface import Puller
+
+TABLE = "groups"
+WEIGHTS_DIR = "weights"
+CHECKPOINTS_DIR = "checkpoints"
+_POLL_SECS = 0.1
+_log = logging.getLogger(__name__)
+
+
+class Addresses(NamedTuple):
+    """Where the others are, each as host:port.
+
+    Attributes:
+      coordinator: where the cluster of a collective transfer forms.
+    """
+
+    master: str
+    replay: str
+    coordinator: str
+
+
+def replay_tables(settings: RunSettings) -> list[TableSpec]:
+    """The replay buffer's tables: one, from which each group is taken once.
+
+    It has room for every batch that may be ahead of the trainer, and for groups whose lease is
+    over, so that no explorer waits for room while the schedule lets it go on.
+    """
+    ahead = settings.schedule.batches_ahead * settings.trainer.groups_per_step
+    spare = settings.explorers * settings.groups_per_lease
+    table = queue(TABLE, ahead + spare)
+    return [dataclasses.replace(table, sampler=cast(Selector, settings.replay.sampler))]
+
+
+def run_master(settings: RunSettings, addresses: Addresses) -> None:
+    """Serves as the master until it is told to close, or to terminate."""
+    program = MasterProgram(settings)
+    host, _, port = addresses.master.rpartition(":")
+    server = RpcServer(program.methods, int(port), host)
+    signal.signal(signal.SIGTERM, lambda *_: program.closed.set())
+    program.closed.wait()
+    server.close()
+
+
+def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
+    """Runs the trainer."""
+    _join(settings, addresses, 0)
+    workdir, task = Path(settings.workdir), settings.load_task()
+    with Session(settings, "trainer", addresses.master) as session:
+        _await_master(session)
+        trainer = Trainer(
+            settings.model_config(task),
+            settings.algorithm,
+            settings.optimizer,
+            settings.trainer.group_size,
+            settings.rollout.temperature,
+        )
+        problems = settings.trainer.evaluation_problems
+        rows = min(problems, settings.warm_up.probe_problems)
+        evaluator = Evaluator(session, trainer.model, task, problems, rows)
+        replay = ReplayClient(addresses.replay)
+
+        def publishing(schedule: SyncSchedule) -> Publishing:
+            if settings.transfer == "checkpoint":
+                return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
+            return CollectivePublishing(session, schedule, _params_like(settings))
+
+        TrainerProgram(
+            session,
+            trainer,
+            WarmUp(session, trainer, evaluator, task),
+            evaluator,
+            publishing,
+            lambda schedule, idle: BatchReader(session, replay, TABLE, schedule, idle),
+            workdir / CHECKPOINTS_DIR,
+        ).run()
+        replay.close()
+        leave_cluster()
+
+
+def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
+    """Runs one explorer."""
+    _join(settings, addresses, number)
+    workdir, task = Path(settings.workdir), settings.load_task()
+    with Session(settings, f"explorer{number}", addresses.master) as session:
+        _await_master(session)
+        replay = ReplayClient(addresses.replay)
+        explorer = Explorer(
+            number,
+            settings.model_config(task),
+            task,
+            settings.sampling(task),
+            settings.trainer.group_size,
+            settings.groups_per_lease,
+            settings.seed,
+        )
+        collective = settings.transfer == "collective"
+        rendezvous = ExplorerRendezvous(session)
+        like = _params_like(settings)
+        puller: Puller
+        if collective:
+            puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
+        else:
+            puller = CheckpointPuller(workdir / WEIGHTS_DIR, like)
+        _await_replay(session, replay)
+        ExplorerProgram(
+            session,
+            number,
+            task,
+            explorer,
+            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like),
+            puller,
+            lambda: rendezvous.granted_secs,
+            SpanKind.SYNC_COLLECTIVE if collective else SpanKind.SYNC_CHECKPOINT,
+            replay,
+            TABLE,
+        ).run()
+        puller.close()
+        replay.close()
+        leave_cluster()
+
+
+def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> None:
+    """Joins the cluster of the collective transfer; nothing to do for other transfers."""
+    if settings.transfer == "collective":
+        init_cluster(
+            addresses.coordinator,
+            1 + settings.explorers,
+            process_id,
+            timeout_secs=settings.launch.start_secs,
+        )
+
+
+def _params_like(settings: RunSettings) -> Params:
+    """The parameters' shapes, on this process's device."""
+    model = settings.model_config(settings.load_task())
+    shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+
+
+def _await_master(session: Session) -> None:
+    patience = session.patience("an answer", "the master")
+    while True:
+        try:
+            session.call("newest")
+            return
+        except PeerLostError:
+            patience()
+            time.sleep(_POLL_SECS)
+
+
+def _await_replay(session: Session, replay: ReplayClient) -> None:
+    patience = session.patience("an answer", "the replay server")
+    with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
+        while True:
+            try:
+                replay.info()
+                return
+            except ReplayError:
+                patience()
+                time.sleep(_POLL_SECS)

@@ -1,0 +1,124 @@
+"""The sending side of a sync, as the trainer's program sees it: one for each transfer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from rl_sync.observe.spans import SpanKind
+from rl_sync.runtime.rendezvous import TrainerRendezvous
+from rl_sync.runtime.session import Session
+from rl_sync.schedule import SyncSchedule
+from rl_sync.types import Params
+from rl_sync.weights.checkpoint import CheckpointPublisher
+from rl_sync.weights.collective import CollectivePublisher
+
+
+class Publishing(Protocol):
+    """Publishes versions, and records what that takes."""
+
+    def publish(self, version: int, params: Params) -> None:
+        """Offers a version to the explorers.
+
+        Raises:
+          RunStoppedError: the run is being stopped.
+          WeightsTimeoutError: a deadline passed.
+        """
+
+    def serve(self) -> None:
+        """Serves explorers that stand ready; called between steps and while the trainer waits."""
+
+    def close(self) -> None:
+        """Finishes what was begun."""
+
+
+class CheckpointPublishing:
+    """Versions are saved in the background; explorers are told when one can be read.
+
+    Args:
+      session: the trainer's.
+      schedule: decides how many versions stay, and whether every one is needed.
+      directory: where versions are saved.
+    """
+
+    def __init__(self, session: Session, schedule: SyncSchedule, directory: Path):
+        self._session = session
+        self._publisher = CheckpointPublisher(
+            directory,
+            keep=schedule.versions_kept,
+            may_skip=schedule.pull == "latest",
+            timeout_secs=session.settings.launch.wait_secs,
+            resume_from=schedule.start,
+            on_saved=self._saved,
+        )
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`."""
+        self._session.check()
+        with self._session.spans.span(SpanKind.SYNC_CHECKPOINT, version=version):
+            self._publisher.publish(version, params)
+
+    def _saved(self, version: int, secs: float) -> None:
+        now = self._session.spans.now()
+        self._session.spans.record(
+            SpanKind.SYNC_CHECKPOINT, now - secs, now, version=version, background=True
+        )
+        self._session.call("published", version=version)
+
+    def serve(self) -> None:
+        """See `Publishing`; explorers serve themselves."""
+
+    def close(self) -> None:
+        """See `Publishing`."""
+        self._publisher.close()
+
+
+class CollectivePublishing:
+    """Versions go from device to device: at a meeting under exact pulls, else when asked for.
+
+    Args:
+      session: the trainer's.
+      schedule: decides whether all meet.
+      like: the parameters' shapes.
+    """
+
+    def __init__(self, session: Session, schedule: SyncSchedule, like: Params):
+        self._session, self._meet = session, schedule.pull == "exact"
+        self._rendezvous = TrainerRendezvous(session)
+        self._publisher = CollectivePublisher(
+            like,
+            range(1, session.settings.explorers + 1),
+            self._rendezvous,
+            meet=self._meet,
+            timeout_secs=session.settings.launch.wait_secs,
+        )
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`."""
+        self._session.check()
+        self._rendezvous.settle()
+        started = self._session.spans.now()
+        try:
+            self._publisher.publish(version, params)
+        finally:
+            granted = self._rendezvous.granted_secs
+            self._rendezvous.settle()
+        self._record(started if granted is None else granted, version=version)
+
+    def serve(self) -> None:
+        """See `Publishing`."""
+        if self._meet:
+            return
+        self._rendezvous.settle()
+        served = self._publisher.serve_waiting()
+        if (granted := self._rendezvous.granted_secs) is not None:
+            explorers = [explorer for explorer, _ in served]
+            self._record(granted, version=served[-1][1], explorers=explorers)
+
+    def _record(self, started: float, **attributes: object) -> None:
+        now = self._session.spans.now()
+        self._session.spans.record(SpanKind.SYNC_COLLECTIVE, started, now, **attributes)
+
+    def close(self) -> None:
+        """See `Publishing`."""
+        self._publisher.close()

@@ -1,0 +1,77 @@
+"""One role's process: `python -m rl_sync.runtime.role --role=… --workdir=… --master=…`.
+
+The launcher starts these on one machine. It gives each a pipe as standard input; a role whose pipe
+closes ends itself, since nobody watches it any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+FAILED = 1
+ORPHANED = 4
+_log = logging.getLogger("rl_sync")
+
+
+def main() -> int:
+    """Runs the role that the command line names; returns the exit status."""
+    arguments = _arguments()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    faulthandler.enable()
+    # The launcher decides when a role stops; a terminal's Ctrl-C is for the launcher alone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments.lifeline:
+        threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
+    from rl_sync.runtime import programs
+    from rl_sync.runtime.settings import RunSettings
+
+    config = json.loads((Path(arguments.workdir) / "config.json").read_text())
+    settings = RunSettings.from_config(config)
+    places = programs.Addresses(arguments.master, arguments.replay, arguments.coordinator)
+    try:
+        if arguments.role == "master":
+            programs.run_master(settings, places)
+        elif arguments.role == "trainer":
+            programs.run_trainer(settings, places)
+        else:
+            number = int(arguments.role.removeprefix("explorer"))
+            programs.run_explorer(settings, places, number)
+    except Exception:
+        _log.exception("%s failed", arguments.role)
+        # Not an ordinary exit: threads may stand in calls, and a cluster's exit in a barrier.
+        logging.shutdown()
+        os._exit(FAILED)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--role", required=True, help="master, trainer, explorer1, explorer2, …")
+    parser.add_argument("--workdir", required=True, help="the run's; holds its config.json")
+    parser.add_argument("--master", required=True, help="host:port of the master")
+    parser.add_argument("--replay", required=True, help="host:port of the replay server")
+    parser.add_argument("--coordinator", default="", help="host:port of the collective cluster")
+    parser.add_argument("--lifeline", action="store_true", help="end when standard input is closed")
+    return parser.parse_args()
+
+
+def _end_when_orphaned() -> None:
+    while os.read(0, 4096):
+        pass
+    _log.error("The launcher is gone, so this role ends.")
+    logging.shutdown()
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

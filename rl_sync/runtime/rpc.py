@@ -1,0 +1,116 @@
+"""Remote calls between the roles: named methods with plain arguments, msgpack over gRPC.
+
+Arguments and results are what msgpack knows: numbers, strings, bytes, lists, string-keyed dicts.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import msgpack
+
+_METHOD = "/rl_sync.Role/Call"
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+]
+_log = logging.getLogger(__name__)
+
+Method = Callable[..., Any]
+
+
+class RemoteError(RuntimeError):
+    """The called role refused: its message, with the exception's name in front."""
+
+
+class PeerLostError(RuntimeError):
+    """The called role is gone, or does not answer."""
+
+
+class RpcServer:
+    """Serves methods by name until it is closed.
+
+    Args:
+      methods: name to function; called with the caller's keyword arguments, from several threads.
+      port: 0 for any free one.
+      host: the interface to listen on.
+      threads: calls served at the same time; long polls hold one each.
+
+    Raises:
+      ValueError: the port is taken.
+    """
+
+    def __init__(
+        self, methods: Mapping[str, Method], port: int, host: str = "127.0.0.1", threads: int = 32
+    ):
+        self._methods = methods
+        executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._server = grpc.server(executor, options=_OPTIONS)
+        handler = grpc.unary_unary_rpc_method_handler(self._serve)
+        service, name = _METHOD.strip("/").split("/")
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {name: handler}),)
+        )
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ValueError(f"Port {port} on {host} is taken; choose another, or 0.") from error
+        if self.port == 0:
+            raise ValueError(f"Port {port} on {host} is taken; choose another, or 0 for any.")
+        self._server.start()
+
+    def _serve(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        del context
+        name, arguments = msgpack.unpackb(request, strict_map_key=False)
+        try:
+            return msgpack.packb((True, self._methods[name](**arguments)))
+        except Exception as error:
+            _log.exception("%s(%s) failed", name, ", ".join(arguments))
+            return msgpack.packb((False, f"{type(error).__name__}: {error}"))
+
+    def close(self, grace_secs: float = 1.0) -> None:
+        """Stops serving; calls under way get the grace to end."""
+        self._server.stop(grace_secs).wait()
+
+
+class RpcClient:
+    """Calls the methods of one server; thread-safe.
+
+    Args:
+      address: `host:port`.
+      peer: what to call the other side in errors, such as "master".
+    """
+
+    def __init__(self, address: str, peer: str):
+        self._peer = f"the {peer} at {address}"
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._call = self._channel.unary_unary(_METHOD)
+
+    def call(self, method: str, deadline_secs: float, /, **arguments: Any) -> Any:
+        """Calls a method and waits for what it returns.
+
+        Raises:
+          RemoteError: the method raised.
+          PeerLostError: nobody answered within `deadline_secs`.
+        """
+        request = msgpack.packb((method, arguments))
+        try:
+            reply = self._call(request, timeout=deadline_secs, wait_for_ready=False)
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
+            reason = error.details() if isinstance(error, grpc.Call) else str(error)
+            raise PeerLostError(
+                f"No answer from {self._peer} to {method!r} within {deadline_secs:g} s: {reason}"
+            ) from error
+        succeeded, result = msgpack.unpackb(reply, strict_map_key=False)
+        if not succeeded:
+            raise RemoteError(result)
+        return result
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()

@@ -1,0 +1,115 @@
+"""What every role's process has: settings, a line to the master, spans, signs of life."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from rl_sync.observe.display import RoleStatus
+from rl_sync.observe.spans import SpanKind, SpanRecorder, spans_path
+from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.settings import RunSettings
+
+HEARTBEAT_SECS = 0.5
+_log = logging.getLogger(__name__)
+
+
+class RunStoppedError(Exception):
+    """The run is being stopped: save what is to be saved and leave."""
+
+
+class Session:
+    """One role's process in a run; usable as a context manager.
+
+    Args:
+      settings: the run.
+      role: `trainer`, `explorer1`, `explorer2`, ….
+      master_address: `host:port`.
+    """
+
+    def __init__(self, settings: RunSettings, role: str, master_address: str):
+        self.settings = settings
+        self.role = role
+        self.spans = SpanRecorder(spans_path(settings.workdir, role), role)
+        self.facts: dict[str, Any] = {}
+        self._master = RpcClient(master_address, "master")
+        self._stop: str | None = None
+        self._closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Calls the master, with the settings' deadline for an answer."""
+        return self._master.call(method, self.settings.launch.call_secs, **arguments)
+
+    def check(self) -> None:
+        """Raises `RunStoppedError` when the run is being stopped."""
+        if self._stop is not None:
+            raise RunStoppedError(self._stop)
+
+    def patience(self, what: str, whom: str) -> Patience:
+        """Starts the clock of one wait, with the settings' deadline."""
+        return Patience(self, what, whom, self.settings.launch.wait_secs)
+
+    def status(self) -> RoleStatus:
+        """What the live display shows of this role."""
+        current = self.spans.current
+        activity, since, waits_for = "idle", 0.0, None
+        if current is not None:
+            activity, since = str(current.kind), current.lasted_secs
+            waits_for = current.reason if current.kind is SpanKind.WAIT else None
+        return RoleStatus(
+            role=self.role, activity=activity, since_secs=since, waits_for=waits_for, **self.facts
+        )
+
+    def _beat(self) -> None:
+        lost_since = None
+        while not self._closed.wait(HEARTBEAT_SECS):
+            try:
+                reply = self.call("heartbeat", role=self.role, status=self.status().to_dict())
+                self._stop, lost_since = reply["stop"], None
+            except PeerLostError as error:
+                lost_since = lost_since or time.monotonic()
+                if time.monotonic() - lost_since > self.settings.launch.master_lost_secs:
+                    _log.error("The master is lost, so %s ends: %s", self.role, error)
+                    logging.shutdown()
+                    os._exit(3)  # The main thread may stand in a collective that nothing ends.
+
+    def close(self) -> None:
+        """Ends the signs of life and closes the spans."""
+        self._closed.set()
+        self._heart.join(timeout=2 * HEARTBEAT_SECS)
+        self.spans.close()
+        self._master.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Patience:
+    """One wait's deadline: call it at each turn of the waiting loop.
+
+    Raises, when called:
+      RunStoppedError: the run is being stopped.
+      TimeoutError: the deadline has passed; says what was awaited, from whom, since when.
+    """
+
+    def __init__(self, session: Session, what: str, whom: str, timeout_secs: float):
+        self._session, self._what, self._whom = session, what, whom
+        self._timeout_secs = timeout_secs
+        self._since = time.monotonic()
+
+    def __call__(self) -> None:
+        self._session.check()
+        waited = time.monotonic() - self._since
+        if waited > self._timeout_secs:
+            raise TimeoutError(
+                f"{self._session.role} has waited for {self._what} from {self._whom} for"
+                f" {waited:.0f} s, which is over launch.wait_secs={self._timeout_secs:g}."
+            )

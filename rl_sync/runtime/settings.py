@@ -1,0 +1,387 @@
+"""The one place where a config becomes frozen, validated records.
+
+`RunSettings.from_config` takes the nested dict of a resolved ml_collections config. Below it
+nothing sees a ConfigDict, and nothing has defaults of its own: they stand in `configs/base.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.actors.events import MasterSettings
+from rl_sync.actors.trainer import AlgorithmConfig, OptimizerConfig
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sampling import Sampling
+from rl_sync.schedule import MODES, SyncSchedule, resolve
+from rl_sync.tasks.catalog import TaskConfig, load_task
+from rl_sync.tasks.task import Task
+
+TRANSFERS = ("collective", "checkpoint")
+BACKENDS = ("reverb", "embedded")
+
+
+class ConfigError(ValueError):
+    """A config that cannot run: the rule, the value and the way out, for the user to read."""
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ConfigError(rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """`config.model`: see `ModelConfig`; its vocabulary and length come from the task."""
+
+    embed_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    rope_base: float
+    norm_eps: float
+    tie_embeddings: bool
+    dtype: str
+    remat: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUpSettings:
+    """`config.warm_up`: supervised steps on the task's demonstrations before the first rollout.
+
+    Attributes:
+      max_steps: the most steps; 0 for no warm-up.
+      batch_size: demonstrations a step.
+      stop_accuracy: the warm-up ends when this share of `probe_problems` is solved greedily.
+      probe_every_steps, probe_problems: how often that is looked at, and on how many held-out
+        problems.
+    """
+
+    max_steps: int
+    batch_size: int
+    stop_accuracy: float
+    probe_every_steps: int
+    probe_problems: int
+
+    def __post_init__(self) -> None:
+        _require(self.max_steps >= 0, f"warm_up.max_steps must be >= 0, not {self.max_steps}.")
+        for name in ("batch_size", "probe_every_steps", "probe_problems"):
+            value = getattr(self, name)
+            _require(value >= 1, f"warm_up.{name} must be at least 1, not {value}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerSettings:
+    """`config.trainer`.
+
+    Attributes:
+      steps: trainer steps of the run.
+      groups_per_step: groups (prompts) that a step consumes.
+      group_size: completions a prompt.
+      evaluate_every_steps: greedy held-out accuracy every so many steps; 0 for the ends only.
+      evaluation_problems: the most held-out problems that an evaluation uses.
+    """
+
+    steps: int
+    groups_per_step: int
+    group_size: int
+    evaluate_every_steps: int
+    evaluation_problems: int
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "groups_per_step", "group_size", "evaluation_problems"):
+            value = getattr(self, name)
+            _require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
+        _require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutSettings:
+    """`config.rollout`: how completions are sampled; see `Sampling`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncSettings:
+    """`config.sync`: see `rl_sync.schedule`; None stands for the mode's own."""
+
+    mode: str
+    interval: int | None
+    offset: int | None
+    max_staleness: int | None
+    pull: str | None
+    transfer: str | None
+    verify: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplorerSettings:
+    """`config.explorer`.
+
+    Attributes:
+      count: how many explorers; None for the least that the mode takes.
+      groups_per_lease: groups that an explorer generates at once; None for its share of a batch.
+    """
+
+    count: int | None
+    groups_per_lease: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaySettings:
+    """`config.replay`.
+
+    Attributes:
+      backend: `reverb`, the real server; `embedded`, the same semantics in Python.
+      port: 0 for any free one.
+      sampler: in which order groups leave the buffer (exact pulls: fifo).
+    """
+
+    backend: str
+    port: int
+    sampler: str
+
+    def __post_init__(self) -> None:
+        _one_of("replay.backend", self.backend, BACKENDS)
+        _one_of("replay.sampler", self.sampler, ("fifo", "lifo", "uniform"))
+
+
+@dataclasses.dataclass(frozen=True)
+class MasterProcessSettings:
+    """`config.master`.
+
+    Attributes:
+      port: 0 for any free one.
+      reward_workers: processes that judge; 0 judges in the master's own.
+      lease_secs: a lease expires after so long without a sign of life from its explorer.
+    """
+
+    port: int
+    reward_workers: int
+    lease_secs: float
+
+    def __post_init__(self) -> None:
+        _require(
+            self.reward_workers >= 0,
+            f"master.reward_workers must be at least 0, not {self.reward_workers}.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSettings:
+    """`config.checkpoint`: snapshots of the trainer, that a run goes on from.
+
+    Attributes:
+      every_steps: 0 for one at the end only.
+      keep: how many are kept.
+    """
+
+    every_steps: int
+    keep: int
+
+    def __post_init__(self) -> None:
+        _require(self.every_steps >= 0, "checkpoint.every_steps must be at least 0.")
+        _require(self.keep >= 1, f"checkpoint.keep must be at least 1, not {self.keep}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchSettings:
+    """`config.launch`: patience, in seconds.
+
+    Attributes:
+      start_secs: until a role or a server is up.
+      wait_secs: the longest that a role waits for another.
+      call_secs: the longest that the master takes to answer.
+      master_lost_secs: a role ends itself when the master was silent for so long.
+      stop_secs: from asking a role to stop to killing it.
+    """
+
+    start_secs: float
+    wait_secs: float
+    call_secs: float
+    master_lost_secs: float
+    stop_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """A whole run, validated: each part by itself and all against each other.
+
+    Attributes:
+      task_data: the loaded task: problems, tokenizer, reward.
+      others: the config's sections.
+    """
+
+    name: str
+    seed: int
+    workdir: str
+    task: TaskConfig
+    model: ModelSettings
+    warm_up: WarmUpSettings
+    algorithm: AlgorithmConfig
+    optimizer: OptimizerConfig
+    trainer: TrainerSettings
+    rollout: RolloutSettings
+    sync: SyncSettings
+    explorer: ExplorerSettings
+    replay: ReplaySettings
+    master: MasterProcessSettings
+    checkpoint: CheckpointSettings
+    launch: LaunchSettings
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> RunSettings:
+        """Validates a resolved config.
+
+        Raises:
+          ConfigError: names the rule, the value, and the way out.
+        """
+        try:
+            settings = _build(cls, config, "config")
+            settings._validate()
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return settings
+
+    def _validate(self) -> None:
+        mode = MODES.get(self.sync.mode)
+        schedule = self.schedule
+        assert mode is not None, "the schedule has checked the mode"
+        count, least, most = self.explorers, mode.least_explorers, mode.most_explorers
+        _require(
+            count >= least and (most is None or count <= most),
+            f"explorer.count={count} does not fit sync.mode={self.sync.mode}, which takes "
+            + (f"{least}" if least == most else f"{least} or more")
+            + (": for several explorers use sync.mode=multi_explorer." if most == 1 else "."),
+        )
+        _one_of("sync.transfer", self.transfer, TRANSFERS)
+        _require(
+            count <= self.trainer.groups_per_step,
+            f"explorer.count={count} explorers cannot share trainer.groups_per_step="
+            f"{self.trainer.groups_per_step}: some would have nothing to generate.",
+        )
+        _require(
+            schedule.pull == "latest" or self.replay.sampler == "fifo",
+            f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
+            " pulls consume batches in their order. Use replay.sampler=fifo.",
+        )
+        lease = self.explorer.groups_per_lease
+        _require(
+            lease is None or lease >= 1,
+            f"explorer.groups_per_lease must be at least 1, not {lease}.",
+        )
+
+    @property
+    def schedule(self) -> SyncSchedule:
+        """The schedule that the mode and the sync settings resolve to."""
+        sync = self.sync
+        return resolve(sync.mode, sync.interval, sync.offset, sync.max_staleness, sync.pull)
+
+    @property
+    def explorers(self) -> int:
+        """How many explorers take part."""
+        return self.explorer.count or (
+            MODES[self.sync.mode].least_explorers if self.explorer.count is None else 0
+        )
+
+    @property
+    def transfer(self) -> str:
+        """How weights travel."""
+        return self.sync.transfer or MODES[self.sync.mode].transfer
+
+    @property
+    def groups_per_lease(self) -> int:
+        """The most groups that an explorer generates at once."""
+        share = math.ceil(self.trainer.groups_per_step / self.explorers)
+        return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles that train, by name."""
+        return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
+
+    def master_settings(self) -> MasterSettings:
+        """What the master actor needs."""
+        return MasterSettings(
+            schedule=self.schedule,
+            steps=self.trainer.steps,
+            groups_per_step=self.trainer.groups_per_step,
+            explorers=self.explorers,
+            groups_per_lease=self.groups_per_lease,
+            lease_secs=self.master.lease_secs,
+        )
+
+    def model_config(self, task: Task) -> ModelConfig:
+        """The model for a task's vocabulary and lengths."""
+        return ModelConfig(
+            vocab_size=task.tokenizer.vocab_size,
+            max_length=task.max_prompt_tokens + task.max_completion_tokens,
+            **dataclasses.asdict(self.model),
+        )
+
+    def sampling(self, task: Task) -> Sampling:
+        """How explorers sample completions."""
+        return Sampling(
+            max_new_tokens=task.max_completion_tokens,
+            eos_id=task.tokenizer.eos_id,
+            **dataclasses.asdict(self.rollout),
+        )
+
+    def load_task(self) -> Task:
+        """Loads the problems.
+
+        Raises:
+          ConfigError: the data cannot be read; the message says where.
+        """
+        try:
+            return load_task(self.task, self.seed)
+        except (ValueError, OSError) as error:
+            raise ConfigError(str(error)) from error
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}{hint}")
+
+
+def _build(cls: type, values: Mapping[str, Any], path: str) -> Any:
+    """Makes a dataclass from a mapping, field by field, down to nested dataclasses."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} must be a section, not {values!r}.")
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {path}.{near[0]}?" if near else ""
+            raise ConfigError(f"{path}.{name} is not a setting{hint}")
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}: start from configs/base.py.")
+    return cls(**{name: _convert(hints[name], values[name], f"{path}.{name}") for name in names})
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, path)
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float in allowed and type(value) is int:
+        return float(value)
+    if not any(type(value) is kind for kind in allowed):
+        wanted = " or ".join("nothing" if k is types.NoneType else k.__name__ for k in allowed)
+        raise ConfigError(f"{path}={value!r} must be {wanted}, not {type(value).__name__}.")
+    return value

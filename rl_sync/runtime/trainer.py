@@ -1,0 +1,183 @@
+"""The trainer's program: warm up, then read a batch, train, publish, step after step."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rl_sync.actors.trainer import Step, Trainer, TrainState
+from rl_sync.observe.spans import SpanKind
+from rl_sync.runtime.batches import BatchReader
+from rl_sync.runtime.evaluation import Evaluator
+from rl_sync.runtime.ledger import ConsumptionRecord
+from rl_sync.runtime.publishing import Publishing
+from rl_sync.runtime.session import RunStoppedError, Session
+from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.runtime.warm_up import WarmUp
+from rl_sync.schedule import SyncSchedule
+from rl_sync.types import Group, TrainBatch
+from rl_sync.weights.digest import digest
+
+
+@dataclasses.dataclass
+class TrainerProgram:
+    """Drives the trainer actor through a run.
+
+    Attributes:
+      session: this process's part in the run.
+      trainer: the actor.
+      warm_up: the supervised steps before the first rollout.
+      evaluator: measures greedy accuracy on held-out problems.
+      publishing: from the schedule, which knows where the run starts, to the sender of weights.
+      reader: likewise to the reader of batches; also gets what to do while it waits.
+      snapshots: the folder of snapshots.
+    """
+
+    session: Session
+    trainer: Trainer
+    warm_up: WarmUp
+    evaluator: Evaluator
+    publishing: Callable[[SyncSchedule], Publishing]
+    reader: Callable[[SyncSchedule, Callable[[], None]], BatchReader]
+    snapshots: Path
+    _step: concurrent.futures.Future[Step] = dataclasses.field(init=False)
+
+    def run(self) -> None:
+        """Trains to the last step, or until the run is stopped; saves a snapshot either way.
+
+        Raises:
+          TimeoutError: a wait passed its deadline.
+          PeerLostError: the master is gone.
+        """
+        try:
+            state = self._start()
+        except RunStoppedError:
+            return  # In the warm-up: there is nothing yet to go on from.
+        start = int(state.step)
+        schedule = dataclasses.replace(self.session.settings.schedule, start=start)
+        publishing = self.publishing(schedule)
+        reader = self.reader(schedule, publishing.serve)
+        consumed = ConsumptionRecord(self.session.settings.workdir)
+        ending = "the run ended"
+        try:
+            publishing.publish(start, state.params)
+            for step in range(start + 1, self.session.settings.trainer.steps + 1):
+                groups = reader.next(step)
+                state = self._train(state, step, groups)
+                consumed.write(step, groups)
+                if self._is_wanted(schedule, step):
+                    publishing.publish(step, state.params)
+                publishing.serve()
+                self._look_after(state, step)
+        except RunStoppedError as error:
+            ending = str(error)
+        reader.close(ending)
+        self._finish(state)
+        publishing.close()
+        consumed.close()
+
+    def _start(self) -> TrainState:
+        """The state of the newest snapshot, or of a new policy after its warm-up."""
+        state = self.trainer.init(jax.random.key(self.session.settings.seed))
+        self._compile(state)
+        position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
+        if latest_snapshot(self.snapshots) is not None:
+            like = self.trainer.begin(state)
+            _, state, metadata = load_snapshot(self.snapshots, None, like)
+            position = metadata["position"]
+        else:
+            self.session.call("phase", phase="warm-up")
+            state = self.warm_up.run(state)
+            state = self.trainer.begin(state)
+            self._evaluate(state, "before RL")
+        self.session.call("begin", **position)
+        self.session.call("phase", phase="rl")
+        return state
+
+    def _compile(self, state: TrainState) -> None:
+        """Compiles the train step in the background of what comes before the first batch."""
+        settings = self.session.settings.trainer
+        rows = settings.groups_per_step * settings.group_size
+        like = jax.eval_shape(self.trainer.begin, state)
+
+        def compile_step() -> Step:
+            with self.session.spans.span(SpanKind.COMPILE):
+                row_tokens = self.trainer.model.max_length
+                return self.trainer.compile_step(like, rows, row_tokens)
+
+        self._step = concurrent.futures.ThreadPoolExecutor(1).submit(compile_step)
+
+    def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
+        """Whether the weights after a step are published, and there is still a use for them."""
+        steps = self.session.settings.trainer.steps
+        first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
+        return schedule.publishes_after(step) and first_user <= steps
+
+    def _train(self, state: TrainState, step: int, groups: list[Group]) -> TrainState:
+        leases = [group.lease_id for group in groups]
+        batch = TrainBatch.from_groups(groups)
+        tokens = int(batch.completion_mask.sum())
+        versions = np.unique(np.asarray(batch.policy_versions)[np.asarray(batch.completion_mask)])
+        started = time.monotonic()
+        with self.session.spans.span(
+            SpanKind.TRAIN, step=step, leases=leases, tokens=tokens, versions=versions.tolist()
+        ):
+            state, metrics = self._step.result()(state, batch)
+            values = {name: float(value) for name, value in metrics.items()}
+        values["step_secs"] = time.monotonic() - started
+        values["tokens_per_sec"] = tokens / values["step_secs"]
+        updates = self.session.settings.optimizer.updates_per_batch
+        values["staleness_max_updates"] = values["staleness_max"] * updates
+        self.session.facts.update(
+            step=step,
+            version=step,
+            reward=values["reward_mean"],
+            tokens_per_sec=values["tokens_per_sec"],
+            staleness=values["staleness_mean"],
+        )
+        self.session.call("trained", step=step, lease_ids=leases, values=values)
+        self.session.call("result", values={"rl": {"step": step, **values}})
+        return state
+
+    def _look_after(self, state: TrainState, step: int) -> None:
+        """Evaluates and saves where the settings ask for it; the last step has its own."""
+        settings = self.session.settings
+        if step == settings.trainer.steps:
+            return
+        if (
+            settings.trainer.evaluate_every_steps
+            and step % settings.trainer.evaluate_every_steps == 0
+        ):
+            self._evaluate(state, f"after step {step}")
+        if settings.checkpoint.every_steps and step % settings.checkpoint.every_steps == 0:
+            self._save(state)
+
+    def _finish(self, state: TrainState) -> None:
+        self.session.call("phase", phase="end")
+        step = int(state.step)
+        if step == self.session.settings.trainer.steps:
+            self._evaluate(state, "after RL")
+        self._save(state)
+        self.session.call("result", values={"digest": digest(state.params)})
+
+    def _evaluate(self, state: TrainState, moment: str) -> None:
+        accuracy, problems = self.evaluator.accuracy(state.params)
+        values = {"accuracy": accuracy, "problems": problems}
+        self.session.call("metrics", phase="evaluation", step=int(state.step), values=values)
+        self.session.call("evaluated", moment=moment, values=values)
+
+    def _save(self, state: TrainState) -> None:
+        step = int(state.step)
+        if latest_snapshot(self.snapshots) == step:
+            return
+        with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
+            metadata = {"position": self.session.call("position")}
+            keep = self.session.settings.checkpoint.keep
+            save_snapshot(self.snapshots, step, state, metadata, keep=keep)
+        self.session.call("result", values={"checkpoint": str(self.snapshots)})

@@ -1,0 +1,64 @@
+"""The warm start: supervised steps on the task's own demonstrations, by the trainer itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from rl_sync.actors.trainer import Metrics, Trainer, TrainState
+from rl_sync.observe.spans import SpanKind
+from rl_sync.runtime.evaluation import Evaluator
+from rl_sync.runtime.session import Session
+from rl_sync.tasks.task import Task
+
+
+@dataclasses.dataclass
+class WarmUp:
+    """Runs the supervised steps.
+
+    Attributes:
+      session: the trainer's part in the run.
+      trainer: the actor.
+      evaluator: for the accuracy at which the warm-up may end early.
+      task: where demonstrations come from.
+    """
+
+    session: Session
+    trainer: Trainer
+    evaluator: Evaluator
+    task: Task
+
+    def run(self, state: TrainState) -> TrainState:
+        """Trains until the probe is good enough, or for the configured steps.
+
+        Raises:
+          RunStoppedError: the run is being stopped; the warm-up is to be done again.
+        """
+        settings, step = self.session.settings.warm_up, 0
+        metrics: Metrics = {}
+        while step < settings.max_steps:
+            with self.session.spans.span(SpanKind.WARM_UP, step=step + 1) as attributes:
+                until = min(step + settings.probe_every_steps, settings.max_steps)
+                while step < until:
+                    step += 1
+                    self.session.check()
+                    self.session.facts["step"] = step
+                    state, metrics = self.trainer.warm_up_step(state, *self._batch(step))
+                values = {name: float(value) for name, value in metrics.items()}
+                attributes["last_step"] = step
+            accuracy, _ = self.evaluator.accuracy(state.params, settings.probe_problems)
+            values["probe_accuracy"] = accuracy
+            self.session.call("metrics", phase="warm_up", step=step, values=values)
+            self.session.call("result", values={"warm_up": {"steps": step, **values}})
+            if accuracy >= settings.stop_accuracy:
+                break
+        return state
+
+    def _batch(self, step: int) -> Any:
+        """The demonstrations of one step; depends on the seed and the step alone."""
+        settings = self.session.settings
+        random = np.random.default_rng([settings.seed, step])
+        chosen = random.integers(0, len(self.task.train), settings.warm_up.batch_size)
+        return self.task.encode_demonstrations([self.task.train[i] for i in chosen])

@@ -1,0 +1,83 @@
+"""What a task is: problems to train on, problems held out, a tokenizer, a reward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from rl_sync.rewards.router import RewardRouter
+from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.types import Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A loaded task.
+
+    Attributes:
+      train: problems to learn from; `train[i].prompt_id == i`. Their answers are the
+        demonstrations of the warm start.
+      held_out: other problems, to measure on.
+      tokenizer: between text and token ids.
+      reward: the name of the reward model.
+      max_prompt_tokens, max_completion_tokens: P and C; the latter counts the end of sequence.
+
+    Raises:
+      ValueError: no problems, or one that does not fit the lengths.
+    """
+
+    train: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    tokenizer: CharacterTokenizer
+    reward: str
+    max_prompt_tokens: int
+    max_completion_tokens: int
+
+    def __post_init__(self) -> None:
+        RewardRouter().model(self.reward)
+        for name, prompts in (("training", self.train), ("held-out", self.held_out)):
+            if not prompts:
+                raise ValueError(f"The task has no {name} problems.")
+            for prompt in prompts:
+                self._check(prompt)
+
+    def _check(self, prompt: Prompt) -> None:
+        asked = len(self.tokenizer.encode(prompt.text))
+        answered = len(self.tokenizer.encode(prompt.answer)) + 1
+        if not 1 <= asked <= self.max_prompt_tokens or answered > self.max_completion_tokens:
+            raise ValueError(
+                f"The problem {prompt.text!r} → {prompt.answer!r} has {asked} + {answered} tokens,"
+                f" but the task allows 1 to {self.max_prompt_tokens} for the prompt and"
+                f" {self.max_completion_tokens} for the completion."
+            )
+
+    @property
+    def row_tokens(self) -> int:
+        """T: tokens of a row, prompt and completion."""
+        return self.max_prompt_tokens + self.max_completion_tokens
+
+    def encode_prompts(
+        self, texts: Sequence[str]
+    ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
+        """Token ids of prompts, padded on the right, and their lengths."""
+        tokens = np.full((len(texts), self.max_prompt_tokens), self.tokenizer.pad_id, np.int32)
+        lengths = np.zeros(len(texts), np.int32)
+        for row, text in enumerate(texts):
+            ids = self.tokenizer.encode(text)
+            tokens[row, : len(ids)], lengths[row] = ids, len(ids)
+        return tokens, lengths
+
+    def encode_demonstrations(
+        self, prompts: Sequence[Prompt]
+    ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
+        """Rows of prompt, answer and end of sequence, and the mask of what is to be learned."""
+        tokens = np.full((len(prompts), self.row_tokens), self.tokenizer.pad_id, np.int32)
+        mask = np.zeros(tokens.shape, bool)
+        for row, prompt in enumerate(prompts):
+            asked = self.tokenizer.encode(prompt.text)
+            ids = [*asked, *self.tokenizer.encode(prompt.answer), self.tokenizer.eos_id]
+            tokens[row, : len(ids)], mask[row, len(asked) : len(ids)] = ids, True
+        return tokens, mask

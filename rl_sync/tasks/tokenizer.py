@@ -1,0 +1,81 @@
+"""A tokenizer with one token a character."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+PAD_ID = 0
+EOS_ID = 1
+_FIRST_CHARACTER_ID = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class CharacterTokenizer:
+    """Id 0 pads, id 1 ends a sequence, and the characters of `charset` follow in their order.
+
+    Attributes:
+      charset: the characters that texts may hold, each once.
+
+    Raises:
+      ValueError: a character stands twice in the charset, or there is none.
+    """
+
+    charset: str
+
+    def __post_init__(self) -> None:
+        if not self.charset:
+            raise ValueError("A character tokenizer needs at least one character in its charset.")
+        twice = sorted({c for c in self.charset if self.charset.count(c) > 1})
+        if twice:
+            raise ValueError(f"The charset {self.charset!r} holds {twice[0]!r} more than once.")
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[str]) -> CharacterTokenizer:
+        """The tokenizer of exactly the characters in `texts`, in the order of their code points."""
+        return cls("".join(sorted(set().union(*texts))))
+
+    @property
+    def vocab_size(self) -> int:
+        """Characters, padding and end of sequence."""
+        return len(self.charset) + _FIRST_CHARACTER_ID
+
+    @property
+    def pad_id(self) -> int:
+        """Fills a row after its end."""
+        return PAD_ID
+
+    @property
+    def eos_id(self) -> int:
+        """Ends a completion."""
+        return EOS_ID
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the characters, without an end of sequence.
+
+        Raises:
+          ValueError: a character that is not in the charset.
+        """
+        ids = [self.charset.find(character) for character in text]
+        if -1 in ids:
+            place = ids.index(-1)
+            raise ValueError(
+                f"Character {text[place]!r} at {place} of {text!r} is not in the tokenizer's"
+                f" charset {self.charset!r}."
+            )
+        return [i + _FIRST_CHARACTER_ID for i in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids up to the first end of sequence; padding inside it becomes U+FFFD.
+
+        Raises:
+          ValueError: an id that the tokenizer does not have.
+        """
+        characters = []
+        for i in ids:
+            if i == EOS_ID:
+                break
+            if not 0 <= i < self.vocab_size:
+                raise ValueError(f"Token id {i} is outside the {self.vocab_size} of the tokenizer.")
+            characters.append("\ufffd" if i == PAD_ID else self.charset[i - _FIRST_CHARACTER_ID])
+        return "".join(characters)

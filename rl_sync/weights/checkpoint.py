@@ -1,0 +1,279 @@
+"""Weights by checkpoint: the trainer saves versions to a directory; explorers poll and restore.
+
+Trainer and explorers are independent JAX programs that share nothing but the directory, so that
+explorers may die, restart and join at any time.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+from rl_sync.types import Params
+from rl_sync.weights.digest import digest, digest_words, to_text
+from rl_sync.weights.interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+    wanted_text,
+)
+from rl_sync.weights.storage import ArrayStorage, flatten_named, unflatten_named
+from rl_sync.weights.versions import VersionDirectory
+
+LEAST_KEPT = 3
+"""Readers that meet fewer versions than this find theirs gone again and again."""
+
+_PARAMS = "params"
+_DIGEST = "digest"
+_ATTEMPTS = 3
+_POLL_SECS = 0.02
+
+_log = logging.getLogger(__name__)
+
+
+class _Pending(NamedTuple):
+    version: int
+    params: Params
+    digest: UInt32[Array, " 2"]
+
+
+class CheckpointPublisher:
+    """Saves versions from a thread of its own, so that the trainer only pays for a copy on device.
+
+    At most one version is being saved and one waits for its turn; while one waits, `publish` waits
+    too, or replaces it where that is allowed.
+
+    Args:
+      directory: the weights directory; what a killed publisher left half written is removed.
+      keep: how many of the newest versions stay; at least `LEAST_KEPT`. A version that an explorer
+        is reading stays as well.
+      may_skip: whether a version whose save has not begun may give way to a newer one. Right for
+        latest pulls; wrong for exact ones, which need every version.
+      timeout_secs: how long `publish` waits for its turn, and `close` for the last save.
+      reader_expiry_secs: after this time a reader is taken for dead, and what it held may go.
+      resume_from: where a trainer that resumes stands; newer versions, which belong to a future
+        that is not going to happen, are deleted.
+      on_saved: called, in the saving thread, with each version and the seconds its save took.
+
+    Raises:
+      ValueError: `keep` is too small.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int = LEAST_KEPT,
+        may_skip: bool = False,
+        timeout_secs: float = 300.0,
+        reader_expiry_secs: float = 600.0,
+        resume_from: int | None = None,
+        on_saved: Callable[[int, float], None] | None = None,
+    ) -> None:
+        if keep < LEAST_KEPT:
+            raise ValueError(
+                f"keep={keep} versions is too few: an explorer could find the one that it reads"
+                f" deleted. Keep at least {LEAST_KEPT}."
+            )
+        self._directory = VersionDirectory(Path(directory))
+        self._directory.sweep()
+        if resume_from is not None:
+            for version in self._directory.versions():
+                if version > resume_from:
+                    self._directory.delete(version)
+        self._keep = keep
+        self._may_skip = may_skip
+        self._timeout_secs = timeout_secs
+        self._reader_expiry_secs = reader_expiry_secs
+        self._on_saved = on_saved
+        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
+        self._changed = threading.Condition()
+        self._pending: _Pending | None = None
+        self._saving: int | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._save_all, name="weights-saver", daemon=True)
+        self._thread.start()
+
+    def publish(self, version: int, params: Params) -> None:
+        """Takes a copy of `params` on the device and queues it; see `interface.Publisher`.
+
+        A version that exists already is replaced.
+
+        Raises:
+          WeightsTimeoutError: the version before this one still waits to be saved.
+          WeightsTransferError: an earlier version could not be saved.
+        """
+        copied = self._copy(params)
+        pending = _Pending(version, copied, digest_words(copied))
+        with self._changed:
+            if not self._may_skip:
+                self._wait_until(lambda: self._pending is None, f"to publish version {version}")
+            self._raise_error()
+            assert not self._closed, "publish() after close()"
+            self._pending = pending
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits until all versions are saved, and stops the saving thread.
+
+        Raises:
+          WeightsTimeoutError: the saves take longer than the deadline.
+          WeightsTransferError: a version could not be saved.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._wait_until(
+                lambda: self._pending is None and self._saving is None, "to save the last versions"
+            )
+            self._raise_error()
+
+    def _wait_until(self, ready: Callable[[], bool], purpose: str) -> None:
+        done = self._changed.wait_for(
+            lambda: ready() or self._error is not None, self._timeout_secs
+        )
+        if not done:
+            waiting = self._pending.version if self._pending else None
+            raise WeightsTimeoutError(
+                f"Waited {self._timeout_secs:.0f} s {purpose}: version {self._saving} is still"
+                f" being saved to {self._directory.root}"
+                + (f", and version {waiting} is next." if waiting is not None else ".")
+            )
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise WeightsTransferError(
+                f"Weights could not be saved to {self._directory.root}: {self._error}"
+            ) from self._error
+
+    def _save_all(self) -> None:
+        try:
+            with contextlib.closing(ArrayStorage()) as storage:
+                while (pending := self._next()) is not None:
+                    self._save(storage, pending)
+                    with self._changed:
+                        self._saving = None
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _next(self) -> _Pending | None:
+        with self._changed:
+            # No deadline: an idle publisher waits for the trainer, and `close` ends it.
+            self._changed.wait_for(lambda: self._pending is not None or self._closed)
+            pending, self._pending = self._pending, None
+            if pending is not None:
+                self._saving = pending.version
+            self._changed.notify_all()
+            return pending
+
+    def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
+        start = time.monotonic()
+        if pending.version in self._directory.versions():
+            self._directory.delete(pending.version)
+        arrays = flatten_named({_PARAMS: pending.params, _DIGEST: pending.digest})
+        storage.write(self._directory.path(pending.version), arrays)
+        if self._on_saved is not None:
+            self._on_saved(pending.version, time.monotonic() - start)
+        self._directory.retain(self._keep, self._reader_expiry_secs)
+
+
+class CheckpointPuller:
+    """Polls a weights directory, and restores versions straight into the explorer's sharding.
+
+    Args:
+      directory: the publisher's weights directory.
+      like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to restore into.
+      reader: a name that no other running puller of the directory has; by default the host's and
+        the process's.
+      check_digest: whether to compare what was read with what was published.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        like: Params,
+        *,
+        reader: str | None = None,
+        check_digest: bool = True,
+    ) -> None:
+        self._directory = VersionDirectory(Path(directory))
+        words = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        self._like = {_PARAMS: like, _DIGEST: words}
+        self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
+        self._check_digest = check_digest
+        self._storage = ArrayStorage()
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """See `interface.Puller`. A read that fails is tried again, with the newest version if any
+        will do.
+
+        Raises:
+          WeightsTimeoutError: no such version was published in time.
+          WeightsMismatchError: a version's digest is wrong, however often it is read.
+          ValueError: the versions are of another model than `like`.
+        """
+        wanted = wanted_text(exactly, at_least)
+        deadline = time.monotonic() + timeout_secs
+        failures: collections.Counter[int] = collections.Counter()
+        while True:
+            version = self._choose(exactly, at_least)
+            if version is not None:
+                try:
+                    return version, self._read(version)
+                except Exception as error:
+                    failures[version] += 1
+                    gone = not self._directory.path(version).exists()
+                    if failures[version] >= _ATTEMPTS and not gone:
+                        raise
+                    _log.warning("Reading version %d failed, trying again: %s", version, error)
+            if time.monotonic() >= deadline:
+                there = ", ".join(map(str, self._directory.versions())) or "none"
+                raise WeightsTimeoutError(
+                    f"Explorer {self._reader} waited {timeout_secs:.1f} s for {wanted} of the"
+                    f" weights in {self._directory.root}. Versions there: {there}. Either the"
+                    " trainer is slower than the deadline, or it has stopped."
+                )
+            time.sleep(_POLL_SECS)
+
+    def newest(self) -> int:
+        """The newest version that could be pulled now; -1 if there is none."""
+        return max(self._directory.versions(), default=-1)
+
+    def close(self) -> None:
+        """Frees what Orbax holds."""
+        self._storage.close()
+
+    def _choose(self, exactly: int | None, at_least: int | None) -> int | None:
+        if exactly is not None:
+            return exactly if self._directory.path(exactly).exists() else None
+        newest = self.newest()
+        return newest if newest >= (at_least or 0) else None
+
+    def _read(self, version: int) -> Params:
+        path = self._directory.path(version)
+        with self._directory.held(self._reader, version):
+            named = self._storage.read(path, flatten_named(self._like))
+        restored = unflatten_named(self._like, named)
+        if self._check_digest:
+            published, received = to_text(restored[_DIGEST]), digest(restored[_PARAMS])
+            if published != received:
+                raise WeightsMismatchError(version, published, received)
+        return restored[_PARAMS]

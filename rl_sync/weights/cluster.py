@@ -1,0 +1,147 @@
+"""The `jax.distributed` cluster that a trainer and its explorers form for collective transfer."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from typing import Any
+
+import jax
+from jax._src import distributed, xla_bridge
+
+from rl_sync.weights.interface import WeightsTimeoutError, WeightsTransferError
+
+TRAINER = 0
+"""The trainer's process index; explorers have 1, 2, …"""
+
+_LEAVE = "rl_sync/leave"
+
+
+def init_cluster(
+    coordinator_address: str,
+    num_processes: int,
+    process_id: int,
+    *,
+    timeout_secs: float = 120.0,
+    heartbeat_secs: float = 30.0,
+) -> None:
+    """Joins the cluster and waits until all others have; call it before anything else of JAX.
+
+    On CPU collectives go over gloo, on GPU and TPU over the hardware's own transport.
+
+    Args:
+      coordinator_address: `host:port`, where process 0 listens.
+      num_processes: the trainer and its explorers.
+      process_id: 0 for the trainer, 1, 2, … for explorers.
+      timeout_secs: how long to wait for the others.
+      heartbeat_secs: a process that is silent for this long is dead, and the others abort.
+
+    Raises:
+      ValueError: `process_id` does not fit `num_processes`.
+      WeightsTimeoutError: not everybody joined in time.
+      WeightsTransferError: JAX is in use already, the port is taken, or a process has not exactly
+        one device.
+    """
+    if not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"process_id={process_id} does not fit a cluster of {num_processes} processes: the"
+            f" trainer is 0, the explorers are 1 to {num_processes - 1}."
+        )
+    if xla_bridge.backends_are_initialized():
+        raise WeightsTransferError(
+            "This process has used JAX before it joined the cluster of collective transfer, which"
+            " is too late: call init_cluster before any array is made or any device is listed."
+        )
+    if process_id == TRAINER:
+        _check_port(coordinator_address)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # Otherwise SIGTERM becomes a notice of preemption, and no longer ends the process.
+    jax.config.update("jax_enable_preemption_service", False)
+    _join(
+        timeout_secs,
+        f"Process {process_id} waited {timeout_secs:.0f} s for the {num_processes} processes of the"
+        f" cluster at {coordinator_address}: one did not start, or cannot reach that address.",
+        coordinator_address=coordinator_address,
+        num_processes=num_processes,
+        process_id=process_id,
+        # JAX aborts the process without a word of Python when its own deadline passes.
+        initialization_timeout=int(timeout_secs) + 60,
+        heartbeat_timeout_seconds=int(heartbeat_secs),
+        shutdown_timeout_seconds=int(heartbeat_secs),
+    )
+    _check_devices(num_processes)
+
+
+def leave_cluster(timeout_secs: float = 120.0) -> None:
+    """Waits until every process is about to leave, then leaves; without a cluster does nothing.
+
+    Process 0 carries the cluster: were it to exit earlier, the others would be killed.
+
+    Raises:
+      WeightsTimeoutError: somebody has not come to leave. The cluster cannot be left in order any
+        more; end the process at once (`os._exit`) when its own work is saved.
+    """
+    client = distributed.global_state.client
+    if client is None:
+        return
+    try:
+        client.wait_at_barrier(_LEAVE, int(timeout_secs * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        raise WeightsTimeoutError(
+            f"Process {distributed.global_state.process_id} waited {timeout_secs:.0f} s for the"
+            f" other processes of the cluster to finish: {error}"
+        ) from error
+    jax.distributed.shutdown()
+
+
+def process_device(process_id: int) -> jax.Device:
+    """The device of one process of the cluster."""
+    return next(device for device in jax.devices() if device.process_index == process_id)
+
+
+def _check_port(coordinator_address: str) -> None:
+    """Binds the port for a moment, since JAX may crash on one that is taken."""
+    port = coordinator_address.rpartition(":")[2]
+    try:
+        socket.create_server(("", int(port))).close()
+    except OSError as error:
+        raise WeightsTransferError(
+            f"The cluster's coordinator cannot listen on port {port} of {coordinator_address}:"
+            f" {error}. Choose another port, or end the program that has it."
+        ) from error
+
+
+def _join(timeout_secs: float, late: str, **arguments: Any) -> None:
+    """Initializes JAX's cluster in a thread, since that cannot be interrupted."""
+    outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def initialize() -> None:
+        try:
+            jax.distributed.initialize(**arguments)
+            outcome.put(None)
+        except Exception as error:
+            outcome.put(error)
+
+    threading.Thread(target=initialize, name="join-cluster", daemon=True).start()
+    try:
+        error = outcome.get(timeout=timeout_secs)
+    except queue.Empty:
+        raise WeightsTimeoutError(late) from None
+    if error is not None:
+        raise WeightsTransferError(
+            f"The cluster at {arguments['coordinator_address']} could not be joined: {error}"
+        ) from error
+
+
+def _check_devices(num_processes: int) -> None:
+    counts = [0] * num_processes
+    for device in jax.devices():
+        counts[device.process_index] += 1
+    if counts != [1] * num_processes:
+        raise WeightsTransferError(
+            "Collective transfer needs exactly one device a process, but processes 0 to"
+            f" {num_processes - 1} have {counts}. Give each process one device"
+            " (CUDA_VISIBLE_DEVICES on GPU, no --xla_force_host_platform_device_count on CPU), or"
+            " use sync.transfer=checkpoint."
+        )

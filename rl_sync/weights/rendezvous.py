@@ -1,0 +1,156 @@
+"""Who enters a collective transfer, agreed beforehand, because a collective cannot be interrupted.
+
+An explorer asks; when the trainer has what it asks for, it grants, and both enter. `MeetingPoint`
+is where they meet: the process that hosts it offers its methods to the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple, Protocol
+
+from rl_sync.weights.interface import wanted_text
+
+
+class Request(NamedTuple):
+    """An explorer that stands ready to receive weights.
+
+    Attributes:
+      explorer: its process index in the cluster, from 1.
+      ticket: tells this request from the explorer's earlier ones.
+      exactly, at_least: what it wants, as in `interface.Puller.pull`.
+    """
+
+    explorer: int
+    ticket: int
+    exactly: int | None
+    at_least: int | None
+
+    def accepts(self, version: int) -> bool:
+        """Whether the explorer can use a version."""
+        return version >= (self.at_least or 0) if self.exactly is None else version == self.exactly
+
+
+class Grant(NamedTuple):
+    """The trainer's word that it enters the transfer of a version now; with the digest of it."""
+
+    version: int
+    digest: str
+
+
+class Rendezvous(Protocol):
+    """The explorers' side."""
+
+    def request(
+        self, explorer: int, *, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> Grant:
+        """Blocks until the trainer grants; after that the explorer must enter the transfer.
+
+        Raises:
+          TimeoutError: no grant came, and none will: the request is withdrawn.
+        """
+
+    def newest(self) -> int:
+        """The newest version that was announced; -1 if none was."""
+
+
+class TrainerRendezvous(Protocol):
+    """The trainer's side."""
+
+    def waiting(self, timeout_secs: float) -> list[Request]:
+        """The explorers that stand ready, in the order in which they asked.
+
+        Blocks until there is one, for `timeout_secs` at most (0: does not block).
+        """
+
+    def grant(self, request: Request, version: int, digest: str) -> bool:
+        """Grants a request; after True the trainer must enter the transfer with that explorer.
+
+        Returns False when the explorer has withdrawn the request.
+        """
+
+    def announce(self, version: int) -> None:
+        """Tells the explorers that a version can be pulled."""
+
+
+class MeetingPoint:
+    """Both sides of the rendezvous, in one process and safe to call from any thread.
+
+    `request` is made of `ask`, `granted` and `withdraw`, which block briefly or not at all and so
+    suit a host whose calls must be short.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tickets = 0
+        self._requests: dict[int, Request] = {}
+        self._grants: dict[int, Grant] = {}
+        self._newest = -1
+
+    def request(
+        self, explorer: int, *, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> Grant:
+        """See `Rendezvous`."""
+        ticket = self.ask(explorer, exactly, at_least)
+        grant = self.granted(ticket, timeout_secs) or self.withdraw(ticket)
+        if grant is None:
+            raise TimeoutError(
+                f"the trainer granted nothing; the newest version announced is {self.newest()}"
+            )
+        return grant
+
+    def ask(self, explorer: int, exactly: int | None, at_least: int | None) -> int:
+        """Registers a request, in place of the explorer's earlier one; returns its ticket.
+
+        Raises:
+          ValueError: both `exactly` and `at_least` are given.
+        """
+        wanted_text(exactly, at_least)
+        with self._changed:
+            self._tickets += 1
+            self._requests.pop(explorer, None)
+            self._requests[explorer] = Request(explorer, self._tickets, exactly, at_least)
+            self._changed.notify_all()
+            return self._tickets
+
+    def granted(self, ticket: int, timeout_secs: float) -> Grant | None:
+        """Waits for the grant of a ticket, which is handed out once; None if there is none yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: ticket in self._grants, timeout_secs)
+            return self._grants.pop(ticket, None)
+
+    def withdraw(self, ticket: int) -> Grant | None:
+        """Takes a request back, or returns its grant if that came first and must be followed."""
+        with self._changed:
+            for explorer, request in list(self._requests.items()):
+                if request.ticket == ticket:
+                    del self._requests[explorer]
+            return self._grants.pop(ticket, None)
+
+    def newest(self) -> int:
+        """See `Rendezvous`."""
+        with self._changed:
+            return self._newest
+
+    def waiting(self, timeout_secs: float) -> list[Request]:
+        """See `TrainerRendezvous`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._requests, timeout_secs)
+            return sorted(self._requests.values(), key=lambda request: request.ticket)
+
+    def grant(self, request: Request, version: int, digest: str) -> bool:
+        """See `TrainerRendezvous`."""
+        with self._changed:
+            current = self._requests.get(request.explorer)
+            if current is None or current.ticket != request.ticket:
+                return False
+            del self._requests[request.explorer]
+            self._grants[request.ticket] = Grant(version, digest)
+            self._changed.notify_all()
+            return True
+
+    def announce(self, version: int) -> None:
+        """See `TrainerRendezvous`."""
+        with self._changed:
+            self._newest = version
+            self._changed.notify_all()

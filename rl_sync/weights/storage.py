@@ -1,0 +1,142 @@
+"""Named arrays on disk, through Orbax: uncompressed, and visible only when complete.
+
+A directory of arrays appears by one rename, so that it is complete where it exists. The program
+that calls does so alone: no other process of a `jax.distributed` cluster takes part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+TEMPORARY = ".orbax-checkpoint-tmp"
+"""What the name of a directory contains while it is being written."""
+
+
+class ArrayStorage:
+    """Writes and reads directories of named arrays. One thread may use one object at a time."""
+
+    def __init__(self) -> None:
+        here = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
+        self._checkpointer = ocp.Checkpointer(
+            ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone),
+            multiprocessing_options=alone,
+        )
+
+    def write(self, directory: Path, arrays: Mapping[str, Any]) -> None:
+        """Writes named arrays.
+
+        Args:
+          directory: must not exist; it appears when everything is in it.
+          arrays: jax or numpy arrays. In a cluster of several processes they are fetched to the
+            host first, since Orbax takes a jax array there only from all processes together.
+
+        Raises:
+          ValueError: the directory exists.
+        """
+        # Orbax refuses arrays without elements; `read` makes them again from their shape.
+        full = {name: x for name, x in arrays.items() if math.prod(x.shape)}
+        if jax.process_count() > 1:
+            full = jax.device_get(full)
+        self._checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(full))
+
+    def read(self, directory: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads named arrays.
+
+        Args:
+          directory: one that `write` made.
+          like: for each name that was written, the array or `jax.ShapeDtypeStruct` to read into:
+            a numpy array gives a numpy array, any other a jax array in its sharding, or
+            uncommitted on the default device where it has none.
+
+        Raises:
+          ValueError: another set of names, shapes or dtypes is stored; the message names the first
+            that differs.
+          FileNotFoundError: there is no such directory.
+        """
+        full = {name: x for name, x in like.items() if math.prod(x.shape)}
+        # In a cluster an array that only this process holds is read to the host and placed then.
+        by_host = jax.process_count() > 1
+        restore_args = {name: _restore_args(x, by_host) for name, x in full.items()}
+        stored = self._checkpointer.metadata(directory.absolute()).item_metadata
+        if stored is None:
+            raise FileNotFoundError(f"{directory} holds no arrays.")
+        _check_names(directory, set(stored.tree), set(full))
+        for name, x in full.items():
+            _check_array(directory, name, stored.tree[name], x)
+        read = self._checkpointer.restore(
+            directory.absolute(), args=ocp.args.PyTreeRestore(restore_args=restore_args)
+        )
+        return {name: _place(read.get(name), x) for name, x in like.items()}
+
+    def close(self) -> None:
+        """Frees what Orbax holds."""
+        self._checkpointer.close()
+
+
+def flatten_named(tree: Any) -> dict[str, Any]:
+    """Returns a pytree's leaves by their path, such as `opt_state/0/mu/embed`.
+
+    Raises:
+      ValueError: two leaves have the same path as text.
+    """
+    named: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+        if name in named:
+            raise ValueError(f"Two leaves of the pytree are both called {name!r}; rename one.")
+        named[name] = leaf
+    return named
+
+
+def unflatten_named(like: Any, named: Mapping[str, Any]) -> Any:
+    """Inverts `flatten_named` for a pytree of the structure of `like`."""
+    return jax.tree.unflatten(jax.tree.structure(like), [named[k] for k in flatten_named(like)])
+
+
+def placement(x: Any) -> jax.sharding.Sharding | None:
+    """The sharding that an array, or a `jax.ShapeDtypeStruct`, insists on; None if it does not."""
+    if isinstance(x, jax.Array) and not x.committed:
+        return None
+    return getattr(x, "sharding", None)
+
+
+def _restore_args(x: Any, by_host: bool) -> Any:
+    sharding = placement(x)
+    if by_host or sharding is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
+
+
+def _place(value: Any, like: Any) -> Any:
+    if value is None:
+        value = np.zeros(like.shape, like.dtype)
+    if isinstance(like, np.ndarray):
+        return np.asarray(value)
+    return value if isinstance(value, jax.Array) else jax.device_put(value, placement(like))
+
+
+def _check_names(directory: Path, stored: set[str], expected: set[str]) -> None:
+    if stored != expected:
+        missing, extra = sorted(expected - stored), sorted(stored - expected)
+        raise ValueError(
+            f"{directory} was written for another model or version: "
+            + (f"it lacks {missing[:3]}" if missing else f"it also has {extra[:3]}")
+            + f" ({len(missing)} missing, {len(extra)} unknown of {len(stored)})."
+        )
+
+
+def _check_array(directory: Path, name: str, stored: Any, expected: Any) -> None:
+    if (tuple(stored.shape), stored.dtype) != (expected.shape, expected.dtype):
+        raise ValueError(
+            f"{directory} was written for another model or version: {name} is"
+            f" {np.dtype(stored.dtype)}{list(stored.shape)} there and"
+            f" {np.dtype(expected.dtype)}{list(expected.shape)} here."
+        )

@@ -1,0 +1,17 @@
+"""Publishes versions until it is killed; `test_checkpoint.py` kills it in the middle of a save."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from rl_sync.weights.checkpoint import CheckpointPublisher
+
+LEAVES, SIZE = 60, 200_000
+
+if __name__ == "__main__":
+    publisher = CheckpointPublisher(Path(sys.argv[1]))
+    for version in range(10_000):
+        publisher.publish(version, [jnp.full((SIZE,), version, jnp.float32) for _ in range(LEAVES)])

@@ -1,0 +1,151 @@
+"""Collective transfer between real processes of one cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from rl_sync.weights.cluster import init_cluster, leave_cluster
+from rl_sync.weights.collective import CollectivePublisher
+from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.rendezvous import MeetingPoint
+
+SCRIPT = Path(__file__).with_name("cluster_process.py")
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def run_cluster(explorers: int, directory: Path) -> list[dict]:
+    """Runs `cluster_process.py` with N explorers; returns what each process reported."""
+
+    class Meetings(BaseManager):
+        pass
+
+    meeting = MeetingPoint()
+    Meetings.register("meeting", callable=lambda: meeting)
+    server = Meetings(("127.0.0.1", 0), authkey=b"test").get_server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    cluster_port = free_port()
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    processes = []
+    for process in range(explorers + 1):
+        arguments = [process, explorers + 1, cluster_port, server.address[1], directory]
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), *map(str, arguments)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=150)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-3000:]
+    return [
+        json.loads((directory / f"{process}.json").read_text()) for process in range(explorers + 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """What a trainer and one explorer reported."""
+    return run_cluster(1, tmp_path_factory.mktemp("pair"))
+
+
+def test_an_explorer_gets_each_exact_version_to_the_bit_although_the_trainer_donates_it(pair):
+    trainer, explorer = pair
+    assert len(set(trainer["exact"].values())) == 3
+    assert explorer["exact"] == trainer["exact"]
+    assert explorer["newest"][-1] in (2, 3, 4, 5)
+
+
+def test_the_trainer_publishes_for_latest_pulls_without_meeting_anyone(pair):
+    trainer, explorer = pair
+    assert trainer["latest_waits"] == []
+    assert trainer["served"] == [[1, 5]]
+    assert explorer["latest"] == {"5": trainer["latest"]["5"]}
+
+
+def test_both_sides_say_what_they_waited_for_when_they_do_not_meet(pair):
+    trainer, explorer = pair
+    assert "for explorer 1 to come for version 6 (0 of 1 came)" in trainer["absent"]
+    assert "explorer 1 asks for version 99" in trainer["absent"]
+    assert explorer["absent"].startswith("Explorer 1 waited 3.0 s for version 99 of the weights")
+    assert "the newest version announced is 6" in explorer["absent"]
+
+
+def test_the_trainer_of_a_cluster_takes_and_loads_a_snapshot_alone(pair):
+    assert pair[0]["snapshot"]
+
+
+def test_three_explorers_get_each_version_to_the_bit(tmp_path):
+    trainer, *explorers = run_cluster(3, tmp_path)
+    assert trainer["exact_waits"][0] == [1, 2, 3]
+    assert [explorer["exact"] for explorer in explorers] == [trainer["exact"]] * 3
+    assert [explorer["latest"] for explorer in explorers] == [{"5": trainer["latest"]["5"]}] * 3
+
+
+def test_a_cluster_that_nobody_else_joins_says_so_and_ends():
+    program = f"""
+from rl_sync.weights.cluster import init_cluster
+init_cluster("127.0.0.1:{free_port()}", 2, 0, timeout_secs=1)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "Process 0 waited 1 s for the 2 processes of the cluster" in result.stderr
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch):
+    monkeypatch.setattr(
+        "rl_sync.weights.cluster.xla_bridge.backends_are_initialized", lambda: False
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(WeightsTransferError, match=f"cannot listen on port {port} of 127"):
+            init_cluster(f"127.0.0.1:{port}", 2, 0)
+
+
+def test_a_cluster_is_refused_after_jax_was_used():
+    jnp.zeros(1).block_until_ready()
+    with pytest.raises(WeightsTransferError, match="too late"):
+        init_cluster("127.0.0.1:1", 2, 0)
+
+
+def test_a_process_id_outside_the_cluster_is_refused():
+    with pytest.raises(ValueError, match=r"process_id=2 .* the explorers are 1 to 1"):
+        init_cluster("127.0.0.1:1", 2, 2)
+
+
+def test_leaving_without_a_cluster_does_nothing():
+    leave_cluster(0.1)
+
+
+@pytest.mark.parametrize(("explorers", "keep"), [([], 1), ([0, 1], 1), ([1], 0)])
+def test_a_publisher_without_anyone_to_serve_is_refused(explorers, keep):
+    with pytest.raises(ValueError, match="explorers="):
+        CollectivePublisher({}, explorers, MeetingPoint(), meet=True, keep=keep)

@@ -1,0 +1,69 @@
+"""The meeting point: a grant and a withdrawal never both succeed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rl_sync.weights.rendezvous import Grant, MeetingPoint, Request
+
+
+def test_a_request_is_seen_granted_and_answered():
+    meeting = MeetingPoint()
+    answers = []
+    explorer = threading.Thread(
+        target=lambda: answers.append(meeting.request(2, exactly=3, at_least=None, timeout_secs=10))
+    )
+    explorer.start()
+    (request,) = meeting.waiting(10)
+    assert request == Request(2, 1, 3, None)
+    assert meeting.grant(request, 3, "abc")
+    explorer.join(10)
+    assert answers == [Grant(3, "abc")]
+    assert meeting.waiting(0) == []
+
+
+def test_a_withdrawn_request_cannot_be_granted():
+    meeting = MeetingPoint()
+    ticket = meeting.ask(1, None, 4)
+    (request,) = meeting.waiting(0)
+    assert meeting.withdraw(ticket) is None
+    assert not meeting.grant(request, 4, "abc")
+
+
+def test_a_withdrawal_that_comes_after_the_grant_returns_the_grant():
+    meeting = MeetingPoint()
+    ticket = meeting.ask(1, None, None)
+    assert meeting.grant(meeting.waiting(0)[0], 0, "abc")
+    assert meeting.withdraw(ticket) == Grant(0, "abc")
+
+
+def test_a_new_request_takes_the_place_of_the_explorers_old_one():
+    meeting = MeetingPoint()
+    meeting.ask(1, 5, None)
+    (old,) = meeting.waiting(0)
+    meeting.ask(2, 7, None)
+    meeting.ask(1, 6, None)
+    assert [(r.explorer, r.exactly) for r in meeting.waiting(0)] == [(2, 7), (1, 6)]
+    assert not meeting.grant(old, 5, "abc")
+
+
+def test_an_unanswered_request_says_what_is_newest_and_leaves_nothing_behind():
+    meeting = MeetingPoint()
+    assert meeting.newest() == -1
+    meeting.announce(4)
+    with pytest.raises(TimeoutError, match="newest version announced is 4"):
+        meeting.request(1, exactly=5, at_least=None, timeout_secs=0.05)
+    assert meeting.waiting(0) == []
+
+
+def test_a_request_accepts_what_it_asked_for():
+    assert [Request(1, 1, 3, None).accepts(v) for v in (2, 3, 4)] == [False, True, False]
+    assert [Request(1, 1, None, 3).accepts(v) for v in (2, 3, 4)] == [False, True, True]
+    assert Request(1, 1, None, None).accepts(0)
+
+
+def test_asking_for_one_and_for_the_newest_at_once_is_refused():
+    with pytest.raises(ValueError, match=r"exactly=1.*at_least=2"):
+        MeetingPoint().ask(1, 1, 2)
