@@ -86,8 +86,7 @@ class PackingPlan:
         padding = high - max(low, min(high, self.total_words))
         if padding:
             parts.append(jnp.zeros((padding,), jnp.uint32))
-        # The copy keeps jit from returning a lone leaf's own buffer as the bucket.
-        return jnp.concatenate(parts) if len(parts) > 1 else jnp.copy(parts[0])
+        return jnp.concatenate(parts)
 
     def _slice(
         self, buckets: tuple[UInt32[Array, " W"], ...], low: int, high: int

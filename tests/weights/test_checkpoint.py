@@ -166,14 +166,23 @@ def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
     assert VersionDirectory(tmp_path).versions() == [22, 23, 24]
 
 
-def test_a_version_that_a_reader_holds_outlives_its_turn(publish, tmp_path):
+def test_a_version_that_a_reader_holds_outlives_its_turn(publish, tmp_path, monkeypatch):
     directory = VersionDirectory(tmp_path)
+    hidden = []
+    hide = VersionDirectory._hide
+
+    def note_and_hide(self: VersionDirectory, version: int) -> Path:
+        hidden.append(version)
+        return hide(self, version)
+
+    monkeypatch.setattr(VersionDirectory, "_hide", note_and_hide)
     publisher = publish()
     publisher.publish(0, make_params(0))
     with directory.held("slow", 0):
         publish_range(publisher, 1, 6)
         publisher.close()
         assert directory.versions() == [0, 3, 4, 5]
+        assert hidden == [1, 2]  # the held one was there all the time
         directory.retain(3, expiry_secs=0.0)
         assert directory.versions() == [3, 4, 5]
     assert os.listdir(tmp_path / "readers") == []

@@ -68,7 +68,7 @@ def test_the_one_just_saved_stays_although_others_are_newer(tmp_path):
 
 def test_a_snapshot_of_the_same_step_is_replaced(tmp_path):
     for value in (1.0, 2.0):
-        save_snapshot(tmp_path, 9, {"x": jnp.float32(value)}, {"value": value})
+        save_snapshot(tmp_path, 9, {"x": jnp.float32(value)}, {"value": value}, keep=1)
     step, state, metadata = load_snapshot(tmp_path, 9, {"x": jnp.float32(0)})
     assert (step, float(state["x"]), metadata) == (9, 2.0, {"value": 2.0})
     assert os.listdir(tmp_path) == ["snapshot_00000009"]
