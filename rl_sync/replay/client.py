@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
+import grpc.experimental
 
 from rl_sync.replay import reverb_pb2, wire
 from rl_sync.replay.interface import (
@@ -19,7 +20,7 @@ from rl_sync.replay.interface import (
     ReplayUnavailableError,
     Sample,
 )
-from rl_sync.replay.streams import InsertStream
+from rl_sync.replay.streams import InsertStream, Ticket
 from rl_sync.replay.tables import TableInfo
 
 SERVICE = "/deepmind.reverb.ReverbService/"
@@ -54,7 +55,10 @@ class ReplayClient:
         self._names = columns
         self._lock = threading.Lock()
         self._streams: dict[str, InsertStream] = {}
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        # A call that the calling thread itself drives takes half as long as one that gRPC's
+        # threads drive.
+        driven_by_caller = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
+        self._channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, driven_by_caller])
         pb = reverb_pb2
         self._server_info = self._unary("ServerInfo", pb.ServerInfoResponse)
         self._mutate_priorities = self._unary("MutatePriorities", pb.MutatePrioritiesResponse)
@@ -66,11 +70,6 @@ class ReplayClient:
             SERVICE + "SampleStream",
             request_serializer=pb.SampleStreamRequest.SerializeToString,
             response_deserializer=pb.SampleStreamResponse.FromString,
-        )
-        self._insert_stream = self._channel.stream_stream(
-            SERVICE + "InsertStream",
-            request_serializer=None,
-            response_deserializer=pb.InsertStreamResponse.FromString,
         )
 
     def __enter__(self) -> ReplayClient:
@@ -95,28 +94,22 @@ class ReplayClient:
         deadline = time.monotonic() + timeout_secs
         weights = [1.0] * len(items) if priorities is None else priorities
         stream = self._stream(table)
-        keys: set[int] = set()
-        message, message_keys, message_bytes = reverb_pb2.InsertStreamRequest(), [], 0
-        for columns, weight in zip(items, weights, strict=True):
-            key, size_bytes = wire.add_item(message, table, columns, weight)
-            message_keys.append(key)
-            message_bytes += size_bytes
-            if len(message_keys) >= _MESSAGE_ITEMS or message_bytes >= _MESSAGE_BYTES:
-                stream.send(message.SerializeToString(), message_keys)
-                keys.update(message_keys)
-                message, message_keys, message_bytes = reverb_pb2.InsertStreamRequest(), [], 0
-        if message_keys:
-            stream.send(message.SerializeToString(), message_keys)
-            keys.update(message_keys)
-        self._settle(table, stream, keys, deadline, timeout_secs)
+        tickets = []
+        encoded = (
+            wire.encode_item(table, columns, weight)
+            for columns, weight in zip(items, weights, strict=True)
+        )
+        for batch in _batches(encoded):
+            message = b"".join(piece for item in batch for piece in item.pieces)
+            tickets.append(stream.send(message, [item.key for item in batch]))
+        self._settle(table, stream, tickets, deadline, timeout_secs)
 
     def flush(self, timeout_secs: float) -> None:
         deadline = time.monotonic() + timeout_secs
         with self._lock:
             streams = dict(self._streams)
         for table, stream in streams.items():
-            if stream.unconfirmed():
-                self._settle(table, stream, None, deadline, timeout_secs)
+            self._settle(table, stream, stream.outstanding(), deadline, timeout_secs)
 
     def sample(self, table: str, count: int = 1, *, timeout_secs: float) -> list[Sample]:
         deadline = time.monotonic() + timeout_secs
@@ -171,6 +164,14 @@ class ReplayClient:
             response_deserializer=response.FromString,
         )
 
+    def _open_stream(
+        self, requests: Iterator[bytes], on_response: Callable[[bytes], Any]
+    ) -> grpc.Call:
+        method = self._channel.stream_stream(
+            SERVICE + "InsertStream", request_serializer=None, response_deserializer=on_response
+        )
+        return method(requests)
+
     def _stream(self, table: str) -> InsertStream:
         """Returns the table's stream, a new one if there is none or it has ended.
 
@@ -178,30 +179,31 @@ class ReplayClient:
         """
         with self._lock:
             stream = self._streams.get(table)
-            if stream is None or (stream.error is not None and not stream.unconfirmed()):
-                stream = self._streams[table] = InsertStream(self._insert_stream)
+            if stream is None or (stream.error is not None and not stream.outstanding()):
+                stream = self._streams[table] = InsertStream(self._open_stream)
             return stream
 
     def _settle(
         self,
         table: str,
         stream: InsertStream,
-        keys: set[int] | None,
+        tickets: Sequence[Ticket],
         deadline: float,
         timeout_secs: float,
     ) -> None:
         """Waits for confirmations, and says what is wrong if they do not come."""
         try:
-            if stream.wait(keys, deadline):
+            if stream.wait(tickets, deadline):
                 return
         except grpc.RpcError as error:
-            unsure = stream.unconfirmed(keys)
+            unsure = sum(ticket.unconfirmed for ticket in tickets)
             with self._lock:
                 if self._streams.get(table) is stream:
                     del self._streams[table]
             self._fail(error, f"confirm {unsure} item(s) of table {table!r}")
+        left = sum(ticket.unconfirmed for ticket in tickets)
         raise ReplayTimeoutError(
-            f"Waited {timeout_secs:.1f} s for room for {stream.unconfirmed(keys)} item(s) in replay"
+            f"Waited {timeout_secs:.1f} s for room for {left} item(s) in replay"
             f" table {table!r} at {self.address}; {self._state_of(table)}. They go in as soon as"
             " there is room: wait for them with flush(), do not insert them again."
         )
@@ -272,3 +274,16 @@ class ReplayClient:
         if info is None:
             return "the server has no such table"
         return f"it holds {info.current_size} of at most {info.max_size} items"
+
+
+def _batches(items: Iterable[wire.EncodedItem]) -> Iterator[list[wire.EncodedItem]]:
+    """Gathers items for messages that are neither tiny nor huge."""
+    batch, size_bytes = [], 0
+    for item in items:
+        batch.append(item)
+        size_bytes += item.size_bytes
+        if len(batch) >= _MESSAGE_ITEMS or size_bytes >= _MESSAGE_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch

@@ -79,11 +79,10 @@ class EmbeddedReplay:
         weights = [1.0] * len(items) if priorities is None else priorities
         submitted = []
         for columns, priority in zip(items, weights, strict=True):
-            request = reverb_pb2.InsertStreamRequest()
-            wire.add_item(request, table, columns, priority)
-            item = request.items[0]
-            payload = (item.flat_trajectory, list(request.chunks))
-            submitted.append(Stored(item.key, priority, payload))
+            encoded = wire.encode_item(table, columns, priority)
+            request = reverb_pb2.InsertStreamRequest.FromString(b"".join(encoded.pieces))
+            payload = (request.items[0].flat_trajectory, list(request.chunks))
+            submitted.append(Stored(encoded.key, priority, payload))
             self.table(table).submit(submitted[-1])
         self._settle(table, submitted, deadline, timeout_secs)
 

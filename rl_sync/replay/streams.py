@@ -5,31 +5,66 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import grpc
 
 from rl_sync.replay import reverb_pb2
 
-OpenStream = Callable[[Iterator[bytes]], Any]
-"""From serialized InsertStreamRequests to the call, an iterator of InsertStreamResponses."""
+OpenStream = Callable[[Iterator[bytes], Callable[[bytes], Any]], Any]
+"""From serialized InsertStreamRequests, and what to do with each serialized InsertStreamResponse
+as soon as it arrives, to the call, an iterator of what that returned."""
+
+
+class Ticket:
+    """What is known of the items of one request.
+
+    Attributes:
+      unconfirmed: how many of them the server has not confirmed.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.unconfirmed = count
+        # Held while there is something to wait for. A bare lock, since a Condition would wake up
+        # the waiter before it lets it go on.
+        self._waiting = threading.Lock()
+        self._waiting.acquire()
+
+    def confirm_one(self) -> None:
+        """Counts a confirmation."""
+        self.unconfirmed -= 1
+        if not self.unconfirmed:
+            self._waiting.release()
+
+    def give_up(self) -> None:
+        """Wakes up who waits, though not all is confirmed."""
+        self._waiting.release()
+
+    def wait(self, deadline: float) -> bool:
+        """Waits for the last confirmation; whether the wait ended by the deadline."""
+        if not self._waiting.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        self._waiting.release()
+        return True
 
 
 class InsertStream:
     """Sends items, and knows which of them the server has not confirmed yet.
 
-    gRPC takes requests from one thread of its own; another one, of ours, reads confirmations.
+    gRPC takes requests from one thread of its own, and has confirmations deserialized in another,
+    where we take them, rather than in a third that has to be woken up first. The third, ours, only
+    asks gRPC for more.
     """
 
     def __init__(self, open_stream: OpenStream) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._pending: set[int] = set()
+        self._lock = threading.Lock()
+        self._pending: dict[int, Ticket] = {}
         self._error: grpc.RpcError | None = None
-        self._call = open_stream(iter(self._requests.get, None))
+        self._call = open_stream(iter(self._requests.get, None), self._confirm)
         self._reader = threading.Thread(
-            target=self._read_confirmations, name="replay-confirmations", daemon=True
+            target=self._ask_for_confirmations, name="replay-confirmations", daemon=True
         )
         self._reader.start()
 
@@ -38,22 +73,26 @@ class InsertStream:
         """What ended the stream, or None while it lives."""
         return self._error
 
-    def send(self, request: bytes, keys: Collection[int]) -> None:
+    def send(self, request: bytes, keys: Collection[int]) -> Ticket:
         """Sends a serialized request whose items have these keys."""
-        with self._changed:
-            self._pending.update(keys)
+        ticket = Ticket(len(keys))
+        with self._lock:
+            self._pending.update(dict.fromkeys(keys, ticket))
+            if self._error is not None:
+                ticket.give_up()
         self._requests.put(request)
+        return ticket
 
-    def unconfirmed(self, keys: Collection[int] | None = None) -> int:
-        """Returns how many of the items (None: of all) are not confirmed."""
-        with self._changed:
-            return len(self._pending if keys is None else self._pending.intersection(keys))
+    def outstanding(self) -> list[Ticket]:
+        """Returns the tickets of all requests that are not confirmed."""
+        with self._lock:
+            return list(dict.fromkeys(self._pending.values()))
 
-    def wait(self, keys: Collection[int] | None, deadline: float) -> bool:
-        """Waits until the server has confirmed the items, or all items.
+    def wait(self, tickets: Sequence[Ticket], deadline: float) -> bool:
+        """Waits until the server has confirmed all items of some requests.
 
         Args:
-          keys: of the items; None for all.
+          tickets: of the requests.
           deadline: on `time.monotonic()`'s clock.
 
         Returns:
@@ -62,16 +101,11 @@ class InsertStream:
         Raises:
           grpc.RpcError: the stream ended first.
         """
-
-        def settled() -> bool:
-            waiting = self._pending if keys is None else not self._pending.isdisjoint(keys)
-            return not waiting or self._error is not None
-
-        with self._changed:
-            done = self._changed.wait_for(settled, timeout=max(0.0, deadline - time.monotonic()))
-            if self._error is not None:
-                raise self._error
-            return done
+        in_time = all(ticket.wait(deadline) for ticket in tickets)
+        if in_time and any(ticket.unconfirmed for ticket in tickets):
+            assert self._error is not None
+            raise self._error
+        return in_time
 
     def close(self, timeout_secs: float = 5.0) -> None:
         """Ends the stream; what has not been confirmed is left to the server."""
@@ -81,22 +115,26 @@ class InsertStream:
         self._reader.join(timeout_secs)
         self._call.cancel()
 
-    def _read_confirmations(self) -> None:
+    def _ask_for_confirmations(self) -> None:
         try:
-            for response in self._call:
-                self._confirm(response)
+            for _ in self._call:
+                pass
             error: grpc.RpcError = StreamEnded()
         except grpc.RpcError as rpc_error:
             error = rpc_error
-        with self._changed:
+        with self._lock:
             self._error = error
-            self._changed.notify_all()
+            for ticket in dict.fromkeys(self._pending.values()):
+                ticket.give_up()
         self._requests.put(None)
 
-    def _confirm(self, response: reverb_pb2.InsertStreamResponse) -> None:
-        with self._changed:
-            self._pending.difference_update(response.keys)
-            self._changed.notify_all()
+    def _confirm(self, response: bytes) -> bytes:
+        keys = reverb_pb2.InsertStreamResponse.FromString(response).keys
+        with self._lock:
+            tickets = [self._pending.pop(key) for key in keys if key in self._pending]
+        for ticket in tickets:
+            ticket.confirm_one()
+        return response
 
 
 class StreamEnded(grpc.RpcError):

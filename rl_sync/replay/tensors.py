@@ -6,7 +6,9 @@ Numbers travel as their little-endian bytes, compressed with raw snappy; strings
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import TYPE_CHECKING, NamedTuple
 
 import cramjam
 import ml_dtypes
@@ -14,7 +16,11 @@ import numpy as np
 
 from rl_sync.replay import reverb_pb2
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 _DT_STRING = 7
+_CONTENT_FIELD = reverb_pb2.Tensor.TENSOR_CONTENT_FIELD_NUMBER
 _CODES: dict[np.dtype, int] = {
     np.dtype(dtype): code
     for dtype, code in (
@@ -26,28 +32,67 @@ _CODES: dict[np.dtype, int] = {
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
-def write(proto: reverb_pb2.Tensor, array: np.ndarray) -> int:
-    """Fills a message with an array, and returns how many bytes it had before compression.
+class EncodedTensor(NamedTuple):
+    """A serialized message, in two pieces that belong one after the other.
+
+    Attributes:
+      head: everything but the content, and the tag and length of the content.
+      content: the content.
+      size_bytes: of the array, before compression.
+    """
+
+    head: bytes
+    content: Buffer
+    size_bytes: int
+
+
+def encode(array: np.ndarray) -> EncodedTensor:
+    """Encodes an array; the content is not copied after it was compressed.
 
     Raises:
       ValueError: a dtype that cannot be stored.
     """
-    for size in array.shape:
-        proto.tensor_shape.dim.add().size = size
     if array.dtype.kind in "SUO":
-        proto.dtype = _DT_STRING
-        proto.tensor_content = encode_strings([_as_bytes(value) for value in array.ravel()])
-        return len(proto.tensor_content)
+        content = encode_strings([_as_bytes(value) for value in array.ravel()])
+        return EncodedTensor(_head(_DT_STRING, array.shape, len(content)), content, len(content))
     array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     if array.dtype not in _CODES:
         raise ValueError(
             f"A replay item holds numbers of {', '.join(str(dtype) for dtype in _CODES)}, and"
             f" strings; an array of {array.dtype} must be converted to one of them."
         )
-    proto.dtype = _CODES[array.dtype]
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    proto.tensor_content = bytes(cramjam.snappy.compress_raw(flat))
-    return array.nbytes
+    compressed = cramjam.snappy.compress_raw(flat)
+    return EncodedTensor(
+        _head(_CODES[array.dtype], array.shape, len(compressed)), compressed, array.nbytes
+    )
+
+
+def _head(code: int, shape: tuple[int, ...], content_bytes: int) -> bytes:
+    return _dtype_and_shape(code, shape) + field(_CONTENT_FIELD, content_bytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtype_and_shape(code: int, shape: tuple[int, ...]) -> bytes:
+    proto = reverb_pb2.Tensor(dtype=code)
+    for size in shape:
+        proto.tensor_shape.dim.add().size = size
+    return proto.SerializeToString()
+
+
+def field(number: int, size_bytes: int) -> bytes:
+    """Returns what precedes the bytes of a field of a serialized message: its tag and length."""
+    return varint(number << 3 | 2) + varint(size_bytes)
+
+
+def varint(value: int) -> bytes:
+    """Encodes an integer ≥ 0 in groups of seven bits, lowest first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def read(proto: reverb_pb2.Tensor, *, delta_encoded: bool = False) -> np.ndarray:
@@ -86,14 +131,7 @@ def read(proto: reverb_pb2.Tensor, *, delta_encoded: bool = False) -> np.ndarray
 
 def encode_strings(strings: list[bytes]) -> bytes:
     """Encodes strings as TensorFlow does: all lengths as varints, then all bytes."""
-    out = bytearray()
-    for string in strings:
-        length = len(string)
-        while length > 0x7F:
-            out.append(length & 0x7F | 0x80)
-            length >>= 7
-        out.append(length)
-    return bytes(out) + b"".join(strings)
+    return b"".join([*(varint(len(string)) for string in strings), *strings])
 
 
 def decode_strings(content: bytes, count: int) -> list[bytes]:

@@ -9,8 +9,10 @@ columns in front of it. Items of other writers have as many slices of as many ch
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,20 +20,37 @@ from rl_sync.replay import reverb_pb2, tensors
 from rl_sync.replay.interface import Sample
 from rl_sync.replay.tables import TableInfo, TableSpec
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 _NAMES_MARKER = b"rl_sync.columns"
-_new_key = random.SystemRandom().getrandbits
+_CHUNKS_FIELD = reverb_pb2.InsertStreamRequest.CHUNKS_FIELD_NUMBER
+_ITEMS_FIELD = reverb_pb2.InsertStreamRequest.ITEMS_FIELD_NUMBER
+_DATA_FIELD = reverb_pb2.Chunk.DATA_FIELD_NUMBER
+_generator = random.Random()
+_new_key = _generator.getrandbits
+os.register_at_fork(after_in_child=_generator.seed)  # or it would give the parent's keys again
 
 
-def add_item(
-    request: reverb_pb2.InsertStreamRequest,
-    table: str,
-    columns: Mapping[str, np.ndarray],
-    priority: float,
-) -> tuple[int, int]:
-    """Adds an item, and the chunk that holds its data, to a request.
+class EncodedItem(NamedTuple):
+    """A serialized InsertStreamRequest with one item; joined, several make one with several.
 
-    Returns:
-      The key of the item, and the size of its data in bytes before compression.
+    Attributes:
+      key: of the item.
+      pieces: of the message, in order.
+      size_bytes: of the data, before compression.
+    """
+
+    key: int
+    pieces: list[Buffer]
+    size_bytes: int
+
+
+def encode_item(table: str, columns: Mapping[str, np.ndarray], priority: float) -> EncodedItem:
+    """Encodes an item, and the chunk that holds its data.
+
+    The message is put together by hand around the compressed data, since each level of messages
+    would copy them once more.
 
     Raises:
       ValueError: no columns, or one that cannot be stored.
@@ -39,22 +58,44 @@ def add_item(
     if not columns:
         raise ValueError("A replay item needs at least one column.")
     names = sorted(columns)
-    chunk = request.chunks.add(chunk_key=_new_key(64), data_tensors_len=len(names) + 1)
-    chunk.sequence_range.episode_id = _new_key(63)
-    item = request.items.add(key=_new_key(64), table=table, priority=priority)
-    size_bytes = 0
-    try:
-        for name in names:
-            array = np.asarray(columns[name])
-            size_bytes += tensors.write(chunk.data.tensors.add(), array[np.newaxis])
-    except ValueError as error:
-        raise ValueError(f"Column {name!r}: {error}") from error
-    chunk.data.tensors.append(_names_tensor(tuple(names)))
-    chunk.data_uncompressed_size = size_bytes
-    for index in range(len(names) + 1):
+    encoded = [_encode_column(name, columns[name]) for name in names]
+    encoded.append(_encode_names(tuple(names)))
+    size_bytes = sum(tensor.size_bytes for tensor in encoded)
+
+    pieces: list[Buffer] = []
+    data_bytes = 0
+    for tensor in encoded:
+        tensor_bytes = len(tensor.head) + memoryview(tensor.content).nbytes
+        prefix = tensors.field(reverb_pb2.Chunk.Data.TENSORS_FIELD_NUMBER, tensor_bytes)
+        pieces += [prefix, tensor.head, tensor.content]
+        data_bytes += len(prefix) + tensor_bytes
+    chunk = reverb_pb2.Chunk(
+        chunk_key=_new_key(64),
+        sequence_range=reverb_pb2.SequenceRange(episode_id=_new_key(63)),
+        data_tensors_len=len(encoded),
+        data_uncompressed_size=size_bytes,
+    )
+    head = chunk.SerializeToString() + tensors.field(_DATA_FIELD, data_bytes)
+    item = reverb_pb2.Item(key=_new_key(64), table=table, priority=priority)
+    for index in range(len(encoded)):
         column = item.flat_trajectory.columns.add(squeeze=True)
         column.chunk_slices.add(chunk_key=chunk.chunk_key, length=1, index=index)
-    return item.key, size_bytes
+    tail = item.SerializeToString()
+    pieces[:0] = [tensors.field(_CHUNKS_FIELD, len(head) + data_bytes), head]
+    pieces += [tensors.field(_ITEMS_FIELD, len(tail)), tail]
+    return EncodedItem(item.key, pieces, size_bytes)
+
+
+def _encode_column(name: str, column: np.ndarray) -> tensors.EncodedTensor:
+    try:
+        return tensors.encode(np.asarray(column)[np.newaxis])
+    except ValueError as error:
+        raise ValueError(f"Column {name!r}: {error}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _encode_names(names: tuple[str, ...]) -> tensors.EncodedTensor:
+    return tensors.encode(np.array([[_NAMES_MARKER, *names]], dtype=object))
 
 
 def read_columns(
@@ -176,13 +217,6 @@ def _read_column(
     array = parts[0] if len(parts) == 1 else np.concatenate(parts)
     # `[0, ...]` where `[0]` would turn an array without dimensions into a scalar.
     return array[0, ...] if column.squeeze else array
-
-
-@functools.lru_cache(maxsize=256)
-def _names_tensor(names: tuple[str, ...]) -> reverb_pb2.Tensor:
-    tensor = reverb_pb2.Tensor()
-    tensors.write(tensor, np.array([[_NAMES_MARKER, *names]], dtype=object))
-    return tensor
 
 
 @functools.lru_cache(maxsize=256)

@@ -81,6 +81,21 @@ def test_blocked_writer_goes_on_as_soon_as_there_is_room(replay):
     sample(replay, "queue", 3)
 
 
+def test_of_several_blocked_writers_only_those_with_room_go_on(replay):
+    insert(replay, "queue", range(3))
+    writers = [threading.Thread(target=insert, args=(replay, "queue", [i])) for i in (3, 4)]
+    for writer in writers:
+        writer.start()
+    time.sleep(0.2)
+    for expected in (1, 0):
+        sample(replay, "queue", 1)
+        eventually(lambda left=expected: sum(w.is_alive() for w in writers) == left)
+        time.sleep(0.1)
+        assert sum(writer.is_alive() for writer in writers) == expected
+    for writer in writers:
+        writer.join(5)
+
+
 def test_sampler_times_out_on_an_empty_table_and_says_so(replay):
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"0\.5 s .*'queue'.*holds 0 of at most 3"):

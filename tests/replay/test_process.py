@@ -122,10 +122,13 @@ def test_an_unknown_backend_is_refused(tmp_path):
         start_server("redis", TABLES, 0, log_path=tmp_path / "log")
 
 
-def test_wrong_tables_end_the_embedded_server_with_the_reason(tmp_path):
+def test_wrong_tables_end_the_embedded_server_with_the_reason():
     command = [sys.executable, "-m", "rl_sync.replay.embedded_server", "--port", "0", "--tables"]
+    life_line, held = os.pipe()
     ended = subprocess.run(
-        [*command, '[{"name": "q"}]'], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        [*command, '[{"name": "q"}]'], stdin=life_line, capture_output=True, timeout=60
     )
+    os.close(life_line)
+    os.close(held)
     assert ended.returncode == 97
     assert b"max_size" in ended.stderr

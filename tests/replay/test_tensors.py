@@ -10,9 +10,8 @@ from rl_sync.replay import reverb_pb2, tensors, wire
 
 
 def written(array):
-    proto = reverb_pb2.Tensor()
-    tensors.write(proto, array)
-    return proto
+    encoded = tensors.encode(array)
+    return reverb_pb2.Tensor.FromString(encoded.head + bytes(encoded.content))
 
 
 def test_numbers_are_their_bytes_in_raw_snappy():
@@ -61,11 +60,11 @@ def test_malformed_tensors_are_refused():
 
 
 def test_an_item_is_one_chunk_with_its_columns_sorted_and_their_names_last():
-    request = reverb_pb2.InsertStreamRequest()
     columns = {"b": np.int32(5), "a": np.zeros(3, np.float32)}
-    key, size_bytes = wire.add_item(request, "table", columns, 2.0)
+    key, pieces, size_bytes = wire.encode_item("table", columns, 2.0)
+    request = reverb_pb2.InsertStreamRequest.FromString(b"".join(pieces))
     [chunk], [item] = request.chunks, request.items
-    assert (item.key, item.table, item.priority, size_bytes) == (key, "table", 2.0, 16)
+    assert (item.key, item.table, item.priority, size_bytes) == (key, "table", 2.0, 36)
     assert [tensor.dtype for tensor in chunk.data.tensors] == [1, 3, 7]
     assert chunk.data.tensors[2].tensor_content == b"\x0f\x01\x01rl_sync.columnsab"
     parts = [column.chunk_slices[0] for column in item.flat_trajectory.columns]
@@ -76,7 +75,7 @@ def test_an_item_is_one_chunk_with_its_columns_sorted_and_their_names_last():
 
 
 def test_an_item_without_one_of_its_chunks_is_refused():
-    request = reverb_pb2.InsertStreamRequest()
-    wire.add_item(request, "table", {"a": np.int32(1)}, 1.0)
+    pieces = wire.encode_item("table", {"a": np.int32(1)}, 1.0).pieces
+    request = reverb_pb2.InsertStreamRequest.FromString(b"".join(pieces))
     with pytest.raises(ValueError, match="refers to chunk"):
         wire.read_columns(request.items[0].flat_trajectory, [])
