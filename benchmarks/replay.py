@@ -1,0 +1,219 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["dm-reverb==0.14.0", "tensorflow-cpu==2.15.1", "setuptools<81"]
+# ///
+"""Items and bytes a second through a Reverb server: our client beside the official one.
+
+    python benchmarks/replay.py
+
+Starts one server, and this file once more as a uv script, with the official client in an
+environment like the server's (which the comment on top describes); then measures both in turns:
+items of several sizes, inserted by one writer and sampled by one reader. Every number is the best
+of several rounds; the ratio is ours over theirs.
+
+Ways to insert: *one by one* waits for the confirmation of each item, *pipelined* for that of all at
+the end; the official client does so with `TrajectoryWriter.flush` after each item, or once. Ways to
+sample: one item a request, or all in one. Half of the data of an item are token-like integers, half
+are floats that do not compress.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+TABLE = "benchmark"
+TIMEOUT_SECS = 120.0
+
+
+class Case(NamedTuple):
+    """What is measured: an action, on items of a size, so many of them a round."""
+
+    action: str
+    size_bytes: int
+    items: int
+
+
+CASES = [
+    Case(action, size_bytes, items)
+    for size_bytes, items in ((1_000, 2000), (66_000, 500), (4_000_000, 24))
+    for action in (
+        "insert one by one",
+        "insert pipelined",
+        "sample one by one",
+        "sample all",
+    )
+]
+
+
+def make_columns(size_bytes: int) -> dict[str, np.ndarray]:
+    """An item of about that size, with the columns of a group of 8 trajectories."""
+    rng = np.random.default_rng(0)
+    length = max(1, size_bytes // (8 * 4 * 2))
+    return {
+        "behavior_logprobs": rng.standard_normal((8, length)).astype(np.float32),
+        "ordinal": np.array(7, np.int32),
+        "tokens": rng.integers(0, 512, (8, length)).astype(np.int32),
+    }
+
+
+def our_actions(address: str) -> dict[str, Callable[[Case, dict[str, np.ndarray]], None]]:
+    """The actions, by our client."""
+    from rl_sync.replay.client import ReplayClient
+
+    client = ReplayClient(address)
+
+    def insert_one_by_one(case: Case, columns: dict[str, np.ndarray]) -> None:
+        for _ in range(case.items):
+            client.insert(TABLE, columns, timeout_secs=TIMEOUT_SECS)
+
+    def insert_pipelined(case: Case, columns: dict[str, np.ndarray]) -> None:
+        client.insert_many(TABLE, [columns] * case.items, timeout_secs=TIMEOUT_SECS)
+
+    def sample_one_by_one(case: Case, columns: dict[str, np.ndarray]) -> None:
+        for _ in range(case.items):
+            client.sample(TABLE, 1, timeout_secs=TIMEOUT_SECS)
+
+    def sample_all(case: Case, columns: dict[str, np.ndarray]) -> None:
+        client.sample(TABLE, case.items, timeout_secs=TIMEOUT_SECS)
+
+    return {
+        "insert one by one": insert_one_by_one,
+        "insert pipelined": insert_pipelined,
+        "sample one by one": sample_one_by_one,
+        "sample all": sample_all,
+    }
+
+
+def official_actions(address: str) -> dict[str, Callable[[Case, dict[str, np.ndarray]], None]]:
+    """The actions, by the official client; runs in the server's environment only."""
+    import reverb
+
+    client = reverb.Client(address)
+
+    def insert(case: Case, columns: dict[str, np.ndarray], flush_each: bool) -> None:
+        with client.trajectory_writer(num_keep_alive_refs=1) as writer:
+            for name in columns:
+                writer.configure((name,), num_keep_alive_refs=1, max_chunk_length=1)
+            for _ in range(case.items):
+                writer.append(columns)
+                trajectory = {name: column[-1] for name, column in writer.history.items()}
+                writer.create_item(TABLE, 1.0, trajectory)
+                if flush_each:
+                    writer.flush()
+            writer.flush()
+
+    def sample(case: Case, requests: int) -> None:
+        for _ in range(requests):
+            for _ in client.sample(TABLE, case.items // requests, emit_timesteps=False):
+                pass
+
+    return {
+        "insert one by one": lambda case, columns: insert(case, columns, True),
+        "insert pipelined": lambda case, columns: insert(case, columns, False),
+        "sample one by one": lambda case, columns: sample(case, case.items),
+        "sample all": lambda case, columns: sample(case, 1),
+    }
+
+
+def measure(actions: dict[str, Callable[..., None]], case: Case) -> float:
+    """Returns the seconds that one round of a case takes."""
+    columns = make_columns(case.size_bytes)
+    start = time.perf_counter()
+    actions[case.action](case, columns)
+    return time.perf_counter() - start
+
+
+def answer_requests(address: str) -> None:
+    """The official side: measures the cases that come, a line of JSON each, on standard input."""
+    actions = official_actions(address)
+    for line in sys.stdin:
+        print(json.dumps(measure(actions, Case(*json.loads(line)))), flush=True)
+    os._exit(0)  # without TensorFlow's slow tear-down
+
+
+def start_official(address: str) -> subprocess.Popen[str]:
+    """Starts this file as a uv script, as the official side."""
+    import uv
+
+    return subprocess.Popen(
+        [uv.find_uv_bin(), "run", "--quiet", "--script", __file__, "--official", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def compare(rounds: int, log_path: pathlib.Path) -> None:
+    """Measures all cases, and prints the table."""
+    from rl_sync.replay.client import ReplayClient
+    from rl_sync.replay.process import start_server
+    from rl_sync.replay.tables import TableSpec
+
+    tables = [TableSpec(TABLE, 100_000, max_times_sampled=1)]
+    with (
+        start_server(
+            "reverb", tables, 0, log_path=log_path, start_timeout_secs=TIMEOUT_SECS
+        ) as server,
+        start_official(server.address) as official,
+        ReplayClient(server.address) as filler,
+    ):
+        requests, answers = official.stdin, official.stdout
+        assert requests is not None
+        assert answers is not None
+        ours = our_actions(server.address)
+
+        def theirs(case: Case) -> float:
+            print(json.dumps(case), file=requests, flush=True)
+            return float(answers.readline())
+
+        def best(measured: Callable[[Case], float], case: Case) -> float:
+            filler.reset(TABLE)
+            if case.action.startswith("sample"):
+                columns = [make_columns(case.size_bytes)] * case.items
+                filler.insert_many(TABLE, columns, timeout_secs=TIMEOUT_SECS)
+            return measured(case)
+
+        print(
+            f"{'':20}{'item':>9}{'ours':>12}{'':>12}{'official':>12}{'':>12}{'ratio':>8}\n"
+            f"{'':20}{'bytes':>9}{'items/s':>12}{'MB/s':>12}{'items/s':>12}{'MB/s':>12}"
+        )
+        for case in CASES:
+            secs: dict[str, list[float]] = {"ours": [], "theirs": []}
+            for _ in range(rounds):
+                secs["ours"].append(best(lambda case: measure(ours, case), case))
+                secs["theirs"].append(best(theirs, case))
+            rates = [case.items / min(secs[side]) for side in ("ours", "theirs")]
+            cells = "".join(f"{rate:12,.0f}{rate * case.size_bytes / 1e6:12,.1f}" for rate in rates)
+            print(
+                f"{case.action:20}{case.size_bytes:9,}{cells}{rates[0] / rates[1]:8.2f}", flush=True
+            )
+        requests.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="of which the best counts")
+    parser.add_argument("--official", metavar="ADDRESS", help="be the official side (internal)")
+    args = parser.parse_args()
+    if args.official:
+        answer_requests(args.official)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(args.rounds, pathlib.Path(folder) / "server.log")
+
+
+if __name__ == "__main__":
+    main()
