@@ -67,20 +67,15 @@ def _plan() -> int:
 
 
 def _timeline() -> int:
-    from rl_sync.observe.timeline import draw_timeline
+    from rl_sync.observe.timeline import draw_timeline, parse_steps
     from rl_sync.observe.trace import write_trace
 
     if not _WORKDIR.value:
         _fail("timeline draws the run of a work directory: give --workdir=runs/….")
     if not os.path.isdir(_WORKDIR.value):
         _fail(f"--workdir={_WORKDIR.value} is not a directory.")
-    steps = None
-    if _STEPS.value is not None:
-        match = re.fullmatch(r"(\d+):(\d+)", _STEPS.value)
-        if match is None or int(match[1]) > int(match[2]):
-            _fail(f"--steps={_STEPS.value} is not FIRST:LAST, such as 1:8.")
-        steps = (int(match[1]), int(match[2]))
     try:
+        steps = None if _STEPS.value is None else parse_steps(_STEPS.value)
         pictures = draw_timeline(_WORKDIR.value, _OUT.value, steps=steps)
         trace = write_trace(_WORKDIR.value, _OUT.value)
     except (FileNotFoundError, ValueError) as error:
@@ -93,15 +88,20 @@ def _timeline() -> int:
 def _config() -> dict[str, object]:
     if _CONFIG.value is None:
         _fail("Give a config, such as --config=configs/arithmetic.py.")
-    if not hasattr(_CONFIG.value, "to_dict"):
-        given = next(a for a in sys.argv if re.match("--?config(=|$)", a))
-        _fail(f"{given}: no such file, or it has no get_config().")
-    return _CONFIG.value.to_dict()
+    from launcher import workdir
+
+    config = _CONFIG.value.to_dict()
+    config["workdir"] = str(workdir.choose(config))
+    return config
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
     """Parses the command line; a mistake in it becomes one line."""
     sys.path.insert(0, os.getcwd())  # So that config files may import each other.
+    for argument in argv:
+        path = re.fullmatch(r"--?config=([^:]*)(:.*)?", argument)
+        if path is not None and not os.path.isfile(path[1]):
+            _fail(f"{argument}: no such file.")
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:

@@ -28,6 +28,7 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
         "checkpoint": result.get("checkpoint", "none was saved"),
         "metrics": f"{workdir / METRICS_FILE}, TensorBoard: {workdir / TENSORBOARD_DIR}",
         "timeline": f"python -m launcher timeline --workdir={workdir}",
+        "digest": result.get("digest", "none"),
         "spans": workdir / SPANS_DIR,
         "logs": workdir / work.LOGS_DIR,
     }

@@ -216,9 +216,8 @@ def start(config: dict[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = RunSettings.from_config(config)
     settings.load_task()  # Fails here rather than in the logs of five processes.
-    directory = work.choose(settings.name, settings.sync.mode, settings.workdir)
+    directory = Path(settings.workdir)
     with work.held(directory):
-        resolved = json.loads(json.dumps({**config, "workdir": str(directory)}))
-        resumed = work.prepare(directory, resolved)
-        print(report.opening(RunSettings.from_config(resolved), resumed))
-        return LocalRun(RunSettings.from_config(resolved), resumed).run()
+        resumed = work.prepare(directory, json.loads(json.dumps(config)))
+        print(report.opening(settings, resumed))
+        return LocalRun(settings, resumed).run()

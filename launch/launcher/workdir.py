@@ -27,11 +27,12 @@ _EARLIER_DIR = "earlier"
 _FIXED = ("seed", "task", "model", "optimizer")
 
 
-def choose(name: str, mode: str, workdir: str | None) -> Path:
+def choose(config: dict[str, Any]) -> Path:
     """The work directory that a config asks for; a new one under `runs/` if it names none."""
-    if workdir:
-        return Path(workdir).expanduser().absolute()
-    return Path("runs", f"{name}-{mode}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    if config["workdir"]:
+        return Path(config["workdir"]).expanduser().absolute()
+    name = f"{config['name']}-{config['sync']['mode']}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs", name).absolute()
 
 
 @contextlib.contextmanager

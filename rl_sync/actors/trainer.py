@@ -128,9 +128,6 @@ class Trainer:
       optimizer: the updates.
       group_size: rows of a group, G.
       temperature: of the rollouts.
-
-    Raises:
-      ValueError: the groups of a step cannot be shared evenly by its updates (when stepping).
     """
 
     model: ModelConfig
@@ -203,13 +200,7 @@ class Trainer:
         return Trainer.step.lower(self, state, batch).compile()
 
     def _share(self, rows: Array) -> Array:
-        groups, updates = rows.shape[0] // self.group_size, self.optimizer.updates_per_batch
-        if groups % updates:
-            raise ValueError(
-                f"trainer.groups_per_step={groups} groups cannot be shared evenly by"
-                f" optimizer.updates_per_batch={updates} updates: use a divisor."
-            )
-        return rows.reshape(updates, -1, *rows.shape[1:])
+        return rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
 
     def _ref_logprobs(self, state: TrainState, batch: TrainBatch) -> Float[Array, "B T"] | None:
         if state.ref_params is None:

@@ -99,6 +99,11 @@ class TrainerSettings:
         for name in ("steps", "groups_per_step", "group_size", "evaluation_problems"):
             value = getattr(self, name)
             _require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
+        _require(
+            self.group_size >= 2,
+            f"trainer.group_size must be at least 2, not {self.group_size}: a group's completions"
+            " are compared with each other.",
+        )
         _require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
 
 
@@ -249,6 +254,8 @@ class RunSettings:
         try:
             settings = _build(cls, config, "config")
             settings._validate()
+            settings._sampling(max_new_tokens=1, eos_id=0)
+            settings._model_config(vocab_size=1, max_length=1)
         except ConfigError:
             raise
         except ValueError as error:
@@ -276,6 +283,12 @@ class RunSettings:
             schedule.pull == "latest" or self.replay.sampler == "fifo",
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
+        )
+        updates = self.optimizer.updates_per_batch
+        _require(
+            self.trainer.groups_per_step % updates == 0,
+            f"trainer.groups_per_step={self.trainer.groups_per_step} groups cannot be shared evenly"
+            f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         lease = self.explorer.groups_per_lease
         _require(
@@ -325,19 +338,19 @@ class RunSettings:
 
     def model_config(self, task: Task) -> ModelConfig:
         """The model for a task's vocabulary and lengths."""
-        return ModelConfig(
-            vocab_size=task.tokenizer.vocab_size,
-            max_length=task.max_prompt_tokens + task.max_completion_tokens,
-            **dataclasses.asdict(self.model),
-        )
+        return self._model_config(task.tokenizer.vocab_size, task.row_tokens)
+
+    def _model_config(self, vocab_size: int, max_length: int) -> ModelConfig:
+        sizes = dataclasses.asdict(self.model)
+        return ModelConfig(vocab_size=vocab_size, max_length=max_length, **sizes)
 
     def sampling(self, task: Task) -> Sampling:
         """How explorers sample completions."""
-        return Sampling(
-            max_new_tokens=task.max_completion_tokens,
-            eos_id=task.tokenizer.eos_id,
-            **dataclasses.asdict(self.rollout),
-        )
+        return self._sampling(task.max_completion_tokens, task.tokenizer.eos_id)
+
+    def _sampling(self, max_new_tokens: int, eos_id: int) -> Sampling:
+        choices = dataclasses.asdict(self.rollout)
+        return Sampling(max_new_tokens=max_new_tokens, eos_id=eos_id, **choices)
 
     def load_task(self) -> Task:
         """Loads the problems.

@@ -1,0 +1,108 @@
+"""Runs of real processes, shared by the tests that read what they recorded."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_sync.observe.spans import Span, SpanKind, read_spans
+from rl_sync.runtime.ledger import read_consumed, read_ledger
+from rl_sync.runtime.settings import RunSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "tests/runs/tiny.py"
+TIMEOUT_SECS = 240
+
+
+# Runs of the same shapes compile the same programs: the later ones read them from a cache.
+CACHE = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+}
+
+
+def launch(*flags: str, workdir: Path, **popen: Any) -> subprocess.Popen[str]:
+    """Starts the launcher on the tiny config."""
+    command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
+    cache = str(workdir.parent / "compiled")
+    return subprocess.Popen(
+        [*command, f"--config.workdir={workdir}", *flags],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **CACHE, "JAX_COMPILATION_CACHE_DIR": cache},
+        **popen,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What a finished run left behind."""
+
+    workdir: Path
+    output: str
+
+    @property
+    def settings(self) -> RunSettings:
+        return RunSettings.from_config(json.loads((self.workdir / "config.json").read_text()))
+
+    @property
+    def consumed(self) -> list[dict[str, Any]]:
+        """What each trainer step consumed."""
+        return read_consumed(self.workdir)
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        return read_ledger(self.workdir)
+
+    def spans(self, *kinds: SpanKind, role: str = "") -> list[Span]:
+        spans = read_spans(self.workdir)
+        return [s for s in spans if (not kinds or s.kind in kinds) and s.role.startswith(role)]
+
+    def versions(self, step: dict[str, Any]) -> set[int]:
+        """The versions of all tokens that one step consumed."""
+        rows = [rows for group in step["groups"] for rows in group["versions"]]
+        return {version for runs in rows for version, _ in runs}
+
+    def leases(self, event: str) -> collections.Counter[int]:
+        """How often each lease went through an event."""
+        entries = [entry for entry in self.ledger if entry["event"] == event]
+        return collections.Counter(lease["lease_id"] for e in entries for lease in e["leases"])
+
+    @property
+    def digest(self) -> str:
+        """Of the parameters after the last step."""
+        return next(
+            line.split()[-1] for line in self.output.splitlines() if line.startswith("digest:")
+        )
+
+
+class Runs:
+    """Does each run once, when it is first asked for."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._records: dict[tuple[str, ...], RunRecord] = {}
+
+    def get(self, *flags: str) -> RunRecord:
+        if flags not in self._records:
+            workdir = self._directory / str(len(self._records))
+            process = launch(*flags, workdir=workdir)
+            output, _ = process.communicate(timeout=TIMEOUT_SECS)
+            assert process.returncode == 0, output
+            self._records[flags] = RunRecord(workdir, output)
+        return self._records[flags]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))

@@ -1,0 +1,187 @@
+"""The same tests for every mode, on real runs, reading only what the runs recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl_sync.observe.spans import SpanKind
+from rl_sync.observe.summary import overlap_secs, union_secs
+from rl_sync.runtime.snapshots import latest_snapshot
+
+
+def flags(mode: str, **fields: object) -> tuple[str, ...]:
+    sections = {"interval": "sync", "offset": "sync", "transfer": "sync", "count": "explorer"}
+    return (
+        f"--config.sync.mode={mode}",
+        *(f"--config.{sections[name]}.{name}={value}" for name, value in fields.items()),
+    )
+
+
+SYNCHRONOUS = flags("synchronous")
+ONE_STEP = flags("one_step_off_policy")
+ASYNCHRONOUS = flags("asynchronous")
+RUNS = {
+    "synchronous": SYNCHRONOUS,
+    "synchronous by checkpoint": flags("synchronous", transfer="checkpoint"),
+    "synchronous, interval 2": flags("synchronous", interval=2),
+    "synchronous, interval 4, two explorers": flags("synchronous", interval=4, count=2),
+    "one step off-policy": ONE_STEP,
+    "one step off-policy by checkpoint": flags("one_step_off_policy", transfer="checkpoint"),
+    "custom (1, 4)": flags("custom", interval=1, offset=4),
+    "custom (2, 3) by checkpoint": flags("custom", interval=2, offset=3, transfer="checkpoint"),
+    "asynchronous": ASYNCHRONOUS,
+    "asynchronous, interval 2, collective": flags(
+        "asynchronous", interval=2, transfer="collective"
+    ),
+    "two explorers": flags("multi_explorer", count=2),
+    "three explorers": flags("multi_explorer", count=3),
+    "two explorers, collective": flags("multi_explorer", count=2, transfer="collective"),
+}
+EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
+LATEST = [name for name in RUNS if name not in EXACT]
+
+every_run = pytest.mark.parametrize("name", RUNS)
+exact_runs = pytest.mark.parametrize("name", EXACT)
+latest_runs = pytest.mark.parametrize("name", LATEST)
+
+
+@every_run
+def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(runs, name):
+    run = runs.get(*RUNS[name])
+    settings, schedule = run.settings, run.settings.schedule
+    assert [step["step"] for step in run.consumed] == list(range(1, settings.trainer.steps + 1))
+    for step in run.consumed:
+        assert len(step["groups"]) == settings.trainer.groups_per_step
+        for version in run.versions(step):
+            assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+@exact_runs
+def test_every_batch_has_exactly_the_version_of_the_formula(runs, name):
+    run = runs.get(*RUNS[name])
+    schedule = run.settings.schedule
+    for step in run.consumed:
+        assert run.versions(step) == {schedule.exact_version(step["step"])}
+        ordinals = [group["ordinal"] for group in step["groups"]]
+        size = run.settings.trainer.groups_per_step
+        assert ordinals == list(range((step["step"] - 1) * size, step["step"] * size))
+
+
+@every_run
+def test_nothing_is_lost_or_doubled(runs, name):
+    run = runs.get(*RUNS[name])
+    leased, buffered = run.leases("leased"), run.leases("buffered")
+    trained, dropped = run.leases("trained"), run.leases("dropped")
+    assert all(count == 1 for count in leased.values())
+    assert trained + dropped == leased, "a lease ended in no way, or in two"
+    assert set(trained) <= set(buffered)
+    consumed = [group["lease_id"] for step in run.consumed for group in step["groups"]]
+    assert sorted(consumed) == sorted(trained)
+    balance = run.ledger[-1]
+    assert balance["event"] == "balance"
+    assert balance["leased"] == balance["trained"] + sum(balance["dropped"].values())
+    assert balance["generating"] == balance["buffered"] == 0
+    assert balance["trained"] == len(trained)
+    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
+    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
+    for entry in run.ledger:
+        assert entry["event"] != "dropped" or entry["reason"]
+
+
+@every_run
+def test_each_explorer_generates_and_its_groups_arrive(runs, name):
+    run = runs.get(*RUNS[name])
+    consumed = {group["explorer"] for step in run.consumed for group in step["groups"]}
+    assert consumed == set(range(1, run.settings.explorers + 1))
+
+
+@every_run
+def test_weights_travel_in_the_way_that_was_asked_for(runs, name):
+    run = runs.get(*RUNS[name])
+    kind = {"collective": SpanKind.SYNC_COLLECTIVE, "checkpoint": SpanKind.SYNC_CHECKPOINT}
+    wanted = kind.pop(run.settings.transfer)
+    (other,) = kind.values()
+    for role in run.settings.roles:
+        assert run.spans(wanted, role=role), role
+    assert not run.spans(other)
+
+
+@pytest.mark.parametrize("name", ["synchronous", "synchronous by checkpoint"])
+def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
+    run = runs.get(*RUNS[name])
+    assert overlap_secs(run.spans(SpanKind.ROLLOUT), run.spans(SpanKind.TRAIN)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["one step off-policy", "one step off-policy by checkpoint"])
+def test_one_step_off_policy_generates_the_next_batch_while_it_trains(runs, name):
+    """Each train step has a rollout beside it: the one of the next batch.
+
+    They are compared in order rather than by their seconds, which are few here: rollout t + 1 is
+    let go before train step t ends, though train step t + 1 needs it.
+    """
+    run = runs.get(*RUNS[name])
+    starts = {span.step: span.start_secs for span in run.spans(SpanKind.ROLLOUT)}
+    for train in run.spans(SpanKind.TRAIN):
+        if train.step + 1 in starts:
+            assert starts[train.step + 1] < train.end_secs
+
+
+@latest_runs
+def test_nobody_waits_for_weights_to_be_taken(runs, name):
+    """The trainer waits for experiences only; an explorer for the trainer only."""
+    run = runs.get(*RUNS[name])
+    reasons = {span.attributes["reason"] for span in run.spans(SpanKind.WAIT, role="trainer")}
+    assert reasons <= {"experiences"}
+    for wait in run.spans(SpanKind.WAIT, role="explorer"):
+        assert wait.attributes["for_whom"] in ("the trainer", "replay")
+    publishing = [s for s in run.spans(SpanKind.SYNC_CHECKPOINT, role="trainer")]
+    blocking = [s for s in publishing if not s.attributes.get("background")]
+    assert union_secs(blocking) < 0.2 * len(publishing) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("one step off-policy", "one step off-policy by checkpoint"),
+        ("synchronous", "synchronous by checkpoint"),
+    ],
+)
+def test_both_transfers_give_the_same_bits(runs, one, other):
+    assert_same_bits(runs.get(*RUNS[one]), runs.get(*RUNS[other]))
+
+
+def test_two_runs_with_one_seed_give_the_same_bits_and_another_seed_does_not(runs):
+    again = runs.get(*ONE_STEP, "--config.replay.backend=embedded")
+    assert_same_bits(runs.get(*ONE_STEP), again)
+    other = runs.get(*ONE_STEP, "--config.seed=1", "--config.replay.backend=embedded")
+    assert other.digest != again.digest
+
+
+def assert_same_bits(one, other):
+    assert one.digest == other.digest
+    assert [s["groups"] for s in one.consumed] == [s["groups"] for s in other.consumed]
+    for mine, theirs in zip(parameters(one), parameters(other), strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+
+
+def parameters(run) -> list[np.ndarray]:
+    """The parameters in the last snapshot, as the files hold them."""
+    import jax
+
+    from rl_sync.actors.trainer import Trainer
+    from rl_sync.runtime.snapshots import load_snapshot
+
+    settings = run.settings
+    trainer = Trainer(
+        settings.model_config(settings.load_task()),
+        settings.algorithm,
+        settings.optimizer,
+        settings.trainer.group_size,
+        settings.rollout.temperature,
+    )
+    like = trainer.begin(trainer.init(jax.random.key(9)))
+    directory = run.workdir / "checkpoints"
+    assert latest_snapshot(directory) == settings.trainer.steps
+    _, state, _ = load_snapshot(directory, None, like)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]

@@ -1,0 +1,210 @@
+"""Runs that end early: a role dies, the user interrupts, the user goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from rl_sync.observe.metrics import read_metrics
+from tests.runs.conftest import TIMEOUT_SECS, RunRecord, launch
+
+LONG = "--config.trainer.steps=100000"
+EMBEDDED = "--config.replay.backend=embedded"
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts runs, and makes sure that nothing of them is left."""
+    processes = []
+
+    def start(*flags: str, until: str = "rl") -> tuple[subprocess.Popen[str], Path]:
+        workdir = tmp_path / "run"
+        process = launch(LONG, EMBEDDED, *flags, workdir=workdir, start_new_session=True)
+        processes.append(process)
+        wait_for(lambda: reached(workdir, until), process)
+        return process, workdir
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + TIMEOUT_SECS
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, "the run does not get there"
+        time.sleep(0.1)
+
+
+def reached(workdir: Path, phase: str) -> bool:
+    path = workdir / "metrics.jsonl"
+    return path.exists() and len(read_metrics(workdir, phase)) > 2
+
+
+def processes_of(workdir: Path) -> dict[str, int]:
+    """The run's living processes, by role, from their command lines."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        roles = [word.removeprefix("--role=") for word in command if word.startswith("--role=")]
+        if f"--workdir={workdir}" in command and roles:
+            found[roles[0]] = int(entry.name)
+        if "rl_sync.replay.embedded_server" in command and any(str(workdir) in w for w in command):
+            found["replay"] = int(entry.name)
+    return found
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=TIMEOUT_SECS)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("victim", "mode"),
+    [
+        ("explorer1", "asynchronous"),
+        ("explorer1", "one_step_off_policy"),
+        ("trainer", "asynchronous"),
+        ("trainer", "one_step_off_policy"),
+        ("master", "asynchronous"),
+        ("replay", "asynchronous"),
+    ],
+)
+def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victim, mode):
+    process, workdir = started(f"--config.sync.mode={mode}")
+    roles = processes_of(workdir)
+    assert {"explorer1", "trainer", "master", "replay"} <= set(roles)
+    os.kill(roles[victim], signal.SIGKILL)
+    output = ended(process)
+    assert process.returncode == 1
+    failure = output[output.index("The run failed:") :]
+    assert failure.startswith(f"The run failed: {victim} was killed by SIGKILL")
+    assert str(workdir / "logs" / f"{victim}.log") in failure
+    assert f"--config.workdir={workdir}" in failure
+    assert processes_of(workdir) == {}
+
+
+def test_the_trainer_saves_when_an_explorer_has_died(started):
+    process, workdir = started(
+        "--config.sync.mode=asynchronous", "--config.checkpoint.every_steps=0"
+    )
+    os.kill(processes_of(workdir)["explorer1"], signal.SIGKILL)
+    ended(process)
+    assert list((workdir / "checkpoints").glob("snapshot_*"))
+
+
+def test_roles_end_when_the_launcher_is_killed(started):
+    process, workdir = started("--config.sync.mode=asynchronous")
+    process.kill()
+    deadline = time.monotonic() + 20
+    while processes_of(workdir) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(workdir) == {}
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "one_step_off_policy"])
+def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
+    flag = f"--config.sync.mode={mode}"
+    process, workdir = started(flag)
+    os.killpg(process.pid, signal.SIGINT)  # As a terminal does it: to the whole group.
+    output = ended(process)
+    assert process.returncode == 130, output
+    assert f"--config.workdir={workdir}" in output
+    assert processes_of(workdir) == {}
+    before = RunRecord(workdir, output)
+    balance = before.ledger[-1]
+    kept = balance["trained"] + balance["buffered"] + sum(balance["dropped"].values())
+    assert balance["leased"] == kept
+    assert balance["generating"] == 0
+    last = before.consumed[-1]["step"]
+    assert len(list((workdir / "checkpoints").glob(f"snapshot_*{last}"))) == 1
+
+    steps = last + 6
+    again = launch(flag, EMBEDDED, f"--config.trainer.steps={steps}", workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert f"Goes on from trainer step {last}" in output
+    run = RunRecord(workdir, output)
+    assert [step["step"] for step in run.consumed] == list(range(1, steps + 1))
+    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
+    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
+    schedule = run.settings.schedule
+    for step in run.consumed:
+        for version in run.versions(step):
+            assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+def test_a_work_directory_that_another_run_holds_is_refused(started):
+    process, workdir = started("--config.sync.mode=asynchronous", until="warm_up")
+    second = launch(LONG, EMBEDDED, workdir=workdir)
+    output = ended(second)
+    assert second.returncode == 2
+    assert "Another run" in output
+    assert str(workdir) in output
+    assert process.poll() is None, "the first run was disturbed"
+
+
+def test_a_stopped_explorer_holds_nobody_up(started):
+    """One of two explorers stands still: the other one and the trainer go on without it."""
+    process, workdir = started("--config.sync.mode=multi_explorer", "--config.master.lease_secs=3")
+    stopped = processes_of(workdir)["explorer1"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        before = read_metrics(workdir, "rl")[-1]["step"]
+        wait_for(lambda: read_metrics(workdir, "rl")[-1]["step"] > before + 20, process)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    # What it held had expired and was generated again; what it brings late is refused.
+    wait_for(lambda: read_metrics(workdir, "rl")[-1]["step"] > before + 40, process)
+    os.kill(process.pid, signal.SIGINT)
+    output = ended(process)
+    run = RunRecord(workdir, output)
+    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
+    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
+    balance = run.ledger[-1]
+    kept = balance["trained"] + balance["buffered"] + sum(balance["dropped"].values())
+    assert balance["leased"] == kept + balance["generating"]
+
+
+def test_a_taken_port_is_refused_and_nothing_is_started(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = launch(f"--config.master.port={port}", EMBEDDED, workdir=tmp_path / "run")
+        output = ended(process)
+    assert process.returncode == 2
+    assert f"Port {port} (master.port)" in output
+    assert "--config.master.port" in output
+    assert processes_of(tmp_path / "run") == {}
+
+
+def test_the_resolved_config_and_every_record_stand_in_the_work_directory(runs):
+    run = runs.get("--config.sync.mode=asynchronous")
+    names = {path.name for path in run.workdir.iterdir()}
+    assert {"config.json", "metrics.jsonl", "tensorboard", "spans", "logs", "checkpoints"} <= names
+    assert json.loads((run.workdir / "config.json").read_text())["sync"]["mode"] == "asynchronous"
+    logs = {path.stem for path in (run.workdir / "logs").iterdir()}
+    assert logs == {"master", "trainer", "explorer1", "replay"}
+    for phrase in (
+        "Held-out accuracy before RL",
+        "Held-out accuracy after RL",
+        "tokens/s",
+        "logs:",
+    ):
+        assert phrase in run.output

@@ -1,0 +1,27 @@
+"""A run that is over in seconds: a tiny model, few groups, no accuracy to speak of."""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.name = "tiny"
+    config.model.embed_dim = 32
+    config.model.num_layers = 1
+    config.model.head_dim = 8
+    config.model.mlp_dim = 64
+    config.task.arithmetic.held_out_problems = 32
+    config.warm_up.max_steps = 4
+    config.warm_up.probe_every_steps = 4
+    config.warm_up.probe_problems = 32
+    config.trainer.steps = 12
+    config.trainer.groups_per_step = 6
+    config.trainer.group_size = 2
+    config.trainer.evaluation_problems = 32
+    config.optimizer.updates_per_batch = 2
+    config.checkpoint.every_steps = 5
+    config.master.reward_workers = 0
+    config.launch.stop_secs = 20.0
+    return config
