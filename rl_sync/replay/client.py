@@ -36,7 +36,9 @@ CHANNEL_OPTIONS = [
 _MESSAGE_ITEMS = 64
 _MESSAGE_BYTES = 1 << 20
 _REQUEST_SAMPLES = 256
-_SAMPLE_WAIT_SECS = 0.2
+_DRAW_SECS = 2.0
+_LOOK_SECS = 0.005
+_FRESH_SECS = 0.1
 
 
 class ReplayClient:
@@ -55,6 +57,8 @@ class ReplayClient:
         self._names = columns
         self._lock = threading.Lock()
         self._streams: dict[str, InsertStream] = {}
+        self._there: dict[str, int] = {}
+        self._looked_secs = 0.0
         # A call that the calling thread itself drives takes half as long as one that gRPC's
         # threads drive.
         driven_by_caller = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
@@ -115,18 +119,40 @@ class ReplayClient:
         deadline = time.monotonic() + timeout_secs
         samples: list[Sample] = []
         while len(samples) < count:
-            # The server gives what it sends away, even to a client that has gone; so ask for no
-            # more than is wanted, and for little at a time while the table has nothing to give.
-            wait_secs = min(_SAMPLE_WAIT_SECS, max(0.0, deadline - time.monotonic()))
-            samples += self._draw(table, min(count - len(samples), _REQUEST_SAMPLES), wait_secs)
-            if len(samples) < count and time.monotonic() >= deadline:
-                if samples:
-                    break
+            # A server that gives up on a request may have taken items out of the table for it,
+            # and loses them. So a request does not wait for items: it asks for what is there.
+            there = self._drawable(table)
+            if there:
+                wanted = min(count - len(samples), there, _REQUEST_SAMPLES)
+                drawn = self._draw(table, wanted, _DRAW_SECS)
+                samples += drawn
+                self._there[table] = there - wanted if len(drawn) == wanted else 0
+            elif time.monotonic() < deadline:
+                time.sleep(min(_LOOK_SECS, max(0.0, deadline - time.monotonic())))
+            elif samples:
+                break
+            else:
                 raise ReplayTimeoutError(
                     f"Waited {timeout_secs:.1f} s for an item to sample from replay table"
                     f" {table!r} at {self.address}; {self._state_of(table)}."
                 )
         return samples
+
+    def _drawable(self, table: str) -> int:
+        """How many items can be drawn at once, as far as this client can know."""
+        fresh = time.monotonic() - self._looked_secs < _FRESH_SECS
+        if not fresh or not self._there.get(table):
+            response = self._ask(
+                self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself"
+            )
+            self._there = {info.name: wire.drawable(info) for info in response.table_info}
+            self._looked_secs = time.monotonic()
+            if table not in self._there:
+                raise ReplayError(
+                    f"The replay server at {self.address} has no table {table!r}; its tables are"
+                    f" {', '.join(self._there)}."
+                )
+        return self._there[table]
 
     def update_priorities(self, table: str, priorities: Mapping[int, float]) -> None:
         request = reverb_pb2.MutatePrioritiesRequest(table=table)
@@ -135,6 +161,7 @@ class ReplayClient:
         self._ask(self._mutate_priorities, request, f"update priorities in table {table!r}")
 
     def delete(self, table: str, keys: Sequence[int]) -> None:
+        self._there = {}
         request = reverb_pb2.MutatePrioritiesRequest(table=table, delete_keys=keys)
         self._ask(self._mutate_priorities, request, f"delete items of table {table!r}")
 
@@ -148,6 +175,7 @@ class ReplayClient:
         return response.checkpoint_path
 
     def reset(self, table: str) -> None:
+        self._there = {}
         self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
 
     def close(self) -> None:
@@ -209,7 +237,7 @@ class ReplayClient:
         )
 
     def _draw(self, table: str, count: int, wait_secs: float) -> list[Sample]:
-        """Draws up to `count` items, waiting for each no longer than `wait_secs`."""
+        """Draws `count` items, or fewer if others draw them first and none follow in time."""
         request = reverb_pb2.SampleStreamRequest(table=table, num_samples=count)
         request.rate_limiter_timeout.milliseconds = max(1, round(wait_secs * 1000))
         call = self._sample_stream(request, timeout=RPC_TIMEOUT_SECS + wait_secs)

@@ -28,6 +28,7 @@ _CHUNKS_FIELD = reverb_pb2.InsertStreamRequest.CHUNKS_FIELD_NUMBER
 _ITEMS_FIELD = reverb_pb2.InsertStreamRequest.ITEMS_FIELD_NUMBER
 _DATA_FIELD = reverb_pb2.Chunk.DATA_FIELD_NUMBER
 _generator = random.Random()
+_MOST_AT_ONCE = 1 << 20
 _new_key = _generator.getrandbits
 os.register_at_fork(after_in_child=_generator.seed)  # or it would give the parent's keys again
 
@@ -163,6 +164,19 @@ def read_info(info: reverb_pb2.TableInfo) -> TableInfo:
         num_inserted=limiter.insert_stats.completed,
         num_sampled=limiter.sample_stats.completed,
     )
+
+
+def drawable(info: reverb_pb2.TableInfo) -> int:
+    """How many items a table gives at once: what it holds, and its rate limiter lets through."""
+    limiter = info.rate_limiter_info
+    over_least = info.current_size - max(1, limiter.min_size_to_sample) + 1
+    if over_least <= 0:
+        return 0
+    inserts, samples = limiter.insert_stats.completed, limiter.sample_stats.completed
+    allowed = inserts * limiter.samples_per_insert - samples - limiter.min_diff
+    # An item that may be drawn once more only is gone after that; so count each item once.
+    most = over_least if info.max_times_sampled else _MOST_AT_ONCE
+    return int(max(0.0, min(allowed, most)))
 
 
 def write_info(proto: reverb_pb2.TableInfo, spec: TableSpec, info: TableInfo) -> None:

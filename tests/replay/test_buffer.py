@@ -1,6 +1,7 @@
 """What any replay buffer does, asked of a Reverb server, our own server, and the embedded one."""
 
 import collections
+import contextlib
 import threading
 import time
 
@@ -395,3 +396,24 @@ def test_reset_empties_a_table_and_gives_its_room_back(replay):
 def test_an_unknown_table_is_named_with_those_that_there_are(replay, use):
     with pytest.raises(ReplayError, match=r"nowhere.*long_queue"):
         use(replay)
+
+
+def test_items_that_come_as_a_wait_for_them_ends_are_not_lost(replay):
+    """A server that gives up on a sampler may have taken items out for it already."""
+    batches, pause = 400, np.random.default_rng(0)
+
+    def write():
+        for i in range(batches):
+            replay.insert_many("long_queue", [item(3 * i + j) for j in range(3)], timeout_secs=20.0)
+            time.sleep(pause.uniform(0, 0.02))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen, deadline = [], time.monotonic() + 60.0
+    while len(seen) < 3 * batches and time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            seen += values(sample(replay, "long_queue", 6, timeout_secs=0.01))
+        if not writer.is_alive() and replay.info()["long_queue"].current_size == 0:
+            break
+    writer.join()
+    assert seen == list(range(3 * batches))
