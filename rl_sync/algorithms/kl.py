@@ -1,0 +1,29 @@
+"""Per-token estimators of KL(π ‖ π_ref) from samples of π (Schulman 2020, "Approximating KL").
+
+With δ = log π − log π_ref at the sampled token.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def k1(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """δ: unbiased, of either sign, of high variance."""
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """δ² / 2: biased, never negative; its gradient is an unbiased gradient of the KL."""
+    return 0.5 * jnp.square(logprobs - ref_logprobs)
+
+
+def k3(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """exp(−δ) − 1 + δ: unbiased, never negative."""
+    delta = ref_logprobs - logprobs
+    return jnp.expm1(delta) - delta
+
+
+KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+"""By the name that a config uses."""

@@ -1,0 +1,22 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_sync.algorithms.kl import KL_ESTIMATORS
+from tests.algorithms.golden import MASK, VALUES
+
+
+@pytest.mark.parametrize("name", sorted(KL_ESTIMATORS))
+def test_estimators_are_the_reference_s(name):
+    ours = KL_ESTIMATORS[name](jnp.asarray(VALUES["logprobs"]), jnp.asarray(VALUES["ref_logprobs"]))
+    np.testing.assert_allclose(
+        np.where(MASK, ours, 0), np.where(MASK, VALUES[f"kl/{name}"], 0), atol=1e-6
+    )
+
+
+def test_k1_and_k3_have_the_divergence_as_their_mean():
+    p, q = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4])
+    divergence = (p * np.log(p / q)).sum()
+    for name in ("k1", "k3"):
+        estimates = KL_ESTIMATORS[name](jnp.log(p), jnp.log(q))
+        np.testing.assert_allclose((p * estimates).sum(), divergence)
