@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.task.arithmetic.operators = "+-"
     config.task.arithmetic.least_operand = 10
     config.task.arithmetic.greatest_operand = 99
-    config.task.arithmetic.units_first = True
+    config.task.arithmetic.forgotten = 0.6
     config.task.arithmetic.held_out_problems = 512
     config.task.jsonl.path = placeholder(str)
     config.task.jsonl.held_out_path = placeholder(str)
@@ -43,10 +43,10 @@ def get_config() -> ConfigDict:
     )
     config.warm_up = ConfigDict(
         {
-            "max_steps": 200,
+            "max_steps": 250,
             "batch_size": 128,
-            "stop_accuracy": 0.4,
-            "probe_every_steps": 25,
+            "stop_accuracy": 0.5,
+            "probe_every_steps": 50,
             "probe_problems": 128,
         }
     )
@@ -55,7 +55,7 @@ def get_config() -> ConfigDict:
             "advantage": "grpo",
             "clip_low": 0.2,
             "clip_high": 0.28,
-            "kl_coefficient": 0.0,
+            "kl_coefficient": 0.001,
             "kl_estimator": "k3",
         }
     )
@@ -73,7 +73,7 @@ def get_config() -> ConfigDict:
     )
     config.trainer = ConfigDict(
         {
-            "steps": 100,
+            "steps": 150,
             "groups_per_step": 64,
             "group_size": 8,
             "evaluate_every_steps": 0,
@@ -93,6 +93,7 @@ def get_config() -> ConfigDict:
     config.explorer.groups_per_lease = placeholder(int)
 
     config.replay = ConfigDict({"backend": "reverb", "port": 0, "sampler": "fifo"})
+    config.replay.address = placeholder(str)
     config.master = ConfigDict({"port": 0, "reward_workers": 1, "lease_secs": 60.0})
     config.checkpoint = ConfigDict({"every_steps": 50, "keep": 3})
     config.launch = ConfigDict(

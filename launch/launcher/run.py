@@ -64,6 +64,7 @@ class LocalRun:
         self._workdir = Path(settings.workdir)
         self._supervisor = Supervisor()
         self._master: RpcClient | None = None
+        self._server: ServerProcess | None = None
         self._interrupts = 0
 
     def run(self) -> int:
@@ -93,27 +94,32 @@ class LocalRun:
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
         master = f"{_HOST}:{_port(settings.master.port, 'master.port')}"
-        replay = f"{_HOST}:{_port(settings.replay.port, 'replay.port')}"
+        # The replay server takes longest to start, so it goes first.
+        replay = settings.replay.address or self._start_replay(logs / "replay.log")
         coordinator = f"{_HOST}:{_port(0, 'cluster')}"
-        # The server takes longest to start, so it goes first.
-        try:
-            server = start_server(
-                cast(Backend, settings.replay.backend),
-                replay_tables(settings),
-                int(replay.rpartition(":")[2]),
-                log_path=logs / "replay.log",
-                checkpoint_dir=self._workdir / work.REPLAY_DIR,
-            )
-        except ReplayServerError as error:
-            raise RunFailedError(str(error)) from error
-        self._server = server
-        self._supervisor.add(_ReplayProcess("replay", logs / "replay.log", server))
         for role in ["master", "trainer", *settings.roles[:-1]]:
             command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
             command += [f"--workdir={self._workdir}", f"--master={master}", f"--replay={replay}"]
             command += [f"--coordinator={coordinator}", "--lifeline"]
             self._supervisor.add(RoleProcess.start(role, command, logs / f"{role}.log"))
         self._master = RpcClient(master, "master")
+
+    def _start_replay(self, log: Path) -> str:
+        """Starts the replay server and returns its address; it is not ready yet."""
+        settings = self._settings.replay
+        port = _port(settings.port, "replay.port")
+        try:
+            self._server = start_server(
+                cast(Backend, settings.backend),
+                replay_tables(self._settings),
+                port,
+                log_path=log,
+                checkpoint_dir=self._workdir / work.REPLAY_DIR,
+            )
+        except ReplayServerError as error:
+            raise RunFailedError(str(error)) from error
+        self._supervisor.add(_ReplayProcess("replay", log, self._server))
+        return f"{_HOST}:{port}"
 
     def _watch(self) -> None:
         """Until all roles have ended well, one has died, or the user wants the run stopped."""
@@ -137,6 +143,8 @@ class LocalRun:
             self._fail(deaths)
 
     def _replay_ready(self, waited_secs: float) -> bool:
+        if self._server is None:
+            return True
         try:
             self._server.wait_ready(_LOOK_SECS)
         except ReplayServerError as error:

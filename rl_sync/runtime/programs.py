@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -18,7 +19,7 @@ from rl_sync.models.transformer import init_params
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
-from rl_sync.replay.tables import Selector, TableSpec, queue
+from rl_sync.replay.tables import Selector, TableSpec, queue, to_json
 from rl_sync.runtime.batches import BatchReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
@@ -27,7 +28,7 @@ from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishin
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.session import Session
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
@@ -101,13 +102,18 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
             return CollectivePublishing(session, schedule, _params_like(settings))
 
+        def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
+            _await_replay(session, replay)
+            replay.reset(TABLE)  # A server that is not ours may hold another run's groups.
+            return BatchReader(session, replay, TABLE, schedule, idle)
+
         TrainerProgram(
             session,
             trainer,
             WarmUp(session, trainer, evaluator, task),
             evaluator,
             publishing,
-            lambda schedule, idle: BatchReader(session, replay, TABLE, schedule, idle),
+            reader,
             workdir / CHECKPOINTS_DIR,
         ).run()
         replay.close()
@@ -187,12 +193,23 @@ def _await_master(session: Session) -> None:
 
 
 def _await_replay(session: Session, replay: ReplayClient) -> None:
+    """Waits until the replay server answers, and checks that it has the run's table.
+
+    Raises:
+      ConfigError: it has not; a server that was started by hand.
+    """
+    (wanted,) = replay_tables(session.settings)
     patience = session.patience("an answer", "the replay server")
     with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
         while True:
             try:
-                replay.info()
-                return
+                found = replay.info().get(TABLE)
+                break
             except ReplayError:
                 patience()
                 time.sleep(_POLL_SECS)
+    if found is None or found.max_size < wanted.max_size or found.max_times_sampled != 1:
+        raise ConfigError(
+            f"The replay server at {replay.address} has no table for this run. Start it with"
+            f" --tables '{to_json([wanted])}', or leave out --config.replay.address."
+        )

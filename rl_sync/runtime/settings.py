@@ -149,11 +149,14 @@ class ReplaySettings:
     Attributes:
       backend: `reverb`, the real server; `embedded`, the same semantics in Python.
       port: 0 for any free one.
+      address: host:port of a server that runs already and has the table of `replay_tables`; None
+        to start one.
       sampler: in which order groups leave the buffer (exact pulls: fifo).
     """
 
     backend: str
     port: int
+    address: str | None
     sampler: str
 
     def __post_init__(self) -> None:

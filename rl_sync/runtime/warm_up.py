@@ -60,5 +60,6 @@ class WarmUp:
         """The demonstrations of one step; depends on the seed and the step alone."""
         settings = self.session.settings
         random = np.random.default_rng([settings.seed, step])
-        chosen = random.integers(0, len(self.task.train), settings.warm_up.batch_size)
-        return self.task.encode_demonstrations([self.task.train[i] for i in chosen])
+        demonstrations = self.task.demonstrations
+        chosen = random.integers(0, len(demonstrations), settings.warm_up.batch_size)
+        return self.task.encode_demonstrations([demonstrations[i] for i in chosen])

@@ -1,8 +1,14 @@
-"""Two-operand arithmetic, written as text: `47+85=` is answered `132`."""
+"""Two-operand arithmetic, written as text from the units up: `47+85=` is answered `231`.
+
+The demonstrations are those of a careless pupil, who forgets some of the carries and borrows. A
+policy that imitates him knows how to write sums, and gets those wrong in which he would more often
+forget than not. Only the reward says that remembering is right.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 
 import numpy as np
@@ -11,18 +17,18 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.types import Prompt
 
-_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_OPERATORS = {"+": operator.add, "-": operator.sub}
+_DEMONSTRATIONS_PER_PROBLEM = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ArithmeticConfig:
-    """`config.task.arithmetic`: which problems there are.
+    """`config.task.arithmetic`: which problems there are, and how well they are demonstrated.
 
     Attributes:
-      operators: a string of +, - and *. Differences are not negative.
+      operators: a string of + and -. Differences are not negative.
       least_operand, greatest_operand: both operands lie between them, ends included.
-      units_first: whether the answer is written from its units up (`47+85=` is `231`), the order
-        in which a person computes it.
+      forgotten: the probability that a demonstration forgets a carry or borrow.
       held_out_problems: how many are kept out of training, in a seeded choice.
 
     Raises:
@@ -32,7 +38,7 @@ class ArithmeticConfig:
     operators: str
     least_operand: int
     greatest_operand: int
-    units_first: bool
+    forgotten: float
     held_out_problems: int
 
     def __post_init__(self) -> None:
@@ -47,6 +53,10 @@ class ArithmeticConfig:
                 f"task.arithmetic.least_operand={self.least_operand} must be at least 0 and at most"
                 f" greatest_operand={self.greatest_operand}."
             )
+        if not 0 <= self.forgotten <= 1:
+            raise ValueError(
+                f"task.arithmetic.forgotten={self.forgotten} is a probability: from 0 to 1."
+            )
         if self.held_out_problems < 1:
             raise ValueError("task.arithmetic.held_out_problems must be at least 1.")
 
@@ -57,11 +67,10 @@ def load(config: ArithmeticConfig, seed: int) -> Task:
     Raises:
       ValueError: as many or more are held out than there are.
     """
+    operands = range(config.least_operand, config.greatest_operand + 1)
     problems = [
-        _problem(config, name, a, b)
-        for name in config.operators
-        for a in range(config.least_operand, config.greatest_operand + 1)
-        for b in range(config.least_operand, config.greatest_operand + 1)
+        (a, name, b)
+        for name, a, b in itertools.product(config.operators, operands, operands)
         if name != "-" or a >= b
     ]
     if config.held_out_problems >= len(problems):
@@ -69,19 +78,45 @@ def load(config: ArithmeticConfig, seed: int) -> Task:
             f"task.arithmetic.held_out_problems={config.held_out_problems} leaves none of the"
             f" {len(problems)} problems to train on."
         )
-    order = np.random.default_rng([seed, len(problems)]).permutation(len(problems))
-    shuffled = [problems[i] for i in order]
+    random = np.random.default_rng([seed, len(problems)])
+    shuffled = [problems[i] for i in random.permutation(len(problems))]
     held_out, train = shuffled[: config.held_out_problems], shuffled[config.held_out_problems :]
+    longest = max(_OPERATORS[name](a, b) for a, name, b in problems)
     return Task(
-        train=[Prompt(i, text, answer) for i, (text, answer) in enumerate(train)],
-        held_out=[Prompt(i, text, answer) for i, (text, answer) in enumerate(held_out)],
-        tokenizer=CharacterTokenizer("0123456789+-*="),
+        train=[Prompt(i, _text(*problem), answer(*problem)) for i, problem in enumerate(train)],
+        held_out=[Prompt(i, _text(*one), answer(*one)) for i, one in enumerate(held_out)],
+        demonstrations=[
+            Prompt(i, _text(*problem), careless_answer(*problem, config.forgotten, random))
+            for _ in range(_DEMONSTRATIONS_PER_PROBLEM)
+            for i, problem in enumerate(train)
+        ],
+        tokenizer=CharacterTokenizer("0123456789+-="),
         reward="exact",
-        max_prompt_tokens=max(len(text) for text, _ in problems),
-        max_completion_tokens=max(len(answer) for _, answer in problems) + 1,
+        max_prompt_tokens=2 * len(str(config.greatest_operand)) + 2,
+        max_completion_tokens=len(str(longest)) + 1,
     )
 
 
-def _problem(config: ArithmeticConfig, name: str, a: int, b: int) -> tuple[str, str]:
-    answer = str(_OPERATORS[name](a, b))
-    return f"{a}{name}{b}=", answer[::-1] if config.units_first else answer
+def _text(a: int, name: str, b: int) -> str:
+    return f"{a}{name}{b}="
+
+
+def answer(a: int, name: str, b: int) -> str:
+    """The right answer, units first."""
+    return str(_OPERATORS[name](a, b))[::-1]
+
+
+def careless_answer(
+    a: int, name: str, b: int, forgotten: float, random: np.random.Generator
+) -> str:
+    """What a pupil writes who forgets each carry or borrow with a probability, units first."""
+    sign = 1 if name == "+" else -1
+    digits, carry = "", 0
+    columns = itertools.zip_longest(str(a)[::-1], str(b)[::-1], fillvalue="0")
+    for upper, lower in columns:
+        value = int(upper) + sign * (int(lower) + carry)
+        digits += str(value % 10)
+        carry = int(not 0 <= value <= 9 and random.random() >= forgotten)
+    if carry and name == "+":
+        digits += "1"
+    return digits.rstrip("0") or "0"

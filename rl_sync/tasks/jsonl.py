@@ -51,6 +51,7 @@ def load(config: JsonlConfig, seed: int) -> Task:
     rows = [*train, *held_out]
     return Task(
         train=_numbered(train),
+        demonstrations=_numbered(train),
         held_out=_numbered(held_out),
         tokenizer=CharacterTokenizer.of_texts(text for row in rows for text in row),
         reward=config.reward,

@@ -18,9 +18,9 @@ class Task:
     """A loaded task.
 
     Attributes:
-      train: problems to learn from; `train[i].prompt_id == i`. Their answers are the
-        demonstrations of the warm start.
+      train: problems to learn from; `train[i].prompt_id == i`.
       held_out: other problems, to measure on.
+      demonstrations: training problems with answers to imitate in the warm start.
       tokenizer: between text and token ids.
       reward: the name of the reward model.
       max_prompt_tokens, max_completion_tokens: P and C; the latter counts the end of sequence.
@@ -31,6 +31,7 @@ class Task:
 
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
+    demonstrations: Sequence[Prompt]
     tokenizer: CharacterTokenizer
     reward: str
     max_prompt_tokens: int
@@ -38,7 +39,8 @@ class Task:
 
     def __post_init__(self) -> None:
         RewardRouter().model(self.reward)
-        for name, prompts in (("training", self.train), ("held-out", self.held_out)):
+        parts = {"training": self.train, "held-out": self.held_out}
+        for name, prompts in (parts | {"demonstrated": self.demonstrations}).items():
             if not prompts:
                 raise ValueError(f"The task has no {name} problems.")
             for prompt in prompts:
