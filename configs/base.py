@@ -43,10 +43,9 @@ def get_config() -> ConfigDict:
     )
     config.warm_up = ConfigDict(
         {
-            "max_steps": 250,
+            "steps": 400,
             "batch_size": 128,
-            "stop_accuracy": 0.5,
-            "probe_every_steps": 50,
+            "probe_every_steps": 100,
             "probe_problems": 128,
         }
     )
@@ -73,7 +72,7 @@ def get_config() -> ConfigDict:
     )
     config.trainer = ConfigDict(
         {
-            "steps": 150,
+            "steps": 100,
             "groups_per_step": 64,
             "group_size": 8,
             "evaluate_every_steps": 0,

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags
@@ -77,7 +78,7 @@ def _timeline() -> int:
     try:
         steps = None if _STEPS.value is None else parse_steps(_STEPS.value)
         pictures = draw_timeline(_WORKDIR.value, _OUT.value, steps=steps)
-        trace = write_trace(_WORKDIR.value, _OUT.value)
+        trace = write_trace(_WORKDIR.value, Path(_OUT.value or _WORKDIR.value) / "trace.json")
     except (FileNotFoundError, ValueError) as error:
         _fail(str(error))
     for path in (*pictures, trace):

@@ -67,7 +67,8 @@ class OptimizerConfig:
 
     Attributes:
       learning_rate, warm_up_learning_rate: of the RL steps, and of the supervised ones before.
-      ramp_updates: updates until the learning rate is reached.
+      ramp_updates: the update that is the first to have the full learning rate; those before it
+        have their even share of it. 0 or 1 for no ramp.
       b1, b2, weight_decay: AdamW's.
       max_gradient_norm: longer gradients are scaled down to it.
       updates_per_batch: optimizer updates a trainer step, each on an equal share of the groups.
@@ -95,7 +96,8 @@ class OptimizerConfig:
 
     def transformation(self, learning_rate: float) -> optax.GradientTransformation:
         """The optimizer with one of the learning rates."""
-        ramp = optax.linear_schedule(0.0, learning_rate, max(1, self.ramp_updates))
+        first = learning_rate / max(1, self.ramp_updates)
+        ramp = optax.linear_schedule(first, learning_rate, max(0, self.ramp_updates - 1))
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adamw(ramp, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay),

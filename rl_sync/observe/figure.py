@@ -156,8 +156,8 @@ class _Painter:
             if span.duration_secs < _LEAST_DRAWN * self.window_secs and span.kind not in SYNC_KINDS:
                 continue
             # Work of another thread goes into a strip at the bottom, not over what it overlaps.
-            aside = span.kind in _QUIET_KINDS and (
-                overlap_secs([span], main) > 0.2 * span.duration_secs
+            aside = span.attributes.get("background", False) or (
+                span.kind in _QUIET_KINDS and overlap_secs([span], main) > 0.2 * span.duration_secs
             )
             self.block(span, share=0.3 if aside else 1.0)
 

@@ -57,21 +57,19 @@ class WarmUpSettings:
     """`config.warm_up`: supervised steps on the task's demonstrations before the first rollout.
 
     Attributes:
-      max_steps: the most steps; 0 for no warm-up.
+      steps: 0 for no warm-up.
       batch_size: demonstrations a step.
-      stop_accuracy: the warm-up ends when this share of `probe_problems` is solved greedily.
-      probe_every_steps, probe_problems: how often that is looked at, and on how many held-out
-        problems.
+      probe_every_steps, probe_problems: how often greedy accuracy is measured, and on how many
+        held-out problems.
     """
 
-    max_steps: int
+    steps: int
     batch_size: int
-    stop_accuracy: float
     probe_every_steps: int
     probe_problems: int
 
     def __post_init__(self) -> None:
-        _require(self.max_steps >= 0, f"warm_up.max_steps must be >= 0, not {self.max_steps}.")
+        _require(self.steps >= 0, f"warm_up.steps must be at least 0, not {self.steps}.")
         for name in ("batch_size", "probe_every_steps", "probe_problems"):
             value = getattr(self, name)
             _require(value >= 1, f"warm_up.{name} must be at least 1, not {value}.")

@@ -21,7 +21,7 @@ class WarmUp:
     Attributes:
       session: the trainer's part in the run.
       trainer: the actor.
-      evaluator: for the accuracy at which the warm-up may end early.
+      evaluator: for the accuracy on the way.
       task: where demonstrations come from.
     """
 
@@ -31,16 +31,16 @@ class WarmUp:
     task: Task
 
     def run(self, state: TrainState) -> TrainState:
-        """Trains until the probe is good enough, or for the configured steps.
+        """Takes the configured steps, and measures now and then how far they have led.
 
         Raises:
           RunStoppedError: the run is being stopped; the warm-up is to be done again.
         """
         settings, step = self.session.settings.warm_up, 0
         metrics: Metrics = {}
-        while step < settings.max_steps:
+        while step < settings.steps:
             with self.session.spans.span(SpanKind.WARM_UP, step=step + 1) as attributes:
-                until = min(step + settings.probe_every_steps, settings.max_steps)
+                until = min(step + settings.probe_every_steps, settings.steps)
                 while step < until:
                     step += 1
                     self.session.check()
@@ -52,8 +52,6 @@ class WarmUp:
             values["probe_accuracy"] = accuracy
             self.session.call("metrics", phase="warm_up", step=step, values=values)
             self.session.call("result", values={"warm_up": {"steps": step, **values}})
-            if accuracy >= settings.stop_accuracy:
-                break
         return state
 
     def _batch(self, step: int) -> Any:

@@ -69,12 +69,19 @@ def read_rows(path: str) -> list[tuple[str, str]]:
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such file. {_WAY_OUT}")
     rows = []
-    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), start=1):
+    for number, line in enumerate(_text(path).split("\n"), start=1):
         if line.strip():
             rows.append(_row(line, f"{path}, line {number}"))
     if not rows:
         raise ValueError(f"{path} has no rows.")
     return rows
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}.") from error
 
 
 def _row(line: str, where: str) -> tuple[str, str]:

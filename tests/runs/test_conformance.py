@@ -113,14 +113,13 @@ def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
     assert overlap_secs(run.spans(SpanKind.ROLLOUT), run.spans(SpanKind.TRAIN)) == 0.0
 
 
-@pytest.mark.parametrize("name", ["one step off-policy", "one step off-policy by checkpoint"])
-def test_one_step_off_policy_generates_the_next_batch_while_it_trains(runs, name):
+def test_one_step_off_policy_generates_the_next_batch_while_it_trains(runs):
     """Each train step has a rollout beside it: the one of the next batch.
 
     They are compared in order rather than by their seconds, which are few here: rollout t + 1 is
     let go before train step t ends, though train step t + 1 needs it.
     """
-    run = runs.get(*RUNS[name])
+    run = runs.get(*ONE_STEP)
     starts = {span.step: span.start_secs for span in run.spans(SpanKind.ROLLOUT)}
     for train in run.spans(SpanKind.TRAIN):
         if train.step + 1 in starts:

@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     config.model.head_dim = 8
     config.model.mlp_dim = 64
     config.task.arithmetic.held_out_problems = 32
-    config.warm_up.max_steps = 4
+    config.warm_up.steps = 4
     config.warm_up.probe_every_steps = 4
     config.warm_up.probe_problems = 32
     config.trainer.steps = 12
