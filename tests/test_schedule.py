@@ -1,5 +1,7 @@
 """The sync schedule, as a table of integers and by properties."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,28 @@ def test_versions_and_staleness_are_those_of_the_table(interval, offset):
     assert versions == VERSIONS[interval, offset]
     staleness = [schedule.staleness(t, v) for t, v in enumerate(versions, start=1)]
     assert staleness == STALENESS[interval, offset]
+
+
+TABLE = Path(__file__).parent / "data" / "schedule.txt"
+
+
+def table() -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+    """(interval, offset) to (versions, staleness), for every pair."""
+    rows = {}
+    for line in TABLE.read_text().splitlines()[1:]:
+        pair, versions, staleness = ([int(x) for x in part.split()] for part in line.split("|"))
+        rows[pair[0], pair[1]] = (versions, staleness)
+    return rows
+
+
+def test_every_interval_and_offset_is_as_tabulated():
+    rows = table()
+    assert set(rows) == {(i, o) for i in INTERVALS for o in OFFSETS}
+    for (interval, offset), (versions, staleness) in rows.items():
+        schedule = exact(interval, offset)
+        steps = range(1, len(versions) + 1)
+        assert [schedule.exact_version(e) for e in steps] == versions
+        assert [schedule.staleness(t, versions[t - 1]) for t in steps] == staleness
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
