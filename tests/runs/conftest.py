@@ -32,7 +32,7 @@ CACHE = {
 def launch(*flags: str, workdir: Path, **popen: Any) -> subprocess.Popen[str]:
     """Starts the launcher on the tiny config."""
     command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
-    cache = str(workdir.parent / "compiled")
+    cache = str(workdir.parents[1] / "compiled")  # One for the whole test session.
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,
