@@ -7,10 +7,7 @@ nothing sees a ConfigDict, and nothing has defaults of its own: they stand in `c
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,21 +15,13 @@ from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.trainer import AlgorithmConfig, OptimizerConfig
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sampling import Sampling
+from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.task import Task
 
 TRANSFERS = ("collective", "checkpoint")
 BACKENDS = ("reverb", "embedded")
-
-
-class ConfigError(ValueError):
-    """A config that cannot run: the rule, the value and the way out, for the user to read."""
-
-
-def _require(holds: bool, rule: str) -> None:
-    if not holds:
-        raise ConfigError(rule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +58,10 @@ class WarmUpSettings:
     probe_problems: int
 
     def __post_init__(self) -> None:
-        _require(self.steps >= 0, f"warm_up.steps must be at least 0, not {self.steps}.")
+        require(self.steps >= 0, f"warm_up.steps must be at least 0, not {self.steps}.")
         for name in ("batch_size", "probe_every_steps", "probe_problems"):
             value = getattr(self, name)
-            _require(value >= 1, f"warm_up.{name} must be at least 1, not {value}.")
+            require(value >= 1, f"warm_up.{name} must be at least 1, not {value}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +85,13 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         for name in ("steps", "groups_per_step", "group_size", "evaluation_problems"):
             value = getattr(self, name)
-            _require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
-        _require(
+            require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
+        require(
             self.group_size >= 2,
             f"trainer.group_size must be at least 2, not {self.group_size}: a group's completions"
             " are compared with each other.",
         )
-        _require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
+        require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +147,8 @@ class ReplaySettings:
     sampler: str
 
     def __post_init__(self) -> None:
-        _one_of("replay.backend", self.backend, BACKENDS)
-        _one_of("replay.sampler", self.sampler, ("fifo", "lifo", "uniform"))
+        one_of("replay.backend", self.backend, BACKENDS)
+        one_of("replay.sampler", self.sampler, ("fifo", "lifo", "uniform"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +166,7 @@ class MasterProcessSettings:
     lease_secs: float
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.reward_workers >= 0,
             f"master.reward_workers must be at least 0, not {self.reward_workers}.",
         )
@@ -196,8 +185,8 @@ class CheckpointSettings:
     keep: int
 
     def __post_init__(self) -> None:
-        _require(self.every_steps >= 0, "checkpoint.every_steps must be at least 0.")
-        _require(self.keep >= 1, f"checkpoint.keep must be at least 1, not {self.keep}.")
+        require(self.every_steps >= 0, "checkpoint.every_steps must be at least 0.")
+        require(self.keep >= 1, f"checkpoint.keep must be at least 1, not {self.keep}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +242,7 @@ class RunSettings:
           ConfigError: names the rule, the value, and the way out.
         """
         try:
-            settings = _build(cls, config, "config")
+            settings = build(cls, config, "config")
             settings._validate()
             settings._sampling(max_new_tokens=1, eos_id=0)
             settings._model_config(vocab_size=1, max_length=1)
@@ -268,31 +257,31 @@ class RunSettings:
         schedule = self.schedule
         assert mode is not None, "the schedule has checked the mode"
         count, least, most = self.explorers, mode.least_explorers, mode.most_explorers
-        _require(
+        require(
             count >= least and (most is None or count <= most),
             f"explorer.count={count} does not fit sync.mode={self.sync.mode}, which takes "
             + (f"{least}" if least == most else f"{least} or more")
             + (": for several explorers use sync.mode=multi_explorer." if most == 1 else "."),
         )
-        _one_of("sync.transfer", self.transfer, TRANSFERS)
-        _require(
+        one_of("sync.transfer", self.transfer, TRANSFERS)
+        require(
             count <= self.trainer.groups_per_step,
             f"explorer.count={count} explorers cannot share trainer.groups_per_step="
             f"{self.trainer.groups_per_step}: some would have nothing to generate.",
         )
-        _require(
+        require(
             schedule.pull == "latest" or self.replay.sampler == "fifo",
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
         updates = self.optimizer.updates_per_batch
-        _require(
+        require(
             self.trainer.groups_per_step % updates == 0,
             f"trainer.groups_per_step={self.trainer.groups_per_step} groups cannot be shared evenly"
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         lease = self.explorer.groups_per_lease
-        _require(
+        require(
             lease is None or lease >= 1,
             f"explorer.groups_per_lease must be at least 1, not {lease}.",
         )
@@ -363,39 +352,3 @@ class RunSettings:
             return load_task(self.task, self.seed)
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}{hint}")
-
-
-def _build(cls: type, values: Mapping[str, Any], path: str) -> Any:
-    """Makes a dataclass from a mapping, field by field, down to nested dataclasses."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} must be a section, not {values!r}.")
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    for name in values:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {path}.{near[0]}?" if near else ""
-            raise ConfigError(f"{path}.{name} is not a setting{hint}")
-    missing = [name for name in names if name not in values]
-    if missing:
-        raise ConfigError(f"{path} lacks {', '.join(missing)}: start from configs/base.py.")
-    return cls(**{name: _convert(hints[name], values[name], f"{path}.{name}") for name in names})
-
-
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, path)
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if float in allowed and type(value) is int:
-        return float(value)
-    if not any(type(value) is kind for kind in allowed):
-        wanted = " or ".join("nothing" if k is types.NoneType else k.__name__ for k in allowed)
-        raise ConfigError(f"{path}={value!r} must be {wanted}, not {type(value).__name__}.")
-    return value

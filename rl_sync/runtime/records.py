@@ -1,0 +1,64 @@
+"""From nested mappings to frozen records, with errors for the user to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A config that cannot run: the rule, the value and the way out, for the user to read."""
+
+
+def require(holds: bool, rule: str) -> None:
+    """Raises `ConfigError` with the rule unless it holds."""
+    if not holds:
+        raise ConfigError(rule)
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises `ConfigError` with the nearest name unless the value is one of those allowed."""
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}{hint}")
+
+
+def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
+    """Makes a dataclass from a mapping, field by field, down to nested dataclasses.
+
+    Args:
+      path: how to call the mapping in errors, such as `config.sync`.
+
+    Raises:
+      ConfigError: a field is unknown (names the nearest), missing, or of another type.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} must be a section, not {values!r}.")
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {path}.{near[0]}?" if near else ""
+            raise ConfigError(f"{path}.{name} is not a setting{hint}")
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}: start from configs/base.py.")
+    return cls(**{name: _convert(hints[name], values[name], f"{path}.{name}") for name in names})
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return build(hint, value, path)
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float in allowed and type(value) is int:
+        return float(value)
+    if not any(type(value) is kind for kind in allowed):
+        wanted = " or ".join("nothing" if k is types.NoneType else k.__name__ for k in allowed)
+        raise ConfigError(f"{path}={value!r} must be {wanted}, not {type(value).__name__}.")
+    return value

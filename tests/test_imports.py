@@ -1,0 +1,63 @@
+"""Imports run one way, from the launcher down to the types."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LOWEST = {"types", "schedule", "algorithms", "models"}
+SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
+# What each part may import, besides itself.
+ALLOWED = {
+    "types": set(),
+    "schedule": set(),
+    "algorithms": {"types"},
+    "models": {"types", "algorithms"},
+    "rewards": {"types"},
+    "tasks": {"types", "models", "rewards"},
+    "replay": {"types", "models"},
+    "weights": {"types", "models"},
+    "observe": {"types", "models"},
+    "actors": LOWEST | SIDE - {"replay", "observe"},
+    "runtime": LOWEST | SIDE | {"actors"},
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT / "rl_sync").parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of rl_sync that a file imports, and `launcher` if it does."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    parts = {name.split(".")[1] for name in names if name.startswith("rl_sync.")}
+    return parts | {"launcher" for name in names if name.split(".")[0] == "launcher"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sorted((ROOT / "rl_sync").rglob("*.py")) if p.name != "__init__.py"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_a_file_imports_only_what_lies_below_it(path):
+    part = part_of(path)
+    assert imported(path) <= ALLOWED[part] | {part}
+
+
+@pytest.mark.parametrize("part", ["rewards", "replay", "schedule.py", "actors/events.py"])
+def test_parts_that_serve_without_a_model_do_not_import_jax(part):
+    path = ROOT / "rl_sync" / part
+    for file in [path] if path.is_file() else path.rglob("*.py"):
+        names = {
+            name.name.split(".")[0]
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Import)
+            for name in node.names
+        }
+        assert not names & {"jax", "flax", "optax"}, file
