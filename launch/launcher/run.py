@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import socket
 import sys
@@ -226,6 +225,6 @@ def start(config: dict[str, Any]) -> int:
     settings.load_task()  # Fails here rather than in the logs of five processes.
     directory = Path(settings.workdir)
     with work.held(directory):
-        resumed = work.prepare(directory, json.loads(json.dumps(config)))
+        resumed = work.prepare(directory, settings.resolved())
         print(report.opening(settings, resumed))
         return LocalRun(settings, resumed).run()

@@ -252,6 +252,20 @@ class RunSettings:
             raise ConfigError(str(error)) from error
         return settings
 
+    def resolved(self) -> dict[str, Any]:
+        """The config with everything filled in that the mode implied; makes the same settings."""
+        schedule = self.schedule
+        sync = dataclasses.replace(
+            self.sync,
+            interval=schedule.interval,
+            offset=schedule.offset,
+            max_staleness=schedule.max_staleness,
+            pull=schedule.pull,
+            transfer=self.transfer,
+        )
+        explorer = ExplorerSettings(self.explorers, self.groups_per_lease)
+        return dataclasses.asdict(dataclasses.replace(self, sync=sync, explorer=explorer))
+
     def _validate(self) -> None:
         mode = MODES.get(self.sync.mode)
         schedule = self.schedule

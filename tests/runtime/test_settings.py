@@ -90,6 +90,22 @@ def test_modes_bring_their_own_explorers_and_transfer(mode, explorers, transfer)
     assert settings.groups_per_lease * explorers >= settings.trainer.groups_per_step
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"sync__mode": mode} for mode in ("synchronous", "one_step_off_policy", "asynchronous")]
+    + [{"sync__mode": "custom", "sync__interval": 2, "sync__offset": 3}]
+    + [{"sync__mode": "multi_explorer", "sync__interval": 2, "explorer__count": 3}],
+)
+def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
+    settings = settings_with(**fields)
+    resolved = settings.resolved()
+    assert None not in resolved["sync"].values()
+    assert None not in resolved["explorer"].values()
+    again = RunSettings.from_config(resolved)
+    assert again.schedule == settings.schedule
+    assert again.resolved() == resolved
+
+
 def test_whole_numbers_are_taken_for_fractions():
     assert settings_with(optimizer__learning_rate=0).optimizer.learning_rate == 0.0
 
