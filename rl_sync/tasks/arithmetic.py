@@ -86,9 +86,9 @@ def load(config: ArithmeticConfig, seed: int) -> Task:
         train=[Prompt(i, _text(*problem), answer(*problem)) for i, problem in enumerate(train)],
         held_out=[Prompt(i, _text(*one), answer(*one)) for i, one in enumerate(held_out)],
         demonstrations=[
-            Prompt(i, _text(*problem), careless_answer(*problem, config.forgotten, random))
+            Prompt(i, _text(a, name, b), careless_answer(a, name, b, config.forgotten, random))
             for _ in range(_DEMONSTRATIONS_PER_PROBLEM)
-            for i, problem in enumerate(train)
+            for i, (a, name, b) in enumerate(train)
         ],
         tokenizer=CharacterTokenizer("0123456789+-="),
         reward="exact",

@@ -1,0 +1,11 @@
+import pytest
+
+from rl_sync.rewards.exact import ExactMatch
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [("132", 1.0), (" 132\n", 1.0), ("13", 0.0), ("1 32", 0.0), ("1320", 0.0), ("", 0.0)],
+)
+def test_only_the_answer_is_rewarded(completion, reward):
+    assert ExactMatch().score("47+85=", completion, "132 ") == reward

@@ -1,0 +1,111 @@
+import json
+
+import pytest
+
+from rl_sync.tasks.jsonl import JsonlConfig, load
+
+
+def _file(tmp_path, lines, name="rows.jsonl"):
+    path = tmp_path / name
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts), "utf-8")
+    return str(path)
+
+
+def _load(path, held_out_path=None, fraction=0.25, seed=0, reward="exact"):
+    return load(JsonlConfig(path, held_out_path, fraction, reward), seed)
+
+
+def _rows(count):
+    return [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(count)]
+
+
+def test_a_fraction_is_held_out_by_the_seed(tmp_path):
+    path = _file(tmp_path, _rows(20))
+    task = _load(path)
+    texts = [{p.text for p in part} for part in (task.train, task.held_out)]
+    assert [len(part) for part in texts] == [15, 5]
+    assert not texts[0] & texts[1]
+    assert _load(path).held_out == task.held_out
+    assert _load(path, seed=1).held_out != task.held_out
+    assert {p.text for p in task.demonstrations} == texts[0]
+
+
+def test_a_file_of_its_own_may_be_held_out(tmp_path):
+    other = _file(tmp_path, [{"prompt": "xyz", "answer": "w"}], "other.jsonl")
+    task = _load(_file(tmp_path, _rows(3)), other)
+    assert len(task.train) == 3
+    assert [p.text for p in task.held_out] == ["xyz"]
+    assert task.tokenizer.charset == "+0123=wxyz"
+
+
+def test_lengths_and_characters_are_those_of_the_data(tmp_path):
+    task = _load(
+        _file(tmp_path, [{"prompt": "π?", "answer": "314"}, {"prompt": "é", "answer": 2}]),
+        fraction=0.5,
+    )
+    assert task.tokenizer.charset == "1234?éπ"
+    assert (task.max_prompt_tokens, task.max_completion_tokens) == (2, 4)
+
+
+def test_numbers_are_answers_and_blank_lines_are_passed_over(tmp_path):
+    path = _file(tmp_path, [{"prompt": "a", "answer": 2}, "", {"prompt": "b", "answer": 2.5}])
+    task = _load(path, path)
+    assert [p.answer for p in task.train] == ["2", "2.5"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "x", ', r"line 2 is not JSON"),
+        ('["x", "y"]', r"line 2 is not an object"),
+        ({"prompt": "x"}, r"line 2: 'answer' is missing"),
+        ({"prompt": "x", "answer": "  "}, r"line 2: 'answer' is '  '"),
+        ({"prompt": "", "answer": "1"}, r"line 2: 'prompt' is ''"),
+        ({"prompt": ["x"], "answer": "1"}, r"line 2: 'prompt' is \['x'\]"),
+        ({"prompt": "x", "answer": None}, r"line 2: 'answer' is None"),
+        ({"prompt": "x", "answer": True}, r"line 2: 'answer' is True"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
+    path = _file(tmp_path, [*_rows(1), line, *_rows(2)])
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, {message}"):
+        _load(path)
+
+
+def test_characters_that_other_readers_end_lines_at_stay_in_their_row(tmp_path):
+    path = _file(tmp_path, ['{"prompt": "a\u2028b\x85", "answer": "1"}', *_rows(1)])
+    assert _load(path, path).train[0].text == "a\u2028b\x85"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('\ufeff{"prompt": "a", "answer": "1"}\r\n'.encode())
+    assert _load(str(path), str(path)).tokenizer.charset == "1a"
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(ValueError, match=r"rows.jsonl is not UTF-8 text"):
+        _load(str(path))
+
+
+def test_a_missing_file_and_no_file_say_what_to_give(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file.*task.jsonl.path=FILE"):
+        _load(str(tmp_path / "nowhere.jsonl"))
+    with pytest.raises(ValueError, match=r"task.jsonl.path is not set"):
+        _load(None)
+    with pytest.raises(ValueError, match=r"rows.jsonl has no rows"):
+        _load(_file(tmp_path, [""]))
+
+
+@pytest.mark.parametrize(("fraction", "held_out"), [(0.0, 0), (1.0, 4), (0.01, 0)])
+def test_a_split_with_an_empty_side_is_refused(tmp_path, fraction, held_out):
+    with pytest.raises(ValueError, match=rf"of the 4 rows in .* holds out {held_out}:"):
+        _load(_file(tmp_path, _rows(4)), fraction=fraction)
+
+
+def test_an_unknown_reward_names_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'exact'"):
+        _load(_file(tmp_path, _rows(8)), reward="exakt")
