@@ -1,0 +1,113 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from rl_sync.actors.explorer import Explorer, ExplorerState
+from rl_sync.models import decode
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sampling import Sampling
+from rl_sync.models.transformer import init_params, token_logprobs
+from rl_sync.tasks.arithmetic import ArithmeticConfig, load
+from rl_sync.types import Group, Lease
+
+TASK = load(
+    ArithmeticConfig(
+        operators="+", least_operand=0, greatest_operand=12, forgotten=0.0, held_out_problems=9
+    ),
+    seed=0,
+)
+MODEL = ModelConfig(
+    vocab_size=TASK.tokenizer.vocab_size,
+    embed_dim=16,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    mlp_dim=16,
+    max_length=TASK.row_tokens,
+)
+EXPLORER = Explorer(
+    number=2,
+    model=MODEL,
+    task=TASK,
+    sampling=Sampling(TASK.max_completion_tokens, TASK.tokenizer.eos_id),
+    group_size=3,
+    groups=4,
+    seed=7,
+)
+STATE = ExplorerState(5, init_params(MODEL, jax.random.key(0)))
+
+
+def _lease(ordinal, attempt=0, prompt=None):
+    prompt = ordinal if prompt is None else prompt
+    return Lease(100 + ordinal, ordinal, attempt, TASK.train[prompt])
+
+
+def _assert_same(a: Group, b: Group):
+    for name, column in a.to_columns().items():
+        np.testing.assert_array_equal(column, b.to_columns()[name], err_msg=name)
+
+
+def test_each_lease_becomes_a_group_of_its_prompt():
+    leases = [_lease(3), _lease(8, attempt=1)]
+    groups = EXPLORER.rollout(STATE, leases)
+    assert len(groups) == 2
+    for lease, group in zip(leases, groups, strict=True):
+        assert (group.lease_id, group.ordinal, group.explorer) == (lease.lease_id, lease.ordinal, 2)
+        assert group.prompt_id == lease.prompt.prompt_id
+        asked = TASK.tokenizer.encode(lease.prompt.text)
+        assert group.tokens.shape == (3, TASK.row_tokens)
+        assert np.all(group.tokens[:, : len(asked)] == asked)
+        assert np.all(group.completion_mask.argmax(axis=1) == len(asked))
+        assert np.all(group.policy_versions == np.where(group.completion_mask, 5, -1))
+        assert group.oldest_version == 5
+        assert np.all(group.rewards == 0)
+
+
+def test_behavior_logprobs_are_the_policy_s():
+    (group,) = EXPLORER.rollout(STATE, [_lease(0)])
+    logprobs, _ = token_logprobs(MODEL, STATE.params, group.tokens)
+    mask = group.completion_mask
+    np.testing.assert_allclose(group.behavior_logprobs[mask], np.asarray(logprobs)[mask], atol=1e-5)
+    assert np.all(group.behavior_logprobs[~mask] == 0)
+
+
+def test_a_group_does_not_depend_on_the_leases_beside_it():
+    full = EXPLORER.rollout(STATE, [_lease(i) for i in range(4)])
+    (alone,) = EXPLORER.rollout(STATE, [_lease(2)])
+    _assert_same(alone, full[2])
+    _assert_same(EXPLORER.rollout(STATE, [_lease(2), _lease(0)])[1], full[0])
+
+
+def test_randomness_comes_from_seed_ordinal_attempt_and_row_alone():
+    def tokens(lease, **changes):
+        (group,) = dataclasses.replace(EXPLORER, **changes).rollout(STATE, [lease])
+        return group.tokens
+
+    lease = _lease(1)
+    first = tokens(lease)
+    np.testing.assert_array_equal(tokens(lease._replace(lease_id=999), number=4), first)
+    for other in (
+        tokens(lease, seed=8),
+        tokens(_lease(1, attempt=1)),
+        tokens(_lease(2, prompt=1)),
+    ):
+        assert np.any(other != first)
+    assert len({row.tobytes() for row in first}) == 3, "the rows of a group are one and the same"
+
+
+def test_fewer_leases_and_other_weights_compile_nothing():
+    EXPLORER.compile(STATE.params)
+    compiled = decode.prefill._cache_size(), decode.decode_chunk._cache_size()
+    other = ExplorerState(6, init_params(MODEL, jax.random.key(1)))
+    for leases in (1, 3, 4):
+        EXPLORER.rollout(other, [_lease(i) for i in range(leases)])
+    assert (decode.prefill._cache_size(), decode.decode_chunk._cache_size()) == compiled
+
+
+@pytest.mark.parametrize("leases", [0, 5])
+def test_leases_without_room_are_refused(leases):
+    with pytest.raises(ValueError, match=f"takes 1 to 4 leases, not {leases}"):
+        EXPLORER.rollout(STATE, [_lease(i) for i in range(leases)])
