@@ -97,7 +97,11 @@ class MasterProgram:
             for command in commands:
                 if isinstance(command, Record):
                     self._ledger.write(command)
-            if commands or not isinstance(event, Ticked):
+            # Requests and signs of life make nothing possible that was not; were they announced,
+            # explorers that wait for the same thing would keep waking each other up.
+            if not isinstance(event, LeaseRequested | ExplorerSeen) and (
+                commands or not isinstance(event, Ticked)
+            ):
                 self._changed.notify_all()
             return tuple(command for command in commands if not isinstance(command, Record))
 

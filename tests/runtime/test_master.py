@@ -1,0 +1,90 @@
+"""The master's program: remote calls that wait, without processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from configs import arithmetic
+from rl_sync.runtime.ledger import read_ledger
+from rl_sync.runtime.master import MasterProgram
+from rl_sync.runtime.settings import RunSettings
+
+
+@pytest.fixture
+def master(tmp_path):
+    config = arithmetic.get_config()
+    config.sync.mode = "multi_explorer"
+    config.task.arithmetic.greatest_operand = 19
+    config.task.arithmetic.held_out_problems = 8
+    config.master.reward_workers = 0
+    config.trainer.steps = 10
+    settings = RunSettings.from_config({**config.to_dict(), "workdir": str(tmp_path)})
+    program = MasterProgram(settings)
+    program.methods["begin"](step=0, next_ordinal=0, again=[], next_lease=0)
+    yield program.methods
+    program.methods["close"]()
+
+
+def fill(methods):
+    """Leases groups until the staleness bound holds the explorers back."""
+    methods["published"](version=0)
+    while (answer := methods["lease"](explorer=1, poll_secs=0.0))["kind"] == "grant":
+        methods["buffered"](lease_ids=[lease[0] for lease in answer["leases"]])
+    return answer
+
+
+def test_an_explorer_that_is_held_back_learns_the_reason_and_goes_on_at_a_publication(master):
+    assert master["lease"](explorer=1, poll_secs=0.0)["reason"] == "the first weights"
+    assert fill(master)["reason"] == "synchronization"
+    answers = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(master["lease"](explorer=2, poll_secs=20.0))
+    )
+    waiting.start()
+    first = list(range(64))
+    master["trained"](step=1, lease_ids=first, values={})
+    master["published"](version=1)
+    waiting.join(timeout=10)
+    assert answers[0]["kind"] == "grant"
+    assert (answers[0]["version"], answers[0]["exactly"]) == (1, False)
+
+
+def test_explorers_that_wait_do_not_keep_the_master_busy(master):
+    fill(master)
+    threads = [
+        threading.Thread(target=master["lease"], kwargs={"explorer": i, "poll_secs": 1.0})
+        for i in (1, 2, 3)
+    ]
+    started = time.process_time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.process_time() - started < 0.3
+
+
+def test_groups_whose_lease_is_over_are_named_when_the_trainer_takes_them(master):
+    fill(master)
+    assert master["claim"](lease_ids=[0, 1, 100_000]) == [100_000]
+    master["refused"](lease_ids=[1], reason="too stale")
+    assert master["claim"](lease_ids=[0, 1]) == [1]
+
+
+def test_a_stop_reaches_every_role_with_its_next_sign_of_life(master, tmp_path):
+    fill(master)
+    status = {"role": "explorer1", "activity": "rollout", "since_secs": 0.0}
+    assert master["heartbeat"](role="explorer1", status=status) == {"stop": None}
+    master["stop"](reason="because")
+    assert master["heartbeat"](role="explorer1", status=status) == {"stop": "because"}
+    assert master["lease"](explorer=1, poll_secs=5.0) == {"kind": "finish", "reason": "because"}
+    summary = master["close"]()
+    assert summary["balance"]["leased"] == summary["balance"]["buffered"]
+    assert read_ledger(tmp_path)[-1]["event"] == "balance"
+
+
+def test_completions_are_judged_by_the_tasks_reward_model(master):
+    items = [["12+11=", "32", "32"], ["12+11=", " 32", "32"], ["12+11=", "23", "32"]]
+    assert master["judge"](items=items) == [1.0, 1.0, 0.0]
