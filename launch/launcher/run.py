@@ -127,13 +127,13 @@ class LocalRun:
         started = time.monotonic()
         with LiveDisplay() as display:
             while self._supervisor.living(roles):
+                # A server that never served knows why, and what to do about it.
+                ready = ready or self._replay_ready(time.monotonic() - started)
                 if deaths := self._supervisor.deaths():
                     self._fail(deaths)
                 if self._interrupts:
                     self._stop("interrupted by the user")
                     return
-                if not ready:
-                    ready = self._replay_ready(time.monotonic() - started)
                 if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
                     display.update(status)
                     shown = time.monotonic()

@@ -194,6 +194,17 @@ def test_a_taken_port_is_refused_and_nothing_is_started(tmp_path):
     assert processes_of(tmp_path / "run") == {}
 
 
+def test_a_replay_server_that_cannot_start_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    process = launch(workdir=tmp_path / "run")
+    output = ended(process)
+    assert process.returncode == 1
+    failure = output[output.index("The run failed:") :]
+    assert "--config.replay.backend=embedded" in failure
+    assert processes_of(tmp_path / "run") == {}
+
+
 def test_the_resolved_config_and_every_record_stand_in_the_work_directory(runs):
     run = runs.get("--config.sync.mode=asynchronous")
     names = {path.name for path in run.workdir.iterdir()}
