@@ -47,8 +47,9 @@ def wait_for(condition, process):
 
 
 def reached(workdir: Path, phase: str) -> bool:
-    path = workdir / "metrics.jsonl"
-    return path.exists() and len(read_metrics(workdir, phase)) > 2
+    """Whether the warm-up is over, or a few RL steps are."""
+    least = {"warm_up": 1, "rl": 3}[phase]
+    return (workdir / "metrics.jsonl").exists() and len(read_metrics(workdir, phase)) >= least
 
 
 def processes_of(workdir: Path) -> dict[str, int]:
