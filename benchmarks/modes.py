@@ -5,9 +5,9 @@
 Runs the config in each mode, in turns, and prints a table: seconds of the RL phase and of the whole
 run; tokens generated and trained on a second; the share of the RL phase that explorers and trainer
 were idle; staleness; accuracy. *Ideal* is the longer of total rollout and total train time over
-their sum: the share of sequential time that no schedule can go below while each role works on
-its own processors. *Achieved* is the phase's length over that sum. Processes that share processors
-take longer for the same work when they overlap, so the seconds of rollout and train are printed too.
+their sum, which no schedule can go below while each role has processors of its own. *Achieved* is
+the phase's length over that sum. Processes that share processors take longer for the same work when
+they overlap, so the seconds of rollout and train are printed too.
 """
 
 from __future__ import annotations
