@@ -143,7 +143,9 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         if collective:
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
         else:
-            puller = CheckpointPuller(workdir / WEIGHTS_DIR, like)
+            puller = CheckpointPuller(
+                workdir / WEIGHTS_DIR, like, check_digest=settings.sync.verify
+            )
         _await_replay(session, replay)
         ExplorerProgram(
             session,
