@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from rl_sync.replay import reverb_pb2
+from rl_sync.replay.compression import compress, varint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,16 +34,18 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
 class EncodedTensor(NamedTuple):
-    """A serialized message, in two pieces that belong one after the other.
+    """A serialized message: its head, then its content.
 
     Attributes:
       head: everything but the content, and the tag and length of the content.
-      content: the content.
+      content: the content, in pieces that belong one after the other.
+      content_bytes: their sizes together.
       size_bytes: of the array, before compression.
     """
 
     head: bytes
-    content: Buffer
+    content: list[Buffer]
+    content_bytes: int
     size_bytes: int
 
 
@@ -54,7 +57,7 @@ def encode(array: np.ndarray) -> EncodedTensor:
     """
     if array.dtype.kind in "SUO":
         content = encode_strings([_as_bytes(value) for value in array.ravel()])
-        return EncodedTensor(_head(_DT_STRING, array.shape, len(content)), content, len(content))
+        return _encoded(_DT_STRING, array.shape, [content], len(content))
     array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     if array.dtype not in _CODES:
         raise ValueError(
@@ -62,14 +65,15 @@ def encode(array: np.ndarray) -> EncodedTensor:
             f" strings; an array of {array.dtype} must be converted to one of them."
         )
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    compressed = cramjam.snappy.compress_raw(flat)
-    return EncodedTensor(
-        _head(_CODES[array.dtype], array.shape, len(compressed)), compressed, array.nbytes
-    )
+    return _encoded(_CODES[array.dtype], array.shape, compress(flat), array.nbytes)
 
 
-def _head(code: int, shape: tuple[int, ...], content_bytes: int) -> bytes:
-    return _dtype_and_shape(code, shape) + field(_CONTENT_FIELD, content_bytes)
+def _encoded(
+    code: int, shape: tuple[int, ...], content: list[Buffer], size_bytes: int
+) -> EncodedTensor:
+    content_bytes = sum(memoryview(piece).nbytes for piece in content)
+    head = _dtype_and_shape(code, shape) + field(_CONTENT_FIELD, content_bytes)
+    return EncodedTensor(head, content, content_bytes, size_bytes)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -83,16 +87,6 @@ def _dtype_and_shape(code: int, shape: tuple[int, ...]) -> bytes:
 def field(number: int, size_bytes: int) -> bytes:
     """Returns what precedes the bytes of a field of a serialized message: its tag and length."""
     return varint(number << 3 | 2) + varint(size_bytes)
-
-
-def varint(value: int) -> bytes:
-    """Encodes an integer ≥ 0 in groups of seven bits, lowest first."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def read(proto: reverb_pb2.Tensor, *, delta_encoded: bool = False) -> np.ndarray:

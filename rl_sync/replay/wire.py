@@ -66,9 +66,9 @@ def encode_item(table: str, columns: Mapping[str, np.ndarray], priority: float) 
     pieces: list[Buffer] = []
     data_bytes = 0
     for tensor in encoded:
-        tensor_bytes = len(tensor.head) + memoryview(tensor.content).nbytes
+        tensor_bytes = len(tensor.head) + tensor.content_bytes
         prefix = tensors.field(reverb_pb2.Chunk.Data.TENSORS_FIELD_NUMBER, tensor_bytes)
-        pieces += [prefix, tensor.head, tensor.content]
+        pieces += [prefix, tensor.head, *tensor.content]
         data_bytes += len(prefix) + tensor_bytes
     chunk = reverb_pb2.Chunk(
         chunk_key=_new_key(64),

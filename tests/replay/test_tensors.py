@@ -11,7 +11,7 @@ from rl_sync.replay import reverb_pb2, tensors, wire
 
 def written(array):
     encoded = tensors.encode(array)
-    return reverb_pb2.Tensor.FromString(encoded.head + bytes(encoded.content))
+    return reverb_pb2.Tensor.FromString(encoded.head + b"".join(encoded.content))
 
 
 def test_numbers_are_their_bytes_in_raw_snappy():
