@@ -7,10 +7,11 @@ python -m launcher timeline --workdir=runs/… [--steps=1:8]
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -114,12 +115,35 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _unknown_setting(argv: Sequence[str], error: Exception) -> str:
-    """Which argument it was, and the nearest name; ml_collections says only the latter."""
-    match = re.search(r"Did you mean \"(\w+)\" instead of \"(\w+)\"", str(error).replace("\\", ""))
-    if match is None:
+    """Which argument it was, and the nearest name there is."""
+    from configs import base
+
+    known = list(_paths(base.get_config().to_dict()))
+    given = [match[1] for match in map(re.compile(r"--?config\.([^=]+)").match, argv) if match]
+    wrong = next((path for path in given if path not in known), None)
+    if wrong is None:
         return str(error)
-    argument = next((a for a in argv if re.search(rf"\.{match[2]}(\.|=|$)", a)), match[2])
-    return f"{argument}; did you mean {match[1]!r} instead of {match[2]!r}?"
+    return f"--config.{wrong}; did you mean --config.{_nearest(wrong, known)}?"
+
+
+def _paths(config: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted names of all settings."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _nearest(wrong: str, known: Sequence[str]) -> str:
+    """The likeliest meant: as a whole, or by the last word under another section."""
+
+    def likeness(path: str) -> float:
+        words, meant = (name.rpartition(".")[2] for name in (wrong, path))
+        whole = difflib.SequenceMatcher(None, wrong, path).ratio()
+        return whole + difflib.SequenceMatcher(None, words, meant).ratio()
+
+    return max(known, key=likeness)
 
 
 def _fail(message: str) -> NoReturn:

@@ -16,8 +16,10 @@ from launcher import report
 from launcher import workdir as work
 from launcher.supervisor import Death, RoleProcess, Supervisor
 from rl_sync.observe.display import LiveDisplay, RunStatus
+from rl_sync.replay.client import ReplayClient
+from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
-from rl_sync.runtime.programs import replay_tables
+from rl_sync.runtime.programs import check_replay, replay_tables
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
 
@@ -219,10 +221,23 @@ def _port(wanted: int, setting: str) -> int:
         return probe.getsockname()[1]
 
 
+def _check_replay(settings: RunSettings, address: str) -> None:
+    """Raises ConfigError unless the server that the user named can serve the run."""
+    with ReplayClient(address) as replay:
+        try:
+            check_replay(settings, replay)
+        except ReplayError as error:
+            raise ConfigError(
+                f"{error} Start it first, or leave out --config.replay.address."
+            ) from error
+
+
 def start(config: dict[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = RunSettings.from_config(config)
     settings.load_task()  # Fails here rather than in the logs of five processes.
+    if settings.replay.address:
+        _check_replay(settings, settings.replay.address)
     directory = Path(settings.workdir)
     with work.held(directory):
         resumed = work.prepare(directory, settings.resolved())

@@ -6,7 +6,8 @@
 
     uv run --script rl_sync/replay/server.py --port 8700 --tables '[{"name": "queue", ...}]'
 
-`--tables` is the JSON of `rl_sync.replay.tables.to_json`. When the server serves, it prints one
+`--tables` is a JSON list of tables with the fields of `rl_sync.replay.tables.TableSpec`, of which
+those may be left out that have defaults there. When the server serves, it prints one
 line of JSON with the port. It exits when its standard input ends, so that it never outlives the
 process that started it, and on SIGTERM. It imports nothing of rl_sync.
 """
@@ -27,6 +28,17 @@ from typing import Any
 PORT_TAKEN = 98
 REFUSED = 97
 STOP_TIMEOUT_SECS = 3.0
+NEEDED_FIELDS = ("name", "max_size")
+DEFAULTS = {
+    "sampler": "fifo",
+    "remover": "fifo",
+    "max_times_sampled": 0,
+    "min_size_to_sample": 1,
+    "samples_per_insert": 1.0,
+    "min_diff": -sys.float_info.max,
+    "max_diff": sys.float_info.max,
+    "priority_exponent": 1.0,
+}
 
 Serve = Callable[[argparse.Namespace, Callable[[int], None]], None]
 """Serves as the arguments say; calls its second argument with the port once it serves, which
@@ -109,6 +121,7 @@ def free_port(port: int) -> int:
 
 def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
     """Serves with Reverb; see `Serve`."""
+    specs = read_tables(args.tables)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import reverb
 
@@ -121,10 +134,30 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
             fallback_checkpoint_path=args.restore,
         )
     free_port(args.port)  # again, after the seconds that the import took
-    tables = [make_table(reverb, spec) for spec in json.loads(args.tables)]
+    tables = [make_table(reverb, spec) for spec in specs]
     server = reverb.Server(tables, args.port, checkpointer)
     wait(args.port)
     server.stop()
+
+
+def read_tables(text: str) -> list[dict[str, Any]]:
+    """Returns the table specifications of a JSON list, complete.
+
+    Raises:
+      ValueError: it is not such a list, or a field is missing or unknown.
+    """
+    rows = json.loads(text)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"--tables is a JSON list of objects, one a table, not {text}.")
+    for row in rows:
+        missing = [name for name in NEEDED_FIELDS if name not in row]
+        unknown = [name for name in row if name not in (*NEEDED_FIELDS, *DEFAULTS)]
+        if missing or unknown:
+            raise ValueError(
+                f"A table needs {' and '.join(NEEDED_FIELDS)}, and may have {', '.join(DEFAULTS)};"
+                f" {json.dumps(row)} does not fit: {', '.join(missing + unknown)}."
+            )
+    return [{**DEFAULTS, **row} for row in rows]
 
 
 def make_table(reverb: Any, spec: dict[str, Any]) -> Any:

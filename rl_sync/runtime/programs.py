@@ -195,21 +195,27 @@ def _await_master(session: Session) -> None:
 
 
 def _await_replay(session: Session, replay: ReplayClient) -> None:
-    """Waits until the replay server answers, and checks that it has the run's table.
-
-    Raises:
-      ConfigError: it has not; a server that was started by hand.
-    """
-    (wanted,) = replay_tables(session.settings)
+    """Waits until the replay server answers; raises ConfigError if it lacks the run's table."""
     patience = session.patience("an answer", "the replay server")
     with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
         while True:
             try:
-                found = replay.info().get(TABLE)
-                break
+                check_replay(session.settings, replay)
+                return
             except ReplayError:
                 patience()
                 time.sleep(_POLL_SECS)
+
+
+def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
+    """Checks that a replay server, which somebody may have started by hand, has the run's table.
+
+    Raises:
+      ConfigError: it has not.
+      ReplayError: it does not answer.
+    """
+    (wanted,) = replay_tables(settings)
+    found = replay.info().get(TABLE)
     if found is None or found.max_size < wanted.max_size or found.max_times_sampled != 1:
         raise ConfigError(
             f"The replay server at {replay.address} has no table for this run. Start it with"

@@ -1,5 +1,6 @@
 """Starting and stopping replay servers, and what they say when they cannot start."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import time
 import numpy as np
 import pytest
 
+from rl_sync.replay import server
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayUnavailableError
 from rl_sync.replay.process import ReplayServerError, start_server
-from rl_sync.replay.tables import queue
+from rl_sync.replay.tables import TableSpec, queue
 
 TABLES = [queue("queue", 3)]
 
@@ -35,7 +37,7 @@ def wait_until_gone(pid, timeout_secs=15.0):
 STARTER = """
 import sys, time
 from rl_sync.replay.process import start_server
-from rl_sync.replay.tables import queue
+from rl_sync.replay.tables import TableSpec, queue
 server = start_server(sys.argv[1], [queue("queue", 3)], 0, log_path=sys.argv[2])
 if sys.argv[3] == "ready":
     server.wait_ready(60)
@@ -122,13 +124,27 @@ def test_an_unknown_backend_is_refused(tmp_path):
         start_server("redis", TABLES, 0, log_path=tmp_path / "log")
 
 
-def test_wrong_tables_end_the_embedded_server_with_the_reason():
-    command = [sys.executable, "-m", "rl_sync.replay.embedded_server", "--port", "0", "--tables"]
+@pytest.mark.parametrize("module", ["server", "embedded_server"])
+@pytest.mark.parametrize(
+    ("tables", "part"),
+    [
+        ('[{"name": "q"}]', b"max_size"),
+        ('[{"name": "q", "max_size": 1, "size": 2}]', b"size"),
+        ('{"name": "q", "max_size": 1}', b"list"),
+        ("[", b"Expecting"),
+    ],
+)
+def test_wrong_tables_end_a_server_with_the_reason(module, tables, part):
+    command = [sys.executable, "-m", f"rl_sync.replay.{module}", "--port", "0", "--tables", tables]
     life_line, held = os.pipe()
-    ended = subprocess.run(
-        [*command, '[{"name": "q"}]'], stdin=life_line, capture_output=True, timeout=60
-    )
+    ended = subprocess.run(command, stdin=life_line, capture_output=True, timeout=60)
     os.close(life_line)
     os.close(held)
     assert ended.returncode == 97
-    assert b"max_size" in ended.stderr
+    assert part in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+def test_fields_left_out_have_the_defaults_of_a_table_specification():
+    (fields,) = server.read_tables('[{"name": "q", "max_size": 4}]')
+    assert fields == dataclasses.asdict(TableSpec("q", max_size=4))

@@ -241,7 +241,7 @@ def test_an_exact_read_that_fails_once_is_tried_again_with_the_same_version(
 
 
 def test_weights_that_changed_on_the_way_are_refused_with_both_digests(
-    publish, puller, monkeypatch
+    publish, puller, tmp_path, monkeypatch
 ):
     publish().publish(1, make_params(1))
     read = ArrayStorage.read
@@ -256,6 +256,10 @@ def test_weights_that_changed_on_the_way_are_refused_with_both_digests(
     assert caught.value.version == 1
     assert caught.value.published == digest(make_params(1))
     assert caught.value.received != caught.value.published
+    trusting = CheckpointPuller(tmp_path, make_params(0), check_digest=False)
+    version, params = trusting.pull(exactly=1, timeout_secs=30)
+    assert version == 1
+    assert digest(params) != caught.value.published
 
 
 def test_weights_of_another_model_are_refused_by_name(publish, tmp_path):

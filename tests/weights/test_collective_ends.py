@@ -106,3 +106,14 @@ def test_weights_that_changed_on_the_way_are_refused_with_both_digests():
     puller.__dict__["_channel"] = Wire([buckets[0] ^ jnp.uint32(1)])
     with pytest.raises(WeightsMismatchError, match="version 7 arrived changed"):
         puller.pull(exactly=7, timeout_secs=1)
+
+
+def test_weights_are_taken_as_they_come_when_the_digest_is_turned_off():
+    meeting = MeetingPoint()
+    buckets = plan_packing(LIKE, 4096).pack(make_params(7))
+    puller = CollectivePuller(LIKE, 1, meeting, bucket_bytes=4096, check_digest=False)
+    meeting.request = lambda explorer, **_: Grant(7, digest(make_params(7)))
+    puller.__dict__["_channel"] = Wire([buckets[0] ^ jnp.uint32(1)])
+    version, params = puller.pull(exactly=7, timeout_secs=1)
+    assert version == 7
+    assert digest(params) != digest(make_params(7))
