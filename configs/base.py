@@ -38,7 +38,7 @@ def get_config() -> ConfigDict:
             "norm_eps": 1e-6,
             "tie_embeddings": True,
             "dtype": "float32",
-            "remat": False,
+            "remat": "none",
         }
     )
     config.warm_up = ConfigDict(

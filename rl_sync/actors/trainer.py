@@ -16,7 +16,8 @@ from rl_sync.algorithms import losses, masking
 from rl_sync.algorithms.advantages import ADVANTAGES
 from rl_sync.algorithms.kl import KL_ESTIMATORS
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.transformer import init_params, token_logprobs
+from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.transformer import init_params
 from rl_sync.types import Params, TrainBatch
 
 Metrics = dict[str, Float[Array, ""]]

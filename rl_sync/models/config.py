@@ -3,8 +3,89 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal, get_args
 
 DTYPES = ("float32", "bfloat16", "float16")
+Activation = Literal["silu", "gelu_tanh"]
+Remat = Literal["none", "full", "dots", "dots_no_batch"]
+AttentionPath = Literal["auto", "einsum", "dot_product"]
+LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
+_MLP_TARGETS = ("gate", "up", "down")
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How RoPE's frequencies are stretched for rows longer than those first trained on.
+
+    Attributes:
+      kind: `linear` divides every frequency by `factor`; `llama3` only the low ones, with a smooth
+        passage between `low_freq_factor` and `high_freq_factor` turns within `original_max_length`
+        tokens (as Llama 3.1 was published).
+      factor: by how much rows became longer.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_length: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of each MLP.
+
+    Attributes:
+      count: E, experts a layer.
+      per_token: how many of them each token goes through.
+      mlp_dim: F, width of one expert.
+      normalize: whether the chosen experts' weights are scaled to add up to 1.
+    """
+
+    count: int
+    per_token: int
+    mlp_dim: int
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.count or self.mlp_dim < 1:
+            raise ValueError(
+                f"model.experts: per_token={self.per_token} of count={self.count} experts of"
+                f" mlp_dim={self.mlp_dim} is not possible."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters W + (alpha / rank) · A·B beside frozen kernels (LoRA, arXiv:2106.09685).
+
+    Attributes:
+      rank: r, columns of A.
+      alpha: numerator of the scale.
+      targets: the projections that get an adapter.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[LoraTarget, ...] = get_args(LoraTarget)
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0:
+            raise ValueError(
+                f"model.lora.rank={self.rank} must be at least 1 and model.lora.alpha="
+                f"{self.alpha} above 0."
+            )
+        unknown = [target for target in self.targets if target not in get_args(LoraTarget)]
+        if unknown or not self.targets:
+            raise ValueError(
+                f"model.lora.targets={','.join(self.targets)!r} must name some of"
+                f" {', '.join(get_args(LoraTarget))}."
+            )
+
+    @property
+    def scale(self) -> float:
+        """What A·B is multiplied with: alpha / rank."""
+        return self.alpha / self.rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +104,27 @@ class ModelConfig:
       rope_base: θ of the rotary position embedding.
       norm_eps: added to the mean square inside RMSNorm.
       tie_embeddings: whether the embedding is also the output projection.
-      dtype: what the blocks compute in. Parameters and log-probabilities are float32 anyway.
-      remat: whether the backward pass recomputes a block's activations instead of keeping them.
+      activation: of the MLP's gate.
+      qkv_bias: whether queries, keys and values have biases (Qwen 2).
+      qk_norm: whether queries and keys are normalized a head before RoPE (Qwen 3, Gemma 3).
+      norm_offset: added to the scale of every RMSNorm: 1 where scales are stored around 0 (Gemma).
+      post_norms: whether attention's and the MLP's outputs are normalized too (Gemma).
+      scale_embedding: whether embeddings are multiplied with √D (Gemma).
+      query_scale: of q·kᵀ; None for 1/√H.
+      rope_scaling: None for RoPE as it is.
+      sliding_window: how many newest tokens, itself included, a token of a sliding layer sees.
+      sliding_layers: which layers slide, one flag a layer; empty for none.
+      local_rope_base: θ of sliding layers, without scaling; None for the same RoPE everywhere.
+      experts: None for one dense MLP a layer.
+      lora: None for no adapters.
+      dtype: what the blocks compute in. Log-probabilities are float32 anyway.
+      remat: what the backward pass computes again: `none` nothing, `full` each block from its
+        input, `dots` all but matrix products, `dots_no_batch` all but products with parameters.
+      attention: `einsum` as written out here, `dot_product` as `jax.nn.dot_product_attention`,
+        `auto` the latter on GPUs and TPUs.
 
     Raises:
-      ValueError: a size that is not positive, or sizes that do not fit each other.
+      ValueError: a size that is not positive, or values that do not fit each other.
     """
 
     vocab_size: int
@@ -41,28 +138,66 @@ class ModelConfig:
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
     tie_embeddings: bool = True
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    scale_embedding: bool = False
+    query_scale: float | None = None
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int = 0
+    sliding_layers: tuple[bool, ...] = ()
+    local_rope_base: float | None = None
+    experts: Experts | None = None
+    lora: Lora | None = None
     dtype: str = "float32"
-    remat: bool = False
+    remat: Remat = "none"
+    attention: AttentionPath = "auto"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, (bool, str)) or value > 0:
-                continue
-            raise ValueError(f"model.{field.name} must be positive, not {value}.")
+        for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "num_kv_heads"):
+            self._require(name, getattr(self, name) > 0, "must be positive")
+        for name in ("head_dim", "mlp_dim", "max_length", "rope_base", "norm_eps"):
+            self._require(name, getattr(self, name) > 0, "must be positive")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"model.num_heads={self.num_heads} query heads cannot share"
                 f" model.num_kv_heads={self.num_kv_heads} evenly: use a divisor of num_heads."
             )
-        if self.head_dim % 2:
-            raise ValueError(
-                f"model.head_dim={self.head_dim} must be even: RoPE turns pairs of coordinates."
+        self._require("head_dim", not self.head_dim % 2, "must be even: RoPE turns pairs")
+        choices: dict[str, Any] = {
+            "activation": Activation, "remat": Remat, "attention": AttentionPath,
+        }  # fmt: skip
+        for name, literal in choices.items():
+            options = ", ".join(get_args(literal))
+            known = getattr(self, name) in get_args(literal)
+            self._require(name, known, f"is not one of {options}")
+        self._require("dtype", self.dtype in DTYPES, f"is not one of {', '.join(DTYPES)}")
+        if self.sliding_layers:
+            self._require(
+                "sliding_layers",
+                len(self.sliding_layers) == self.num_layers,
+                f"must have one flag for each of {self.num_layers} layers",
             )
-        if self.dtype not in DTYPES:
-            raise ValueError(f"model.dtype={self.dtype!r} is not one of {', '.join(DTYPES)}.")
+        if any(self.sliding_layers):
+            self._require("sliding_window", self.sliding_window > 0, "must be positive")
+        if self.experts and self.lora and set(self.lora.targets) & set(_MLP_TARGETS):
+            raise ValueError(
+                f"model.lora.targets={','.join(self.lora.targets)} cannot adapt experts: use"
+                " q,k,v,o with a mixture of experts."
+            )
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ValueError(f"model.{name}={getattr(self, name)!r} {rule}.")
 
     @property
     def heads_per_kv(self) -> int:
         """Query heads that share one key and value head: N / K."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def attention_scale(self) -> float:
+        """What q·kᵀ is multiplied with."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from rl_sync.models import transformer
+from rl_sync.models.attention import KVCache
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sampling import Knobs, Sampling, sample
-from rl_sync.models.transformer import KVCache, apply_model, empty_cache
 from rl_sync.types import Params
 
 CHUNK_TOKENS = 32
@@ -94,11 +95,12 @@ def prefill(
       prompts: padded on the right with id 0.
       prompt_lengths: at least 1 each.
     """
-    B, P = prompts.shape
-    empty = empty_cache(config, B, P + max_new_tokens)
-    logits, cache = apply_model(config, params, prompts, cache=empty)
-    assert cache is not None
-    last = jnp.take_along_axis(logits, (prompt_lengths - 1)[:, None, None], axis=1)[:, 0]
+    B, _ = prompts.shape
+    hidden, filled = transformer.prefill(config, params, prompts)
+    cache = jax.tree.map(
+        lambda slots: jnp.pad(slots, [(0, 0)] * 3 + [(0, max_new_tokens), (0, 0)]), filled
+    )
+    last = transformer.logits(config, params, hidden[jnp.arange(B), prompt_lengths - 1])
     tokens = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
     state = DecodeState(
         Completions(tokens, jnp.zeros_like(tokens, bool), jnp.zeros_like(tokens, jnp.float32)),
@@ -126,11 +128,13 @@ def decode_chunk(
 
     def step(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
         steps, state = carry
-        newest = state.newest[:, None]
-        tokens = jnp.take_along_axis(state.completions.tokens, newest, axis=1)
-        logits, cache = apply_model(config, params, tokens, newest, state.cache)
-        assert cache is not None
-        state = _emit(state._replace(cache=cache), logits[:, 0], knobs, max_new_tokens)
+        length = state.completions.tokens.shape[1]
+        tokens = state.completions.tokens[jnp.arange(state.newest.shape[0]), state.newest]
+        hidden, cache = transformer.decode_step(
+            config, params, tokens, state.newest, state.cache, span=length
+        )
+        logits = transformer.logits(config, params, hidden)
+        state = _emit(state._replace(cache=cache), logits, knobs, max_new_tokens)
         return steps + 1, state
 
     def unfinished(carry: tuple[Array, DecodeState]) -> Array:

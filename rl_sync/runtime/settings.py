@@ -38,7 +38,7 @@ class ModelSettings:
     norm_eps: float
     tie_embeddings: bool
     dtype: str
-    remat: bool
+    remat: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from rl_sync.actors.trainer import AlgorithmConfig, OptimizerConfig, Trainer
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.transformer import token_logprobs
+from rl_sync.models.logprobs import token_logprobs
 from rl_sync.types import TrainBatch
 
 MODEL = ModelConfig(

@@ -8,7 +8,7 @@ from tests.models.tiny import CONFIG
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 0}, r"model.num_layers must be positive, not 0"),
+        ({"num_layers": 0}, r"model.num_layers=0 must be positive"),
         ({"num_kv_heads": 3}, r"num_heads=4 .*num_kv_heads=3"),
         ({"head_dim": 5}, r"head_dim=5 must be even"),
         ({"dtype": "float8"}, r"dtype='float8' is not one of float32, bfloat16"),

@@ -6,8 +6,8 @@ import pytest
 
 from rl_sync.models import decode
 from rl_sync.models.decode import generate
+from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sampling import Sampling
-from rl_sync.models.transformer import apply_model, token_logprobs
 from tests.models import tiny
 
 EOS = 1
@@ -31,7 +31,7 @@ def test_greedy_decoding_takes_the_argmax_of_the_full_forward_pass():
     for row, length in enumerate(LENGTHS):
         text = PROMPTS[row, :length].tolist()
         for _ in range(8):
-            logits, _ = apply_model(tiny.CONFIG, params, np.array([text], np.int32))
+            logits = tiny.forward(tiny.CONFIG, params, np.array([text], np.int32))
             text.append(int(np.argmax(logits[0, -1])))
         assert out.tokens[row, : length + 8].tolist() == text
         assert np.all(out.behavior_logprobs[row] == 0)

@@ -5,15 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.models.transformer import (
-    apply_model,
-    empty_cache,
-    init_params,
-    param_axes,
-    rotate,
-    rotation,
-    token_logprobs,
-)
+from rl_sync.models.attention import KVCache
+from rl_sync.models.config import Lora, RopeScaling
+from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.rope import frequencies, rotate, rotations
+from rl_sync.models.transformer import decode_step, init_params, logits, param_axes, prefill
 from tests.models import tiny
 
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 0, 0, 0]], np.int32)
@@ -61,31 +57,130 @@ def _reference_logits(config, params, tokens):
 def test_logits_are_those_of_the_written_out_formulas(tied):
     config = dataclasses.replace(tiny.CONFIG, tie_embeddings=tied, rope_base=50.0)
     params = tiny.params(config)
-    logits, _ = apply_model(config, params, TOKENS)
-    np.testing.assert_allclose(logits[0], _reference_logits(config, params, TOKENS[0]), atol=2e-5)
+    scores = tiny.forward(config, params, TOKENS)
+    np.testing.assert_allclose(scores[0], _reference_logits(config, params, TOKENS[0]), atol=2e-5)
 
 
-def test_cached_decoding_gives_the_logits_of_the_full_forward_pass():
-    params = tiny.params()
-    full, _ = apply_model(tiny.CONFIG, params, TOKENS)
-    cache = empty_cache(tiny.CONFIG, 2, 10)
+@pytest.mark.parametrize("name", tiny.VARIANTS)
+def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
+    config = tiny.VARIANTS[name]
+    params = tiny.params(config)
+    full = tiny.forward(config, params, TOKENS)
     # Prompts of 4 and 2 tokens in one padded call, then a token at a time, each at its own pace.
-    logits, cache = apply_model(tiny.CONFIG, params, TOKENS[:, :4], cache=cache)
-    np.testing.assert_allclose(logits[0], full[0, :4], atol=1e-5)
-    np.testing.assert_allclose(logits[1, :2], full[1, :2], atol=1e-5)
+    hidden, filled = prefill(config, params, TOKENS[:, :4])
+    scores = logits(config, params, hidden)
+    np.testing.assert_allclose(scores[0], full[0, :4], atol=1e-5)
+    np.testing.assert_allclose(scores[1, :2], full[1, :2], atol=1e-5)
+    cache = KVCache(*(jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 12), (0, 0))) for x in filled))
+    step_of = jax.jit(decode_step, static_argnums=(0, 5))
     for step in range(3):
-        positions = np.array([[4 + step], [2 + step]])
-        tokens = np.take_along_axis(TOKENS, positions, axis=1)
-        logits, cache = apply_model(tiny.CONFIG, params, tokens, positions, cache)
-        np.testing.assert_allclose(logits[0, 0], full[0, 4 + step], atol=1e-5)
-        np.testing.assert_allclose(logits[1, 0], full[1, 2 + step], atol=1e-5)
+        positions = np.array([4 + step, 2 + step])
+        tokens = TOKENS[np.arange(2), positions]
+        hidden, cache = step_of(config, params, tokens, positions, cache, 7 + step // 2)
+        scores = logits(config, params, hidden)
+        np.testing.assert_allclose(scores[0], full[0, 4 + step], atol=1e-5)
+        np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", tiny.VARIANTS)
+def test_padding_on_either_side_changes_nothing(name):
+    config = tiny.VARIANTS[name]
+    params = tiny.params(config)
+    short = tiny.forward(config, params, TOKENS[:1])
+    right = tiny.forward(config, params, np.pad(TOKENS[:1], ((0, 0), (0, 9))))
+    np.testing.assert_allclose(right[:, :8], short, atol=1e-5)
+    left = tiny.forward(
+        config,
+        params,
+        np.pad(TOKENS[:1], ((0, 0), (5, 0))),
+        positions=np.maximum(np.arange(13) - 5, 0)[None],
+        segments=(np.arange(13) >= 5).astype(np.int32)[None],
+    )
+    np.testing.assert_allclose(left[:, 5:], short, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", tiny.VARIANTS)
+def test_sequences_packed_into_one_row_do_not_see_each_other(name):
+    config = tiny.VARIANTS[name]
+    params = tiny.params(config)
+    apart = tiny.forward(config, params, TOKENS)
+    packed = tiny.forward(
+        config,
+        params,
+        np.concatenate([TOKENS[0], TOKENS[1, :5], [0, 0]])[None],
+        positions=np.concatenate([np.arange(8), np.arange(5), [0, 0]])[None],
+        segments=np.repeat([1, 2, 0], [8, 5, 2])[None],
+    )
+    np.testing.assert_allclose(packed[0, :8], apart[0], atol=1e-5)
+    np.testing.assert_allclose(packed[0, 8:13], apart[1, :5], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", tiny.VARIANTS)
+def test_both_ways_to_attend_agree(name):
+    config = tiny.VARIANTS[name]
+    params = tiny.params(config)
+    one, other = (
+        tiny.forward(dataclasses.replace(config, attention=path), params, TOKENS)
+        for path in ("einsum", "dot_product")
+    )
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_sliding_layer_sees_its_window_and_no_more():
+    config = dataclasses.replace(
+        tiny.CONFIG, sliding_window=3, sliding_layers=(True, True), local_rope_base=100.0
+    )
+    params = tiny.params(config)
+    changed = TOKENS.copy()
+    changed[0, 0] = 7
+    before, after = (tiny.forward(config, params, tokens)[0] for tokens in (TOKENS, changed))
+    # Two layers of a window of 3 reach 4 tokens back.
+    assert np.abs(before - after)[4].max() > 1e-4
+    np.testing.assert_array_equal(before[5:], after[5:])
+
+
+def test_each_token_goes_through_its_own_experts_alone():
+    config = tiny.VARIANTS["experts"]
+    params = tiny.params(config)
+    together = tiny.forward(config, params, TOKENS)
+    for row in range(2):
+        alone = tiny.forward(config, params, TOKENS[row : row + 1])
+        np.testing.assert_allclose(alone[0], together[row], atol=1e-5)
+
+
+def test_llama_scaling_stretches_low_frequencies_only():
+    plain = frequencies(8, 10_000.0, None)
+    np.testing.assert_allclose(plain, [1, 0.1, 0.01, 0.001])
+    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_length=320)
+    # Turns within 320 tokens: 50.9, 5.09, 0.509, 0.0509; kept above 4, divided by 8 below 1.
+    np.testing.assert_allclose(frequencies(8, 10_000.0, scaling), [1, 0.1, 0.00125, 0.000125])
+    between = RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_length=128)
+    turns = 128 * 0.1 / (2 * np.pi)
+    kept = (turns - 1) / 3
+    expected = kept * 0.1 + (1 - kept) * 0.1 / 8
+    np.testing.assert_allclose(frequencies(8, 10_000.0, between)[1], expected)
+    linear = RopeScaling("linear", 8.0)
+    np.testing.assert_allclose(frequencies(8, 10_000.0, linear), plain / 8)
+
+
+def test_a_fresh_adapter_changes_nothing_and_a_trained_one_does():
+    config = dataclasses.replace(tiny.CONFIG, lora=Lora(2, 4.0))
+    params = init_params(config, jax.random.key(0))
+    base = init_params(tiny.CONFIG, jax.random.key(0))
+    scores = tiny.forward(config, params, TOKENS)
+    frozen = jax.tree_util.tree_map_with_path(
+        lambda path, x: x if not any("lora" in str(k) for k in path) else None, params
+    )
+    assert len(jax.tree.leaves(frozen)) == len(jax.tree.leaves(base))
+    np.testing.assert_array_equal(scores, tiny.forward(tiny.CONFIG, frozen, TOKENS))
+    moved = tiny.params(config)
+    assert np.abs(tiny.forward(config, moved, TOKENS) - scores).max() > 0.1
 
 
 def test_token_logprobs_stand_at_their_own_token():
     params = tiny.params()
     logprobs, entropy = token_logprobs(tiny.CONFIG, params, TOKENS, temperature=0.7)
-    logits, _ = apply_model(tiny.CONFIG, params, TOKENS)
-    scores = np.asarray(jax.nn.log_softmax(logits / 0.7))
+    scores = np.asarray(jax.nn.log_softmax(tiny.forward(tiny.CONFIG, params, TOKENS) / 0.7))
     assert np.all(logprobs[:, 0] == 0)
     assert np.all(entropy[:, 0] == 0)
     for row, length in enumerate(LENGTHS):
@@ -95,21 +190,46 @@ def test_token_logprobs_stand_at_their_own_token():
             np.testing.assert_allclose(entropy[row, t], -(np.exp(before) * before).sum(), atol=1e-5)
 
 
-def test_padding_changes_nothing():
+@pytest.mark.parametrize("positions", [1, 3, 6])
+def test_logprobs_by_chunks_are_those_of_the_whole(positions):
     params = tiny.params()
-    short, _ = token_logprobs(tiny.CONFIG, params, TOKENS[1:, :5])
-    padded, _ = token_logprobs(tiny.CONFIG, params, np.pad(TOKENS[1:, :5], ((0, 0), (0, 9))))
-    np.testing.assert_allclose(padded[:, :5], short, atol=1e-6)
+
+    def loss(params, logits_bytes):
+        logprobs, entropy = token_logprobs(
+            tiny.CONFIG, params, TOKENS, 0.7, logits_bytes=logits_bytes
+        )
+        return (logprobs * np.arange(8)).sum() + entropy.sum(), (logprobs, entropy)
+
+    run = jax.value_and_grad(loss, has_aux=True)
+    run = jax.jit(run, static_argnums=1)
+    whole, parts = (run(params, size) for size in (1 << 20, 4 * 2 * 11 * positions))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, parts)
 
 
-def test_rematerialization_changes_neither_the_value_nor_the_gradient():
+def test_logprobs_by_chunks_never_hold_all_logits():
+    config = dataclasses.replace(tiny.CONFIG, vocab_size=5000, max_length=128)
+    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+
+    def biggest(logits_bytes):
+        def loss(params, tokens):
+            return token_logprobs(config, params, tokens, logits_bytes=logits_bytes)[0].sum()
+
+        tokens = jax.ShapeDtypeStruct((4, 128), jnp.int32)
+        return jax.jit(jax.grad(loss)).lower(shapes, tokens).compile().memory_analysis()
+
+    assert biggest(1 << 17).temp_size_in_bytes < 4 * 127 * 5000 * 4
+    assert biggest(1 << 30).temp_size_in_bytes > 4 * 127 * 5000 * 4
+
+
+@pytest.mark.parametrize("policy", ["full", "dots", "dots_no_batch"])
+def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
     params = tiny.params()
 
     def loss(params, remat):
         config = dataclasses.replace(tiny.CONFIG, remat=remat)
         return token_logprobs(config, params, TOKENS)[0].sum()
 
-    kept, again = (jax.value_and_grad(loss)(params, remat) for remat in (False, True))
+    kept, again = (jax.value_and_grad(loss)(params, remat) for remat in ("none", policy))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), kept, again)
 
 
@@ -122,10 +242,14 @@ def test_bfloat16_blocks_still_give_float32_logprobs():
     assert 0 < np.abs(rough - exact)[0].max() < 0.5
 
 
-def test_every_parameter_axis_has_a_name():
-    params = init_params(tiny.CONFIG, jax.random.key(0))
-    axes = param_axes(tiny.CONFIG)
-    assert axes["blocks"]["mlp"]["down"] == jax.sharding.PartitionSpec("layers", "mlp", "embed")
+@pytest.mark.parametrize("name", tiny.VARIANTS)
+def test_every_parameter_axis_has_a_name(name):
+    config = tiny.VARIANTS[name]
+    params = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    axes = param_axes(config)
+    experts = ("experts",) if config.experts else ()
+    expected = jax.sharding.PartitionSpec("layers", *experts, "mlp", "embed")
+    assert axes["blocks"]["mlp"]["down"] == expected
     is_spec = {"is_leaf": lambda x: isinstance(x, jax.sharding.PartitionSpec)}
     jax.tree.map(
         lambda spec, x: len(spec) == x.ndim or pytest.fail(f"{spec}"), axes, params, **is_spec
@@ -135,7 +259,7 @@ def test_every_parameter_axis_has_a_name():
 def test_rotation_turns_by_position_and_keeps_relative_angles():
     config = dataclasses.replace(tiny.CONFIG, head_dim=2)
     q, k = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    at = rotation(config, jnp.array([[0, 1, 5, 6]]))
+    at, _ = rotations(config, jnp.array([[0, 1, 5, 6]]))
     turned_q = rotate(jnp.broadcast_to(q, (1, 4, 2)), at)[0]
     turned_k = rotate(jnp.broadcast_to(k, (1, 4, 2)), at)[0]
     np.testing.assert_allclose(turned_q[1], [np.cos(1), np.sin(1)], atol=1e-6)

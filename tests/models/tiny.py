@@ -1,9 +1,15 @@
 """A model that is small enough for tests, and moved off its neutral initial values."""
 
-import jax
+import dataclasses
+import functools
 
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.transformer import init_params
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rl_sync.models.config import Experts, ModelConfig, RopeScaling
+from rl_sync.models.transformer import hidden_states, init_params, logits
 from rl_sync.types import Params
 
 CONFIG = ModelConfig(
@@ -17,11 +23,43 @@ CONFIG = ModelConfig(
     max_length=16,
 )
 
+VARIANTS = {
+    "plain": CONFIG,
+    "biased and untied": dataclasses.replace(CONFIG, qkv_bias=True, tie_embeddings=False),
+    "stretched": dataclasses.replace(
+        CONFIG, rope_scaling=RopeScaling("llama3", 8.0, original_max_length=16), qk_norm=True
+    ),
+    "experts": dataclasses.replace(CONFIG, experts=Experts(5, 2, 12), qk_norm=True),
+    "sliding": dataclasses.replace(
+        CONFIG,
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        post_norms=True,
+        scale_embedding=True,
+        query_scale=0.3,
+        sliding_window=3,
+        sliding_layers=(True, False),
+        local_rope_base=100.0,
+    ),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(config: ModelConfig, params: Params, tokens: Array, **rows: Array) -> Array:
+    """The logits of a full pass."""
+    return logits(config, params, hidden_states(config, params, tokens, **rows))
+
 
 def params(config: ModelConfig = CONFIG, seed: int = 0) -> Params:
-    """Random parameters, norms included, large enough to make distributions uneven."""
-    drawn = init_params(config, jax.random.key(seed))
-    leaves, tree = jax.tree.flatten(drawn)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    moved = [x + 0.3 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, moved)
+    """Random parameters, norms included, large enough to make distributions uneven.
+
+    Drawn by numpy: to compile the real initialization takes longer than most tests.
+    """
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+
+    def draw(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> Array:
+        middle = 1.0 - config.norm_offset if path[-1].key == "scale" else 0.0
+        return jnp.asarray(middle + 0.4 * rng.standard_normal(leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)

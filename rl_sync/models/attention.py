@@ -1,0 +1,207 @@
+"""Grouped-query attention: the Linen module, and the functions that attend.
+
+Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, N query heads that
+share a kv head, H head dim, L layers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+from jaxtyping import Array, Bool, Float, Int
+
+from rl_sync.models.config import LoraTarget, ModelConfig
+from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param
+from rl_sync.models.rope import Rotation, rotate
+
+_MASKED = -1e30
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the tokens seen so far; the token at position s is in slot s."""
+
+    keys: Float[Array, "L B K S H"]
+    values: Float[Array, "L B K S H"]
+
+
+class Layer(NamedTuple):
+    """What tells one block of the scan from another; scalars there, vectors outside.
+
+    Attributes:
+      number: of the layer, from 0.
+      window: how many newest tokens, itself included, a token sees.
+      slides: whether the layer takes the local RoPE.
+    """
+
+    number: Int[Array, " L"]
+    window: Int[Array, " L"]
+    slides: Bool[Array, " L"]
+
+
+class Context(NamedTuple):
+    """What all blocks of a call share.
+
+    Attributes:
+      positions: of each token in its own sequence.
+      segments: which sequence each token of a row belongs to; None where a row is one sequence.
+      everywhere, local: RoPE of ordinary layers, and of sliding ones if theirs is another.
+    """
+
+    positions: Int[Array, "B T"]
+    segments: Int[Array, "B T"] | None
+    everywhere: Rotation
+    local: Rotation | None
+
+
+class Attention(nn.Module):
+    """softmax(q·kᵀ)·v. Query, key and value share one kernel, grouped by kv head.
+
+    Called with a cache, writes one token a row to it and attends to what it holds; without one, to
+    the call's own tokens, and returns their keys and values.
+
+    Attributes:
+      span: how many slots of a cache are read.
+    """
+
+    config: ModelConfig
+    span: int
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], cache: KVCache | None, layer: Layer, context: Context
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        config = self.config
+        D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
+        axes = ("embed", "kv", None, "head_dim")
+        kernel = param(self, "qkv", fan_in(D), (D, K, N + 2, H), axes)
+        out = param(
+            self,
+            "out",
+            fan_in(K * N * H, config.num_layers),
+            (K, N, H, D),
+            ("kv", None, "head_dim", "embed"),
+        )
+        qkv = jnp.einsum("BTD,DKCH->BTKCH", x, kernel.astype(x.dtype))
+        if config.qkv_bias:
+            bias = param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:])
+            qkv = qkv + bias.astype(x.dtype)
+        if config.lora:
+            qkv = qkv + self._adapt_qkv(x)
+        queries, keys, values = qkv[..., :N, :], qkv[..., N, :], qkv[..., N + 1, :]
+        if config.qk_norm:
+            queries = RMSNorm(config, axis="head_dim", name="query_norm")(queries)
+            keys = RMSNorm(config, axis="head_dim", name="key_norm")(keys)
+        by = _rotation_of(layer, context)
+        queries, keys = rotate(queries, by), rotate(keys, by)
+        if cache is None:
+            fresh = KVCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+            attended = attend(config, queries, keys, values, layer.window, context)
+        else:
+            cache = write(cache, layer.number, keys[:, 0], values[:, 0], context.positions[:, 0])
+            fresh = cache
+            attended = attend_cached(config, queries, cache, layer, context, self.span)
+        y = jnp.einsum("BTKNH,KNHD->BTD", attended, out.astype(x.dtype))
+        if config.lora:
+            adapter = Adapter(config, {"o": ((D,), ("embed",))}, inputs=3, name="out_lora")
+            y = y + adapter(attended)["o"]
+        return y, fresh
+
+    def _adapt_qkv(self, x: Float[Array, "B T D"]) -> Float[Array, "B T K C H"]:
+        config = self.config
+        K, N, H = config.num_kv_heads, config.heads_per_kv, config.head_dim
+        one = ((K, 1, H), ("kv", None, "head_dim"))
+        targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]
+        targets = {"q": ((K, N, H), ("kv", None, "head_dim")), "k": one, "v": one}
+        deltas = Adapter(config, targets, name="qkv_lora")(x)
+        return jnp.concatenate([deltas["q"], deltas["k"], deltas["v"]], axis=-2)
+
+
+def _rotation_of(layer: Layer, context: Context) -> Rotation:
+    if context.local is None:
+        return context.everywhere
+    return jax.tree.map(
+        lambda local, other: jnp.where(layer.slides, local, other),
+        context.local,
+        context.everywhere,
+    )
+
+
+def write(
+    cache: KVCache,
+    layer: Int[Array, ""],
+    keys: Float[Array, "B K H"],
+    values: Float[Array, "B K H"],
+    positions: Int[Array, " B"],
+) -> KVCache:
+    """Puts one new token a row into the slot of its position, in one layer."""
+    rows = jnp.arange(keys.shape[0])
+    return KVCache(
+        cache.keys.at[layer, rows, :, positions].set(keys.astype(cache.keys.dtype)),
+        cache.values.at[layer, rows, :, positions].set(values.astype(cache.values.dtype)),
+    )
+
+
+def attend(
+    config: ModelConfig,
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    window: Int[Array, ""],
+    context: Context,
+) -> Float[Array, "B T K N H"]:
+    """Attends within a call: each token to itself and earlier ones of its own sequence."""
+    places = jnp.arange(queries.shape[1])
+    behind = places[:, None] - places[None, :]
+    visible = ((behind >= 0) & (behind < window))[None]
+    if context.segments is not None:
+        visible = visible & (context.segments[:, :, None] == context.segments[:, None, :])
+    if _dot_product(config):
+        B, T, K, N, H = queries.shape
+        attended = jax.nn.dot_product_attention(
+            queries.reshape(B, T, K * N, H),
+            keys,
+            values,
+            mask=jnp.broadcast_to(visible[:, None], (B, 1, T, T)),
+            scale=config.attention_scale,
+        )
+        return attended.reshape(B, T, K, N, H)
+    scores = jnp.einsum("BTKNH,BSKH->BKNTS", queries, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, None, None], scores * config.attention_scale, _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return jnp.einsum("BKNTS,BSKH->BTKNH", weights.astype(values.dtype), values)
+
+
+def attend_cached(
+    config: ModelConfig,
+    queries: Float[Array, "B 1 K N H"],
+    cache: KVCache,
+    layer: Layer,
+    context: Context,
+    span: int,
+) -> Float[Array, "B 1 K N H"]:
+    """Attends from one token a row to the slots of its own and earlier positions.
+
+    Products are written as multiply-and-reduce: batches of matrices this thin run several times
+    slower as matrix products on CPUs, and XLA turns these into the same fused loops elsewhere.
+    """
+    _, B, K, _, H = cache.keys.shape
+    start, size = (layer.number, 0, 0, 0, 0), (1, B, K, span, H)
+    keys = jax.lax.dynamic_slice(cache.keys, start, size)[0]
+    values = jax.lax.dynamic_slice(cache.values, start, size)[0]
+    behind = context.positions - jnp.arange(span)  # Of one token a row: [B, S].
+    visible = ((behind >= 0) & (behind < layer.window))[:, None, None]
+    query = queries[:, 0, :, :, None].astype(jnp.float32) * config.attention_scale
+    scores = jnp.sum(query * keys[:, :, None].astype(jnp.float32), axis=-1)
+    weights = jax.nn.softmax(jnp.where(visible, scores, _MASKED), axis=-1)
+    attended = jnp.sum(weights[..., None] * values[:, :, None].astype(jnp.float32), axis=3)
+    return attended[:, None].astype(queries.dtype)
+
+
+def _dot_product(config: ModelConfig) -> bool:
+    if config.attention == "auto":
+        return jax.default_backend() in ("gpu", "tpu")
+    return config.attention == "dot_product"

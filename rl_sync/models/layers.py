@@ -1,0 +1,154 @@
+"""The Linen modules that blocks are made of: norms, adapters, the gated MLP, its experts.
+
+Letters in shapes: B rows, T positions, D embed, F mlp, E experts, R rank of an adapter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.nn import initializers
+from jax.nn.initializers import Initializer
+from jaxtyping import Array, Float
+
+from rl_sync.models.config import Experts, LoraTarget, ModelConfig
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def param(
+    module: nn.Module,
+    name: str,
+    init: Initializer,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+) -> Array:
+    """A float32 parameter of a module, with its logical axis names."""
+    return cast(Array, module.param(name, nn.with_logical_partitioning(init, axes), shape))
+
+
+def fan_in(inputs: int, layers: int = 0) -> Initializer:
+    """Normal with variance 1/inputs; with `layers`, 1/(2·layers) of that, for what is added to the
+    residual stream (Language Models are Unsupervised Multitask Learners, section 2.3)."""
+    return initializers.normal(math.sqrt(1.0 / (inputs * (2 * layers if layers else 1))))
+
+
+class RMSNorm(nn.Module):
+    """y = (scale + offset) · x / √(mean(x²) + ε) over the last axis, computed in float32."""
+
+    config: ModelConfig
+    axis: str = "embed"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        offset = self.config.norm_offset
+        start = initializers.constant(1.0 - offset)
+        scale = param(self, "scale", start, (x.shape[-1],), (self.axis,))
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normed = wide * jax.lax.rsqrt(mean_square + self.config.norm_eps)
+        return (normed * (scale.astype(jnp.float32) + offset)).astype(x.dtype)
+
+
+class Adapter(nn.Module):
+    """(alpha / rank) · x·A·B for each adapted target among `targets`, 0 for the others.
+
+    A starts random and B at 0, so a fresh adapter changes nothing (LoRA, section 4.1).
+
+    Attributes:
+      targets: each one's shape of outputs and their logical axes.
+      inputs: how many trailing axes of x are summed over.
+    """
+
+    config: ModelConfig
+    targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]
+    inputs: int = 1
+
+    @nn.compact
+    def __call__(self, x: Float[Array, ...]) -> dict[LoraTarget, Array]:
+        lora = self.config.lora
+        assert lora is not None
+        rows = x.shape[: x.ndim - self.inputs]
+        flat = x.reshape(*rows, -1)
+        deltas: dict[LoraTarget, Array] = {}
+        for target, (shape, axes) in self.targets.items():
+            if target not in lora.targets:
+                deltas[target] = jnp.zeros((*rows, *shape), x.dtype)
+                continue
+            width, outputs = flat.shape[-1], math.prod(shape)
+            down = param(self, f"{target}_a", fan_in(width), (width, lora.rank), (None, None))
+            up_shape, up_axes = (lora.rank, *shape), (None, *axes)
+            up = param(self, f"{target}_b", initializers.zeros, up_shape, up_axes)
+            low = flat @ down.astype(x.dtype)
+            full = low @ up.astype(x.dtype).reshape(lora.rank, outputs)
+            deltas[target] = lora.scale * full.reshape(*rows, *shape)
+        return deltas
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) · up(x)). Gate and up share one kernel (GLU Variants, arXiv:2002.05202)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        config = self.config
+        D, F = config.embed_dim, config.mlp_dim
+        gate_up = param(self, "gate_up", fan_in(D), (D, 2, F), ("embed", None, "mlp"))
+        down = param(self, "down", fan_in(F, config.num_layers), (F, D), ("mlp", "embed"))
+        both = jnp.einsum("BTD,DCF->BTCF", x, gate_up.astype(x.dtype))
+        if config.lora:
+            targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]
+            targets = {"gate": ((F,), ("mlp",)), "up": ((F,), ("mlp",))}
+            deltas = Adapter(config, targets, name="gate_up_lora")(x)
+            both = both + jnp.stack([deltas["gate"], deltas["up"]], axis=2)
+        hidden = ACTIVATIONS[config.activation](both[..., 0, :]) * both[..., 1, :]
+        out = jnp.einsum("BTF,FD->BTD", hidden, down.astype(x.dtype))
+        if config.lora:
+            out = (
+                out
+                + Adapter(config, {"down": ((D,), ("embed",))}, name="down_lora")(hidden)["down"]
+            )
+        return out
+
+
+class MixtureMLP(nn.Module):
+    """Each token goes through its likeliest experts, weighed by the router's softmax.
+
+    Tokens are sorted by expert, so that each expert multiplies its own tokens once: no token is
+    dropped, whatever the balance.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        config, experts = self.config, cast(Experts, self.config.experts)
+        D, F, E = config.embed_dim, experts.mlp_dim, experts.count
+        router = param(self, "router", fan_in(D), (D, E), ("embed", None))
+        gate_up = param(self, "gate_up", fan_in(D), (E, D, 2, F), ("experts", "embed", None, "mlp"))
+        down = param(
+            self, "down", fan_in(F, config.num_layers), (E, F, D), ("experts", "mlp", "embed")
+        )
+        flat = x.reshape(-1, D)
+        scores = jax.nn.softmax((flat @ router.astype(x.dtype)).astype(jnp.float32), axis=-1)
+        weights, chosen = jax.lax.top_k(scores, experts.per_token)
+        if experts.normalize:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        order = jnp.argsort(chosen.reshape(-1), stable=True)
+        counts = jnp.bincount(chosen.reshape(-1), length=E).astype(jnp.int32)
+        tokens = flat[order // experts.per_token]
+        kernel = gate_up.astype(x.dtype).reshape(E, D, 2 * F)
+        both = jax.lax.ragged_dot(tokens, kernel, counts).reshape(-1, 2, F)
+        hidden = ACTIVATIONS[config.activation](both[:, 0]) * both[:, 1]
+        out = jax.lax.ragged_dot(hidden, down.astype(x.dtype), counts)
+        by_choice = jnp.zeros_like(out).at[order].set(out).reshape(-1, experts.per_token, D)
+        mixed = jnp.einsum("ZCD,ZC->ZD", by_choice, weights.astype(x.dtype))
+        return mixed.reshape(x.shape)

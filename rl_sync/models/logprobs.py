@@ -1,0 +1,84 @@
+"""Log-probabilities of given tokens, without an array of [B, T, V] where that would be big.
+
+Letters in shapes: B rows, T positions, C positions of a chunk, D embed, V vocab.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.transformer import hidden_states, logits
+from rl_sync.types import Params
+
+LOGITS_BYTES = 64 << 20
+
+
+def token_logprobs(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    temperature: float | Float[Array, ""] = 1.0,
+    *,
+    positions: Int[Array, "B T"] | None = None,
+    segments: Int[Array, "B T"] | None = None,
+    logits_bytes: int = LOGITS_BYTES,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """log π(token | earlier tokens) of every token, and the entropy of what it was drawn from.
+
+    Args:
+      tokens, positions, segments: see `hidden_states`.
+      temperature: divides the logits, as it did when the tokens were sampled.
+      logits_bytes: how much memory logits may take at once; beyond it they are computed for so
+        many positions at a time, and computed again in the backward pass.
+
+    Returns:
+      (logprobs, entropy) in float32 and nats; entry t belongs to `tokens[:, t]`, entry 0, which
+      nothing precedes, is 0. Entries at padding, and at the first token of a later sequence in a
+      row, mean nothing: mask them.
+    """
+    hidden = hidden_states(config, params, tokens, positions, segments)[:, :-1]
+    targets = tokens[:, 1:]
+    score = functools.partial(_score, config, params, temperature)
+    B, T, _ = hidden.shape
+    chunk = max(1, logits_bytes // (4 * B * config.vocab_size))
+    scored = score(hidden, targets) if chunk >= T else _by_chunks(score, hidden, targets, chunk)
+    first = ((0, 0), (1, 0))
+    return jnp.pad(scored[0], first), jnp.pad(scored[1], first)
+
+
+def _score(
+    config: ModelConfig,
+    params: Params,
+    temperature: float | Float[Array, ""],
+    hidden: Float[Array, "B C D"],
+    targets: Int[Array, "B C"],
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
+    scores = logits(config, params, hidden) / temperature
+    log_total = jax.nn.logsumexp(scores, axis=-1)
+    chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+    # H = log Σ exp(s) − Σ p·s
+    mean_score = jnp.sum(jnp.exp(scores - log_total[..., None]) * scores, axis=-1)
+    return chosen - log_total, log_total - mean_score
+
+
+def _by_chunks(
+    score: functools.partial[tuple[Array, Array]],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    chunk: int,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    B, T, D = hidden.shape
+    chunks = -(-T // chunk)
+    more = chunks * chunk - T
+    rows = jnp.pad(hidden, ((0, 0), (0, more), (0, 0))).reshape(B, chunks, chunk, D)
+    ids = jnp.pad(targets, ((0, 0), (0, more))).reshape(B, chunks, chunk)
+    scored = jax.lax.map(
+        lambda part: jax.checkpoint(score)(*part), (rows.swapaxes(0, 1), ids.swapaxes(0, 1))
+    )
+    logprobs, entropy = (values.swapaxes(0, 1).reshape(B, -1)[:, :T] for values in scored)
+    return logprobs, entropy
