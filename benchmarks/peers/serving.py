@@ -1,0 +1,44 @@
+"""How a peer answers: what both sides of a benchmark's pipe agree on. Imports nothing but Python.
+
+A peer is a script with an environment of its own. It reads one request a line from its standard
+input, a JSON object, and answers with the seconds that it took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, MLP = 512, 256, 4, 4, 2, 64, 1024
+LEARNING_RATE, CLIP = 1e-5, 0.2
+
+Request = Mapping[str, Any]
+
+
+def prompts_of(request: Request) -> list[list[int]]:
+    """The prompts of a request: as many as it has lengths, all of one size, none of special ids."""
+    rng = random.Random(request["seed"])
+    size = request["prompt_tokens"]
+    return [[rng.randrange(3, VOCAB) for _ in range(size)] for _ in request["lengths"]]
+
+
+def serve(actions: Mapping[str, Callable[[Request], Callable[[], None]]]) -> None:
+    """Answers requests until standard input ends.
+
+    Args:
+      actions: from a request to what is timed.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Libraries print; the pipe is for answers.
+    for line in sys.stdin:
+        request = json.loads(line)
+        work = actions[request["action"]](request)
+        start = time.perf_counter()
+        work()
+        print(json.dumps(time.perf_counter() - start), file=answers, flush=True)
+    os._exit(0)

@@ -1,0 +1,54 @@
+"""A scalar head on any model: what a critic's values and a reward model's scores are read from."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.transformer import hidden_states
+from rl_sync.types import Params
+
+HEAD = "scalar_head"
+
+
+def with_scalar_head(config: ModelConfig, params: Params, key: Array) -> Params:
+    """Returns the parameters with a new head: normal with variance 1/(D + 1), and no bias.
+
+    (Learning to summarize from human feedback, arXiv:2009.01325, appendix B.)
+    """
+    kernel = jax.random.normal(key, (config.embed_dim,)) * (config.embed_dim + 1) ** -0.5
+    return {**params, HEAD: {"kernel": kernel, "bias": jnp.zeros(())}}
+
+
+def token_scalars(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"] | None = None,
+    segments: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T"]:
+    """The head's output, float32, of each prefix; entry t is of the one that ends with token t.
+
+    As a value, entry t − 1 is that of the state in which token t is drawn. As a reward model's
+    score, the entry of the last token is the sequence's.
+
+    Args:
+      tokens, positions, segments: see `hidden_states`.
+
+    Raises:
+      KeyError: the parameters have no head; see `with_scalar_head`.
+    """
+    hidden = hidden_states(
+        config, {k: v for k, v in params.items() if k != HEAD}, tokens, positions, segments
+    )
+    head = params[HEAD]
+    kernel = head["kernel"].astype(hidden.dtype)
+    scalars = jnp.einsum("BTD,D->BT", hidden, kernel, preferred_element_type=jnp.float32)
+    return scalars + head["bias"]
+
+
+def last_scalars(scalars: Float[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
+    """The entry of each row's last token, for rows that are padded on the right."""
+    return jnp.take_along_axis(scalars, lengths[:, None] - 1, axis=1)[:, 0]

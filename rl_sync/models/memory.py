@@ -1,0 +1,69 @@
+"""How much memory a model takes, from shapes alone: nothing is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Var
+
+from rl_sync.models.config import ModelConfig, Remat
+from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
+from rl_sync.models.transformer import empty_cache, init_params
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of all arrays, or of what has their shapes and dtypes."""
+    return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def param_shapes(config: ModelConfig) -> Any:
+    """The tree of `init_params`, as shapes."""
+    return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+
+
+def cache_bytes(config: ModelConfig, rows: int, length: int) -> int:
+    """Bytes of the keys and values of so many rows of so many tokens."""
+    return tree_bytes(jax.eval_shape(lambda: empty_cache(config, rows, length)))
+
+
+def activation_bytes(
+    config: ModelConfig, rows: int, length: int, logits_bytes: int = LOGITS_BYTES
+) -> int:
+    """Bytes that the forward pass keeps for the backward pass of a loss on log-probabilities.
+
+    That is what JAX's own differentiation would keep, parameters and tokens not counted; XLA may
+    still do with less by fusing, or need more for what it computes in between.
+    """
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+
+    def loss(params: Any, tokens: Any) -> Any:
+        logprobs, entropy = token_logprobs(config, params, tokens, logits_bytes=logits_bytes)
+        return logprobs.sum() + entropy.sum()
+
+    return _residual_bytes(loss, param_shapes(config), tokens)
+
+
+def activation_bytes_by_policy(config: ModelConfig, rows: int, length: int) -> dict[str, int]:
+    """`activation_bytes` under every policy of `config.remat`."""
+    return {
+        policy: activation_bytes(dataclasses.replace(config, remat=policy), rows, length)
+        for policy in get_args(Remat)
+    }
+
+
+def _residual_bytes(loss: Callable[[Any, Any], Any], params: Any, tokens: Any) -> int:
+    """What `jax.vjp` closes over, but for the function's own arguments and constants."""
+    traced = jax.make_jaxpr(lambda p, t: jax.vjp(lambda q: loss(q, t), p)[1])(params, tokens)
+    given = {*traced.jaxpr.invars, *traced.jaxpr.constvars}
+    # A kept value is listed once for each use; literals have no variable.
+    kept = {var for var in traced.jaxpr.outvars if isinstance(var, Var)}
+    return sum(_bytes(var.aval) for var in kept - given)
+
+
+def _bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
