@@ -6,6 +6,7 @@ share a kv head, H head dim, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -19,6 +20,7 @@ from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param
 from rl_sync.models.rope import Rotation, rotate
 
 _MASKED = -1e30
+_BLOCK_SLOTS = 64
 
 
 class KVCache(NamedTuple):
@@ -159,14 +161,23 @@ def attend(
     visible = ((behind >= 0) & (behind < window))[None]
     if context.segments is not None:
         visible = visible & (context.segments[:, :, None] == context.segments[:, None, :])
+    return _attend_all(config, queries, keys, values, visible)
+
+
+def _attend_all(
+    config: ModelConfig,
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B S K H"],
+    values: Float[Array, "B S K H"],
+    visible: Bool[Array, "B T S"],
+) -> Float[Array, "B T K N H"]:
+    """Attention as a whole, under a mask; the softmax is in float32."""
     if _dot_product(config):
         B, T, K, N, H = queries.shape
+        mask = jnp.broadcast_to(visible[:, None], (B, 1, T, keys.shape[1]))
+        flat = queries.reshape(B, T, K * N, H)
         attended = jax.nn.dot_product_attention(
-            queries.reshape(B, T, K * N, H),
-            keys,
-            values,
-            mask=jnp.broadcast_to(visible[:, None], (B, 1, T, T)),
-            scale=config.attention_scale,
+            flat, keys, values, mask=mask, scale=config.attention_scale
         )
         return attended.reshape(B, T, K, N, H)
     scores = jnp.einsum("BTKNH,BSKH->BKNTS", queries, keys, preferred_element_type=jnp.float32)
@@ -185,20 +196,63 @@ def attend_cached(
 ) -> Float[Array, "B 1 K N H"]:
     """Attends from one token a row to the slots of its own and earlier positions.
 
-    Products are written as multiply-and-reduce: batches of matrices this thin run several times
-    slower as matrix products on CPUs, and XLA turns these into the same fused loops elsewhere.
+    On CPUs reads no further than the longest row, and no less than the windows reach, whatever the
+    span; elsewhere all of the span at once, which keeps the device busy.
     """
     _, B, K, _, H = cache.keys.shape
-    start, size = (layer.number, 0, 0, 0, 0), (1, B, K, span, H)
-    keys = jax.lax.dynamic_slice(cache.keys, start, size)[0]
-    values = jax.lax.dynamic_slice(cache.values, start, size)[0]
-    behind = context.positions - jnp.arange(span)  # Of one token a row: [B, S].
-    visible = ((behind >= 0) & (behind < layer.window))[:, None, None]
-    query = queries[:, 0, :, :, None].astype(jnp.float32) * config.attention_scale
-    scores = jnp.sum(query * keys[:, :, None].astype(jnp.float32), axis=-1)
-    weights = jax.nn.softmax(jnp.where(visible, scores, _MASKED), axis=-1)
-    attended = jnp.sum(weights[..., None] * values[:, :, None].astype(jnp.float32), axis=3)
-    return attended[:, None].astype(queries.dtype)
+    positions = context.positions[:, 0]
+
+    def read(start: Int[Array, ""] | int, size: int) -> tuple[KVCache, Bool[Array, "B 1 1 S"]]:
+        """Some slots of the layer, and which of them each row's token sees."""
+        corner, shape = (layer.number, 0, 0, start, 0), (1, B, K, size, H)
+        slots = KVCache(*(jax.lax.dynamic_slice(array, corner, shape)[0] for array in cache))
+        behind = positions[:, None] - (start + jnp.arange(size))
+        return slots, ((behind >= 0) & (behind < layer.window))[:, None, None]
+
+    if config.attention == "auto" and jax.default_backend() == "cpu":
+        query = queries[:, 0].astype(jnp.float32) * config.attention_scale
+        block = min(_BLOCK_SLOTS, span)
+        first = jnp.maximum(positions.min() - layer.window + 1, 0) // block
+        last = jnp.minimum(positions.max(), span - 1) // block
+        attended = _attend_by_blocks(query, read, first, last, block, span)[:, None]
+        return attended.astype(queries.dtype)
+    slots, visible = read(0, span)
+    keys, values = slots.keys.swapaxes(1, 2), slots.values.swapaxes(1, 2)
+    return _attend_all(config, queries, keys, values, visible[:, 0])
+
+
+def _attend_by_blocks(
+    query: Float[Array, "B K N H"],
+    read: Callable[[Int[Array, ""], int], tuple[KVCache, Bool[Array, "B 1 1 S"]]],
+    first: Int[Array, ""],
+    last: Int[Array, ""],
+    block: int,
+    span: int,
+) -> Float[Array, "B K N H"]:
+    """A softmax that is kept up to date block by block (Online normalizer calculation for softmax,
+    arXiv:1805.02867, algorithm 3).
+
+    Products are written as multiply-and-reduce: as matrix products, batches of matrices this thin
+    are not faster with short rows on CPUs, and several times slower with long ones.
+    """
+
+    def add(number: Int[Array, ""], seen: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        highest, total, mixed = seen
+        start = jnp.minimum(number * block, span - block)
+        slots, visible = read(start, block)
+        fresh = start + jnp.arange(block) >= number * block  # The last block may overlap another.
+        scores = jnp.sum(query[:, :, :, None] * slots.keys[:, :, None].astype(jnp.float32), axis=-1)
+        scores = jnp.where(visible & fresh, scores, _MASKED)
+        higher = jnp.maximum(highest, scores.max(axis=-1))
+        weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(highest - higher)
+        values = slots.values[:, :, None].astype(jnp.float32)
+        mixed = mixed * shrunk[..., None] + jnp.sum(weights[..., None] * values, axis=3)
+        return higher, total * shrunk + weights.sum(axis=-1), mixed
+
+    nothing = jnp.zeros(query.shape[:-1])
+    start = (nothing + _MASKED, nothing, jnp.zeros(query.shape))
+    _, total, mixed = jax.lax.fori_loop(first, last + 1, add, start)
+    return mixed / total[..., None]
 
 
 def _dot_product(config: ModelConfig) -> bool:

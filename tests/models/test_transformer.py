@@ -5,11 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.models import attention
 from rl_sync.models.attention import KVCache
 from rl_sync.models.config import Lora, RopeScaling
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.rope import frequencies, rotate, rotations
-from rl_sync.models.transformer import decode_step, init_params, logits, param_axes, prefill
+from rl_sync.models.transformer import (
+    decode_step,
+    empty_cache,
+    init_params,
+    logits,
+    param_axes,
+    prefill,
+)
 from tests.models import tiny
 
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 0, 0, 0]], np.int32)
@@ -80,6 +88,36 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
         scores = logits(config, params, hidden)
         np.testing.assert_allclose(scores[0], full[0, 4 + step], atol=1e-5)
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["einsum", "dot_product"])
+@pytest.mark.parametrize("name", ["plain", "sliding"])
+def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
+    config = tiny.VARIANTS[name]
+    params = tiny.params(config)
+    rng = np.random.default_rng(0)
+    shape = empty_cache(config, 3, 50).keys.shape
+    cache = KVCache(*(jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2)))
+    tokens, positions = np.array([3, 4, 5]), np.array([49, 7, 20])
+
+    def after(config):
+        hidden, cache_after = decode_step(config, params, tokens, positions, cache, span=50)
+        return hidden, cache_after.keys
+
+    expected = after(dataclasses.replace(config, attention=path))
+    for block in (1, 7, 16, 64):  # The last of these blocks overlap the ones before.
+        monkeypatch.setattr(attention, "_BLOCK_SLOTS", block)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after(config), expected
+        )
+
+
+def test_slots_beyond_the_longest_row_are_not_read():
+    config = tiny.CONFIG
+    params = tiny.params(config)
+    cache = KVCache(*(x.at[:, :, :, 64:].set(jnp.nan) for x in empty_cache(config, 2, 500)))
+    hidden, _ = decode_step(config, params, np.array([3, 4]), np.array([9, 63]), cache, span=500)
+    assert np.isfinite(hidden).all()
 
 
 @pytest.mark.parametrize("name", tiny.VARIANTS)
