@@ -48,10 +48,14 @@ def activation_bytes(
     return _residual_bytes(loss, param_shapes(config), tokens)
 
 
-def activation_bytes_by_policy(config: ModelConfig, rows: int, length: int) -> dict[str, int]:
+def activation_bytes_by_policy(
+    config: ModelConfig, rows: int, length: int, logits_bytes: int = LOGITS_BYTES
+) -> dict[str, int]:
     """`activation_bytes` under every policy of `config.remat`."""
     return {
-        policy: activation_bytes(dataclasses.replace(config, remat=policy), rows, length)
+        policy: activation_bytes(
+            dataclasses.replace(config, remat=policy), rows, length, logits_bytes
+        )
         for policy in get_args(Remat)
     }
 

@@ -1,0 +1,95 @@
+"""The side of a benchmark that asks: starts a peer, and measures it in turns with ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Request = Mapping[str, Any]
+Ask = Callable[[Request], float]
+"""From a request to the seconds that it took."""
+
+
+class Peer:
+    """A peer's process; starting it installs what it needs, the first time.
+
+    Attributes:
+      name: in the table.
+      missing: why it cannot be measured; empty if it can.
+    """
+
+    def __init__(self, name: str, script: str) -> None:
+        import uv
+
+        self.name, self.missing = name, ""
+        self._folder = tempfile.TemporaryDirectory()
+        self._log = Path(self._folder.name) / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [uv.find_uv_bin(), "run", "--quiet", "--script", Path(__file__).with_name(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def ask(self, request: Request) -> float:
+        """Has one request measured.
+
+        Raises:
+          PeerGoneError: the peer ended, which it does when it cannot be installed.
+        """
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        try:
+            print(json.dumps(request), file=requests, flush=True)
+            return float(answers.readline())
+        except (BrokenPipeError, ValueError):
+            self._process.wait()
+            last = (self._log.read_text().strip().splitlines() or ["it ended without a word"])[-1]
+            raise PeerGoneError(f"{self.name} cannot be measured: {last}") from None
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+class PeerGoneError(RuntimeError):
+    """A peer that does not answer."""
+
+
+def timed(work: Callable[[], object]) -> float:
+    """The seconds that a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def in_turns(
+    sides: Mapping[str, tuple[Ask, Request]], rounds: int
+) -> dict[str, tuple[float, float]]:
+    """Measures all sides in turns, each on its own request with another seed every time.
+
+    Returns:
+      For each side that answers, the seconds of its first call, compilation included, and the least
+      of the later ones. Of a side that does not, a line is printed.
+    """
+    secs: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name, (ask, request) in sides.items():
+            if name not in secs:
+                continue
+            try:
+                secs[name].append(ask({**request, "seed": turn}))
+            except PeerGoneError as error:
+                print(f"# {error}", flush=True)
+                del secs[name]
+    return {name: (first, min(later)) for name, (first, *later) in secs.items()}

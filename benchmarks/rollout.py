@@ -1,0 +1,119 @@
+"""Tokens a second of our rollout engine, of Tunix's sampler, and of transformers on torch.
+
+    python benchmarks/rollout.py [--rounds=5]
+
+All decode with random weights of one shape (`benchmarks/peers/serving.py`), in float32, in turns,
+from prompts of 16 tokens: 64 completions of 64 tokens each; and 256 completions of log-normal
+lengths, 8 to 256, of which 64 are under way at a time. The peers take these in batches of 64, each
+as long as its longest; what they draw beyond a completion's length is not counted. Tunix reserves
+a cache for every row, by default of 1024 slots: both that and one of the needed size are measured.
+Peers run in environments of their own, and are left out where those cannot be made.
+
+Every figure is the best of several rounds. The first call includes compilation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import random
+
+import jax
+import numpy as np
+from peers.asking import Ask, Peer, Request, in_turns, timed
+from peers.serving import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    MLP,
+    VOCAB,
+    WIDTH,
+    prompts_of,
+)
+from rl_sync.rollout import engine as engines
+from rl_sync.rollout.request import Request as RolloutRequest
+from rl_sync.rollout.sampling import Sampling
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.transformer import init_params
+
+PROMPT_TOKENS, ROWS = 16, 64
+
+
+def lognormal_lengths(count: int) -> list[int]:
+    """Completion lengths with a long tail: median 40, 8 to 256."""
+    rng = random.Random(0)
+    drawn = [round(math.exp(rng.gauss(math.log(40), 0.9))) for _ in range(count)]
+    return [min(256, max(8, length)) for length in drawn]
+
+
+CASES = {
+    "64 x 64 tokens": ([64] * 64, {"Tunix": 80, "Tunix, cache 1024": 1024, "transformers": 0}),
+    "256 of a long tail": (
+        lognormal_lengths(256),
+        {"Tunix": 272, "Tunix, cache 1024": 1024, "transformers": 0},
+    ),
+}
+
+
+def model_config(**changes: object) -> ModelConfig:
+    """The shape that the peers have too."""
+    return ModelConfig(
+        VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, MLP, 1024, qk_norm=True, **changes
+    )
+
+
+@functools.cache
+def engine() -> engines.Engine:
+    """Ours, with random weights."""
+    config = model_config()
+    params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
+    made = engines.Engine(config, ROWS)
+    made.load(jax.block_until_ready(params), 0)
+    return made
+
+
+def ours(request: Request) -> float:
+    """Has our engine complete the request's prompts, each to its length."""
+    requests = [
+        RolloutRequest(np.array(prompt, np.int32), Sampling(length), seed=(request["seed"], i))
+        for i, (prompt, length) in enumerate(
+            zip(prompts_of(request), request["lengths"], strict=True)
+        )
+    ]
+    return timed(lambda: engine().generate(requests))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="of which the best counts")
+    rounds = parser.parse_args().rounds
+    engine()
+    for case, (lengths, caches) in CASES.items():
+        # A fresh process for each side and case: first calls compile.
+        peers = {
+            name: Peer(name, "tunix_peer.py" if name.startswith("Tunix") else "torch_peer.py")
+            for name in caches
+        }
+        request = {
+            "action": "rollout", "prompt_tokens": PROMPT_TOKENS, "lengths": lengths, "rows": ROWS,
+        }  # fmt: skip
+        sides: dict[str, tuple[Ask, Request]] = {"rl_sync": (ours, request)}
+        for name, peer in peers.items():
+            sides[name] = (peer.ask, {**request, "cache_tokens": caches[name]})
+        measured = in_turns(sides, rounds)
+        for peer in peers.values():
+            peer.close()
+        print(f"\n{case}, {sum(lengths):,} tokens\n")
+        print("| | tokens/s | rl_sync is | first call, s |\n|---|---|---|---|")
+        for name, (first, best) in measured.items():
+            ratio = best / measured["rl_sync"][1]
+            print(f"| {name} | {sum(lengths) / best:,.0f} | {ratio:.2f} x | {first:.2f} |")
+        print(flush=True)
+    print(engine().stats)
+
+
+if __name__ == "__main__":
+    main()

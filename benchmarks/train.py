@@ -1,0 +1,139 @@
+"""Seconds of a trainer step: ours, Tunix's model and log-probabilities, and transformers on torch.
+
+    python benchmarks/train.py [--rounds=5]
+
+64 rows of 16 + 64 tokens, one update of the clipped policy loss under AdamW, random weights of one
+shape (`benchmarks/peers/serving.py`), in float32, in turns. Beside them the time of the step's
+matrix products alone, forward and backward, which nothing in float32 goes below. Peers run in
+environments of their own, and are left out where those cannot be made.
+
+Every figure is the best of several rounds. The first call includes compilation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from peers.asking import Ask, Peer, Request, in_turns, timed
+from peers.serving import (
+    CLIP,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    LEARNING_RATE,
+    MLP,
+    VOCAB,
+    WIDTH,
+)
+from rollout import model_config
+
+from configs import base
+from rl_sync.actors.trainer import Trainer
+from rl_sync.runtime.settings import RunSettings
+from rl_sync.types import TrainBatch
+
+ROWS, PROMPT_TOKENS, NEW_TOKENS = 64, 16, 64
+GROUP_SIZE = 8
+
+
+class OurStep:
+    """Our trainer with one update a step, and its state."""
+
+    def __init__(self) -> None:
+        config = base.get_config()
+        config.workdir = "none"
+        config.algorithm.update({"kl_coefficient": 0.0, "clip_low": CLIP, "clip_high": CLIP})
+        config.optimizer.update({"updates_per_batch": 1, "learning_rate": LEARNING_RATE})
+        settings = RunSettings.from_config(config.to_dict())
+        self.trainer = Trainer(
+            model_config(),
+            settings.algorithm,
+            settings.optimizer,
+            GROUP_SIZE,
+            temperature=1.0,
+            steps=settings.trainer.steps,
+            microbatch_rows=0,
+            logits_bytes=settings.trainer.logits_bytes,
+        )
+        self.state = self.trainer.begin(self.trainer.init(jax.random.key(0)))
+
+    def run(self, batch: TrainBatch) -> None:
+        self.state, metrics = self.trainer.step(self.state, batch)
+        jax.block_until_ready(metrics)
+
+
+@functools.cache
+def our_step() -> OurStep:
+    return OurStep()
+
+
+def ours(request: Request) -> float:
+    """One step of ours on rows of random tokens."""
+    rng = np.random.default_rng(request["seed"])
+    shape = (ROWS, PROMPT_TOKENS + NEW_TOKENS)
+    mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape)
+    batch = TrainBatch(
+        tokens=jnp.asarray(rng.integers(3, VOCAB, shape), jnp.int32),
+        completion_mask=jnp.asarray(mask),
+        behavior_logprobs=jnp.asarray(np.where(mask, -6.2, 0.0), jnp.float32),
+        policy_versions=jnp.zeros(shape, jnp.int32),
+        rewards=jnp.asarray(rng.standard_normal(ROWS), jnp.float32),
+    )
+    step = our_step()
+    return timed(lambda: step.run(batch))
+
+
+@functools.cache
+def _kernels() -> list[jax.Array]:
+    """The matrices that a token's activations are multiplied with, layer after layer."""
+    heads = HEADS * HEAD_DIM
+    shapes = [(WIDTH, heads + 2 * KV_HEADS * HEAD_DIM), (heads, WIDTH), (WIDTH, 2 * MLP)]
+    shapes = [*shapes, (MLP, WIDTH)] * LAYERS + [(WIDTH, VOCAB)]
+    return [jnp.full(shape, 0.01) for shape in shapes]
+
+
+@jax.jit
+def _multiply(kernels: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
+    """Each product, and the two of its backward pass."""
+    results = []
+    for kernel, x in zip(kernels, inputs, strict=True):
+        y = x @ kernel
+        results += [y @ kernel.T, x.T @ y]
+    return results
+
+
+def products(request: Request) -> float:
+    """The step's products with parameters, and nothing else."""
+    tokens = ROWS * (PROMPT_TOKENS + NEW_TOKENS)
+    inputs = [jnp.full((tokens, kernel.shape[0]), float(request["seed"])) for kernel in _kernels()]
+    jax.block_until_ready(inputs)
+    return timed(lambda: jax.block_until_ready(_multiply(_kernels(), inputs)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="of which the best counts")
+    rounds = parser.parse_args().rounds
+    request = {
+        "action": "train", "rows": ROWS, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS,
+    }  # fmt: skip
+    peers = [Peer("Tunix", "tunix_peer.py"), Peer("transformers", "torch_peer.py")]
+    sides: dict[str, tuple[Ask, Request]] = {"rl_sync": (ours, request)}
+    sides |= {peer.name: (peer.ask, request) for peer in peers}
+    sides["matrix products"] = (products, request)
+    measured = in_turns(sides, rounds)
+    for peer in peers:
+        peer.close()
+    print("| | step, s | rl_sync takes | first call, s |\n|---|---|---|---|")
+    for name, (first, best) in measured.items():
+        ratio = measured["rl_sync"][1] / best
+        print(f"| {name} | {best:.2f} | {ratio:.2f} x | {first:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
