@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
-from rl_sync.tasks.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Prompt
 
 TOO_LONG_CHOICES = ("drop", "truncate")
@@ -65,9 +65,9 @@ def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
         tokenizer=tokenizer,
         reward=problems.reward,
         max_prompt_tokens=limits.max_prompt_tokens
-        or max(len(tokenizer.encode_prompt(one.text)) for one in asked),
+        or max(prompt_tokens(tokenizer, one.text) for one in asked),
         max_completion_tokens=limits.max_completion_tokens
-        or max(len(tokenizer.encode(one.answer)) for one in answered) + 1,
+        or max(completion_tokens(tokenizer, one.answer) for one in answered),
         notes=problems.notes,
     )
 
@@ -81,7 +81,7 @@ def _with_short_prompts(
     def shorten(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
         kept, long = [], 0
         for prompt in prompts:
-            if len(tokenizer.encode_prompt(prompt.text)) <= max_tokens:
+            if prompt_tokens(tokenizer, prompt.text) <= max_tokens:
                 kept.append(prompt)
                 continue
             long += 1
@@ -122,7 +122,7 @@ def _with_short_demonstrations(
 ) -> Problems:
     """Leaves out the demonstrations that are longer: cut, they would teach not to end."""
     everything = problems.demonstrations
-    kept = [one for one in everything if len(tokenizer.encode(one.answer)) < max_tokens]
+    kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
     left_out = len(everything) - len(kept)
     note = (
         f"{left_out} of {len(everything)} demonstrations are left out: with their end of sequence"

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from rl_sync.rewards.router import RewardRouter
-from rl_sync.tasks.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Prompt
 
 
@@ -51,7 +51,7 @@ class Task:
             self._check_demonstration(demonstration)
 
     def _check_prompt(self, prompt: Prompt) -> None:
-        asked = len(self.tokenizer.encode_prompt(prompt.text))
+        asked = prompt_tokens(self.tokenizer, prompt.text)
         if not 1 <= asked <= self.max_prompt_tokens:
             raise ValueError(
                 f"The prompt {prompt.text!r} has {asked} tokens, but the task allows 1 to"
@@ -60,7 +60,7 @@ class Task:
 
     def _check_demonstration(self, prompt: Prompt) -> None:
         self._check_prompt(prompt)
-        answered = len(self.tokenizer.encode(prompt.answer)) + 1
+        answered = completion_tokens(self.tokenizer, prompt.answer)
         if answered > self.max_completion_tokens:
             raise ValueError(
                 f"The demonstration {prompt.text!r} → {prompt.answer!r} has {answered} tokens to"

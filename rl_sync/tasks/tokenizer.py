@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol
 
 PAD_ID = 0
 EOS_ID = 1
 _FIRST_CHARACTER_ID = 2
+_REMEMBERED_LENGTHS = 1 << 18
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Hashable, Protocol):
     """What tasks and roles need of a tokenizer."""
 
     @property
@@ -38,6 +40,19 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion up to its first end of sequence."""
+
+
+# Loading a task asks for the same lengths several times, and encoding is what takes its time.
+@functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
+def prompt_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens the policy goes on from when it is asked a text."""
+    return len(tokenizer.encode_prompt(text))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
+def completion_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens a completion of that text has, its end of sequence included."""
+    return len(tokenizer.encode(text)) + 1
 
 
 @dataclasses.dataclass(frozen=True)
