@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from configs import arithmetic, jsonl
+from configs import arithmetic, gsm8k, jsonl
 from rl_sync.runtime.settings import ConfigError, RunSettings
 
 
@@ -135,3 +135,15 @@ def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path)
         settings_with(**fields).load_task()
     task = settings_with(warm_up__steps=0, **fields).load_task()
     assert (len(task.train), len(task.demonstrations)) == (18, 0)
+
+
+def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "3 x 4?", "answer": "It is 3 x 4 = 12.\\n#### 12"}\n' * 20)
+    fields = {"task__dataset__path": str(path), "tokenizer__path": "tests/data/tokenizer"}
+    task = RunSettings.from_config(config_with(gsm8k.get_config(), **fields)).load_task()
+    asked = task.train[0]
+    assert asked.text == "3 x 4?\n\nAnswer with the number alone."
+    assert asked.answer == "12"
+    tokens, lengths = task.encode_prompts([asked.text])
+    assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")
