@@ -15,7 +15,10 @@ def get_config() -> ConfigDict:
     config.seed = 0
     config.workdir = placeholder(str)  # None: runs/<name>-<mode>-<time>
 
-    config.task = ConfigDict({"name": "arithmetic", "arithmetic": {}, "jsonl": {}})
+    config.task = ConfigDict({"name": "arithmetic", "too_long": "drop"})
+    config.task.max_prompt_tokens = placeholder(int)
+    config.task.max_completion_tokens = placeholder(int)
+    config.task.update({"arithmetic": {}, "jsonl": {}, "dataset": {}})
     config.task.arithmetic.operators = "+-"
     config.task.arithmetic.least_operand = 10
     config.task.arithmetic.greatest_operand = 99
@@ -25,6 +28,25 @@ def get_config() -> ConfigDict:
     config.task.jsonl.held_out_path = placeholder(str)
     config.task.jsonl.held_out_fraction = 0.1
     config.task.jsonl.reward = "exact"
+    config.task.dataset.path = placeholder(str)
+    config.task.dataset.subset = placeholder(str)
+    config.task.dataset.split = "train"
+    config.task.dataset.held_out_path = placeholder(str)
+    config.task.dataset.held_out_split = placeholder(str)
+    config.task.dataset.held_out_fraction = 0.1
+    config.task.dataset.limit = 0
+    config.task.dataset.format = "plain"
+    config.task.dataset.prompt = placeholder(str)
+    config.task.dataset.template = placeholder(str)
+    config.task.dataset.answer = placeholder(str)
+    config.task.dataset.answer_pattern = placeholder(str)
+    config.task.dataset.choices = placeholder(str)
+    config.task.dataset.demonstration = placeholder(str)
+    config.task.dataset.reward = "exact"
+
+    config.tokenizer = ConfigDict({"chat": "auto"})
+    config.tokenizer.path = placeholder(str)
+    config.tokenizer.system = placeholder(str)
 
     config.model = ConfigDict(
         {

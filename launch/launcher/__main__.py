@@ -63,8 +63,8 @@ def _plan() -> int:
     from rl_sync.runtime.settings import RunSettings
 
     settings = RunSettings.from_config(_config())
-    settings.load_task()
-    print(describe(settings))
+    task = settings.load_task()
+    print(describe(settings), task.describe(), sep="\n\n")
     return 0
 
 

@@ -235,11 +235,12 @@ def _check_replay(settings: RunSettings, address: str) -> None:
 def start(config: dict[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = RunSettings.from_config(config)
-    settings.load_task()  # Fails here rather than in the logs of five processes.
+    task = settings.load_task()  # Fails here rather than in the logs of five processes.
     if settings.replay.address:
         _check_replay(settings, settings.replay.address)
     directory = Path(settings.workdir)
     with work.held(directory):
         resumed = work.prepare(directory, settings.resolved())
         print(report.opening(settings, resumed))
+        print(f"{task.describe()}\n")
         return LocalRun(settings, resumed).run()

@@ -18,6 +18,7 @@ from rl_sync.models.sampling import Sampling
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.tasks.catalog import TaskConfig, load_task
+from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
 
 TRANSFERS = ("collective", "checkpoint")
@@ -221,6 +222,7 @@ class RunSettings:
     seed: int
     workdir: str
     task: TaskConfig
+    tokenizer: TokenizerConfig
     model: ModelSettings
     warm_up: WarmUpSettings
     algorithm: AlgorithmConfig
@@ -357,12 +359,25 @@ class RunSettings:
         return Sampling(max_new_tokens=max_new_tokens, eos_id=eos_id, **choices)
 
     def load_task(self) -> Task:
-        """Loads the problems.
+        """Loads the problems and their tokenizer.
 
         Raises:
-          ConfigError: the data cannot be read; the message says where.
+          ConfigError: they cannot be read (the message says where), or the warm-up has nothing to
+            imitate.
         """
+        path = self.tokenizer.path or getattr(self.model, "path", None)
         try:
-            return load_task(self.task, self.seed)
+            task = load_task(self.task, dataclasses.replace(self.tokenizer, path=path), self.seed)
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
+        require(
+            not self.warm_up.steps or len(task.demonstrations) > 0,
+            " ".join(
+                [
+                    f"warm_up.steps={self.warm_up.steps}, but the task has no demonstrations to"
+                    " imitate: use warm_up.steps=0 to start without.",
+                    *task.notes,
+                ]
+            ),
+        )
+        return task

@@ -13,8 +13,7 @@ import operator
 
 import numpy as np
 
-from rl_sync.tasks.task import Task
-from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
 
 _OPERATORS = {"+": operator.add, "-": operator.sub}
@@ -61,7 +60,7 @@ class ArithmeticConfig:
             raise ValueError("task.arithmetic.held_out_problems must be at least 1.")
 
 
-def load(config: ArithmeticConfig, seed: int) -> Task:
+def load(config: ArithmeticConfig, seed: int) -> Problems:
     """Makes the problems, and holds some out by the seed.
 
     Raises:
@@ -81,8 +80,7 @@ def load(config: ArithmeticConfig, seed: int) -> Task:
     random = np.random.default_rng([seed, len(problems)])
     shuffled = [problems[i] for i in random.permutation(len(problems))]
     held_out, train = shuffled[: config.held_out_problems], shuffled[config.held_out_problems :]
-    longest = max(_OPERATORS[name](a, b) for a, name, b in problems)
-    return Task(
+    return Problems(
         train=[Prompt(i, _text(*problem), answer(*problem)) for i, problem in enumerate(train)],
         held_out=[Prompt(i, _text(*one), answer(*one)) for i, one in enumerate(held_out)],
         demonstrations=[
@@ -90,10 +88,8 @@ def load(config: ArithmeticConfig, seed: int) -> Task:
             for _ in range(_DEMONSTRATIONS_PER_PROBLEM)
             for i, (a, name, b) in enumerate(train)
         ],
-        tokenizer=CharacterTokenizer("0123456789+-="),
         reward="exact",
-        max_prompt_tokens=2 * len(str(config.greatest_operand)) + 2,
-        max_completion_tokens=len(str(longest)) + 1,
+        charset="0123456789+-=",
     )
 
 

@@ -1,46 +1,86 @@
-"""The tasks by name: from `config.task` to loaded problems."""
+"""The tasks by name: from `config.task` and `config.tokenizer` to loaded problems."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 
-from rl_sync.tasks import arithmetic, jsonl
+from rl_sync.tasks import arithmetic, dataset, jsonl, pretrained
 from rl_sync.tasks.arithmetic import ArithmeticConfig
+from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.jsonl import JsonlConfig
+from rl_sync.tasks.lengths import LengthLimits, fit
+from rl_sync.tasks.pretrained import TokenizerConfig
+from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizer import CharacterTokenizer, Tokenizer
 
-TASKS = ("arithmetic", "jsonl")
+TASKS = ("arithmetic", "jsonl", "dataset")
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """`config.task`: which task, and the settings of each.
+    """`config.task`: which task, how long its texts may be, and the settings of each.
 
     Attributes:
       name: one of `TASKS`.
+      max_prompt_tokens, max_completion_tokens, too_long: see `LengthLimits`.
 
     Raises:
-      ValueError: an unknown name.
+      ValueError: an unknown name, or a limit that cannot be.
     """
 
     name: str
+    max_prompt_tokens: int | None
+    max_completion_tokens: int | None
+    too_long: str
     arithmetic: ArithmeticConfig
     jsonl: JsonlConfig
+    dataset: DatasetConfig
 
     def __post_init__(self) -> None:
         if self.name not in TASKS:
             near = difflib.get_close_matches(self.name, TASKS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise ValueError(f"task.name={self.name!r} is not one of {', '.join(TASKS)}{hint}")
+        _ = self.limits
+
+    @property
+    def limits(self) -> LengthLimits:
+        """How long prompts and completions may be."""
+        return LengthLimits(self.max_prompt_tokens, self.max_completion_tokens, self.too_long)
 
 
-def load_task(config: TaskConfig, seed: int) -> Task:
-    """Loads the problems of the named task.
+@functools.lru_cache(maxsize=1)  # A role asks more than once.
+def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
+    """Loads the problems of the named task, and the tokenizer that they are read with.
 
     Raises:
       ValueError, OSError: they cannot be had; the message says where it fails.
     """
+    problems = _problems(config, seed)
+    return fit(problems, _tokenizer(tokenizer, problems), config.limits)
+
+
+def _problems(config: TaskConfig, seed: int) -> Problems:
     if config.name == "arithmetic":
         return arithmetic.load(config.arithmetic, seed)
-    return jsonl.load(config.jsonl, seed)
+    if config.name == "jsonl":
+        return jsonl.load(config.jsonl, seed)
+    return dataset.load(config.dataset, seed)
+
+
+def _tokenizer(config: TokenizerConfig, problems: Problems) -> Tokenizer:
+    if config.path is not None:
+        return pretrained.load(config.path, config.chat, config.system)
+    if config.chat == "yes" or config.system is not None:
+        setting = "chat=yes" if config.chat == "yes" else f"system={config.system!r}"
+        raise ValueError(
+            f"tokenizer.{setting} needs a tokenizer with a chat template, and this run's tokens are"
+            " characters: give --config.tokenizer.path=DIRECTORY."
+        )
+    if problems.charset is not None:
+        return CharacterTokenizer(problems.charset)
+    prompts = [*problems.train, *problems.held_out, *problems.demonstrations]
+    return CharacterTokenizer.of_texts(text for _, *texts in prompts for text in texts)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from rl_sync.rewards.router import RewardRouter
-from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Prompt
 
 
@@ -20,41 +20,62 @@ class Task:
     Attributes:
       train: problems to learn from; `train[i].prompt_id == i`.
       held_out: other problems, to measure on.
-      demonstrations: training problems with answers to imitate in the warm start.
+      demonstrations: training problems with answers to imitate in the warm start; may be empty.
       tokenizer: between text and token ids.
       reward: the name of the reward model.
-      max_prompt_tokens, max_completion_tokens: P and C; the latter counts the end of sequence.
+      max_prompt_tokens, max_completion_tokens: P and C; the former counts the chat template, the
+        latter the end of sequence.
+      notes: which of the data was left out or changed, in sentences for the user.
 
     Raises:
-      ValueError: no problems, or one that does not fit the lengths.
+      ValueError: no problems, a prompt or demonstration that does not fit the lengths.
     """
 
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
     demonstrations: Sequence[Prompt]
-    tokenizer: CharacterTokenizer
+    tokenizer: Tokenizer
     reward: str
     max_prompt_tokens: int
     max_completion_tokens: int
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         RewardRouter().model(self.reward)
-        parts = {"training": self.train, "held-out": self.held_out}
-        for name, prompts in (parts | {"demonstrated": self.demonstrations}).items():
+        for name, prompts in {"training": self.train, "held-out": self.held_out}.items():
             if not prompts:
                 raise ValueError(f"The task has no {name} problems.")
             for prompt in prompts:
-                self._check(prompt)
+                self._check_prompt(prompt)
+        for demonstration in self.demonstrations:
+            self._check_demonstration(demonstration)
 
-    def _check(self, prompt: Prompt) -> None:
-        asked = len(self.tokenizer.encode(prompt.text))
-        answered = len(self.tokenizer.encode(prompt.answer)) + 1
-        if not 1 <= asked <= self.max_prompt_tokens or answered > self.max_completion_tokens:
+    def _check_prompt(self, prompt: Prompt) -> None:
+        asked = prompt_tokens(self.tokenizer, prompt.text)
+        if not 1 <= asked <= self.max_prompt_tokens:
             raise ValueError(
-                f"The problem {prompt.text!r} → {prompt.answer!r} has {asked} + {answered} tokens,"
-                f" but the task allows 1 to {self.max_prompt_tokens} for the prompt and"
+                f"The prompt {prompt.text!r} has {asked} tokens, but the task allows 1 to"
+                f" {self.max_prompt_tokens}."
+            )
+
+    def _check_demonstration(self, prompt: Prompt) -> None:
+        self._check_prompt(prompt)
+        answered = completion_tokens(self.tokenizer, prompt.answer)
+        if answered > self.max_completion_tokens:
+            raise ValueError(
+                f"The demonstration {prompt.text!r} → {prompt.answer!r} has {answered} tokens to"
+                " learn, its end of sequence included, but the task allows"
                 f" {self.max_completion_tokens} for the completion."
             )
+
+    def describe(self) -> str:
+        """What there is to learn from and how long it is, and what was left out of the data."""
+        sizes = (
+            f"{len(self.train):,} problems to train on, {len(self.held_out):,} held out; at most"
+            f" {self.max_prompt_tokens} tokens a prompt and {self.max_completion_tokens} a"
+            " completion."
+        )
+        return "\n".join([sizes, *(f"- {note}" for note in self.notes)])
 
     @property
     def row_tokens(self) -> int:
@@ -68,7 +89,7 @@ class Task:
         tokens = np.full((len(texts), self.max_prompt_tokens), self.tokenizer.pad_id, np.int32)
         lengths = np.zeros(len(texts), np.int32)
         for row, text in enumerate(texts):
-            ids = self.tokenizer.encode(text)
+            ids = self.tokenizer.encode_prompt(text)
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)
         return tokens, lengths
 
@@ -79,7 +100,7 @@ class Task:
         tokens = np.full((len(prompts), self.row_tokens), self.tokenizer.pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
         for row, prompt in enumerate(prompts):
-            asked = self.tokenizer.encode(prompt.text)
+            asked = self.tokenizer.encode_prompt(prompt.text)
             ids = [*asked, *self.tokenizer.encode(prompt.answer), self.tokenizer.eos_id]
             tokens[row, : len(ids)], mask[row, len(asked) : len(ids)] = ids, True
         return tokens, mask

@@ -1,13 +1,58 @@
-"""A tokenizer with one token a character."""
+"""Between text and token ids: what a tokenizer does, and one with a token a character."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol
 
 PAD_ID = 0
 EOS_ID = 1
 _FIRST_CHARACTER_ID = 2
+_REMEMBERED_LENGTHS = 1 << 18
+
+
+class Tokenizer(Hashable, Protocol):
+    """What tasks and roles need of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the greatest id."""
+
+    @property
+    def pad_id(self) -> int:
+        """Fills a row after its end; masks, never ids, say what is padding."""
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends a demonstration."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends a completion, `eos_id` first."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text by itself, with nothing before or after it."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids that the policy goes on from when it is asked a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a completion up to its first end of sequence."""
+
+
+# Loading a task asks for the same lengths several times, and encoding is what takes its time.
+@functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
+def prompt_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens the policy goes on from when it is asked a text."""
+    return len(tokenizer.encode_prompt(text))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
+def completion_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens a completion of that text has, its end of sequence included."""
+    return len(tokenizer.encode(text)) + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +95,11 @@ class CharacterTokenizer:
         """Ends a completion."""
         return EOS_ID
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The one id that ends a completion."""
+        return (EOS_ID,)
+
     def encode(self, text: str) -> list[int]:
         """The ids of the characters, without an end of sequence.
 
@@ -64,6 +114,14 @@ class CharacterTokenizer:
                 f" charset {self.charset!r}."
             )
         return [i + _FIRST_CHARACTER_ID for i in ids]
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of the characters: nothing stands around a prompt.
+
+        Raises:
+          ValueError: a character that is not in the charset.
+        """
+        return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids up to the first end of sequence; padding inside it becomes U+FFFD.

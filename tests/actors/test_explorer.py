@@ -10,14 +10,15 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sampling import Sampling
 from rl_sync.models.transformer import init_params
-from rl_sync.tasks.arithmetic import ArithmeticConfig, load
 from rl_sync.types import Group, Lease
+from tests.tasks.loading import load
 
 TASK = load(
-    ArithmeticConfig(
-        operators="+", least_operand=0, greatest_operand=12, forgotten=0.0, held_out_problems=9
-    ),
-    seed=0,
+    arithmetic__operators="+",
+    arithmetic__least_operand=0,
+    arithmetic__greatest_operand=12,
+    arithmetic__forgotten=0.0,
+    arithmetic__held_out_problems=9,
 )
 MODEL = ModelConfig(
     vocab_size=TASK.tokenizer.vocab_size,

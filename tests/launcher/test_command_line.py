@@ -88,5 +88,12 @@ def test_plan_reads_the_users_own_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"{i}+1=", "answer": i + 1} for i in range(40)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = launcher("plan", "--config=configs/jsonl.py", f"--config.task.jsonl.path={path}")
+    done = launcher(
+        "plan",
+        "--config=configs/jsonl.py",
+        f"--config.task.jsonl.path={path}",
+        "--config.task.max_prompt_tokens=4",
+    )
     assert done.returncode == 0, done.stderr
+    assert "at most 4 tokens a prompt and 3 a completion" in done.stdout
+    assert "training problems are dropped: their prompts are longer than" in done.stdout

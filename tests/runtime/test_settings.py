@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from configs import arithmetic, jsonl
+from configs import arithmetic, gsm8k, jsonl
 from rl_sync.runtime.settings import ConfigError, RunSettings
 
 
@@ -46,6 +46,9 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"replay__sampler": "lifo"}, ["replay.sampler=lifo", "Use replay.sampler=fifo"]),
         ({"optimizer__updates_per_batch": 7}, ["updates_per_batch=7", "divisor"]),
         ({"task__name": "arithmetics"}, ["did you mean 'arithmetic'"]),
+        ({"task__too_long": "cut"}, ["task.too_long='cut'", "drop, truncate"]),
+        ({"task__dataset__format": "gsm8"}, ["did you mean 'gsm8k'"]),
+        ({"tokenizer__chat": "maybe"}, ["tokenizer.chat='maybe'", "auto, yes, no"]),
         ({"trainer__group_size": 1}, ["trainer.group_size", "at least 2"]),
         ({"model__num_kv_heads": 3}, ["num_kv_heads=3"]),
         ({"rollout__temperature": 0.0}, ["temperature must be above 0"]),
@@ -114,3 +117,33 @@ def test_the_users_own_file_without_a_path_is_refused():
     settings = RunSettings.from_config(config_with(jsonl.get_config()))
     with pytest.raises(ConfigError, match=r"task.jsonl.path is not set"):
         settings.load_task()
+
+
+def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "write f", "test": "assert f()"}\n' * 20)
+    fields = {
+        "task__name": "dataset",
+        "task__dataset__format": "code",
+        "task__dataset__path": str(path),
+        "task__max_completion_tokens": 32,
+    }
+    with pytest.raises(
+        ConfigError,
+        match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
+    ):
+        settings_with(**fields).load_task()
+    task = settings_with(warm_up__steps=0, **fields).load_task()
+    assert (len(task.train), len(task.demonstrations)) == (18, 0)
+
+
+def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "3 x 4?", "answer": "It is 3 x 4 = 12.\\n#### 12"}\n' * 20)
+    fields = {"task__dataset__path": str(path), "tokenizer__path": "tests/data/tokenizer"}
+    task = RunSettings.from_config(config_with(gsm8k.get_config(), **fields)).load_task()
+    asked = task.train[0]
+    assert asked.text == "3 x 4?\n\nAnswer with the number alone."
+    assert asked.answer == "12"
+    tokens, lengths = task.encode_prompts([asked.text])
+    assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")

@@ -1,19 +1,21 @@
-import json
-
 import pytest
 
-from rl_sync.tasks.jsonl import JsonlConfig, load
+from tests.tasks.loading import load, write_lines
 
 
 def _file(tmp_path, lines, name="rows.jsonl"):
-    path = tmp_path / name
-    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    path.write_text("\n".join(texts), "utf-8")
-    return str(path)
+    return str(write_lines(tmp_path / name, lines))
 
 
 def _load(path, held_out_path=None, fraction=0.25, seed=0, reward="exact"):
-    return load(JsonlConfig(path, held_out_path, fraction, reward), seed)
+    return load(
+        seed,
+        name="jsonl",
+        jsonl__path=path,
+        jsonl__held_out_path=held_out_path,
+        jsonl__held_out_fraction=fraction,
+        jsonl__reward=reward,
+    )
 
 
 def _rows(count):

@@ -35,8 +35,8 @@ def test_demonstrations_teach_the_answer_and_its_end_alone():
     ("change", "message"),
     [
         ({"train": []}, "no training problems"),
-        ({"max_prompt_tokens": 1}, r"'ab' → 'c' has 2 \+ 2 tokens"),
-        ({"max_completion_tokens": 2}, r"'a' → 'cc' has 1 \+ 3 tokens"),
+        ({"max_prompt_tokens": 1}, r"'ab' has 2 tokens.* allows 1 to 1"),
+        ({"max_completion_tokens": 2}, r"'a' → 'cc' has 3 tokens.* allows 2"),
         ({"reward": "exat"}, "did you mean 'exact'"),
         ({"tokenizer": CharacterTokenizer("ab")}, "'c' .* is not in the tokenizer"),
     ],
@@ -44,3 +44,11 @@ def test_demonstrations_teach_the_answer_and_its_end_alone():
 def test_a_task_that_does_not_fit_itself_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TASK, **change)
+
+
+def test_a_task_says_how_much_there_is_and_what_was_left_out():
+    noted = dataclasses.replace(TASK, demonstrations=[], notes=["1 row is dropped."])
+    assert noted.describe() == (
+        "2 problems to train on, 1 held out; at most 3 tokens a prompt and 3 a completion.\n"
+        "- 1 row is dropped."
+    )

@@ -1,6 +1,6 @@
 import pytest
 
-from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizer import CharacterTokenizer, completion_tokens, prompt_tokens
 
 TOKENIZER = CharacterTokenizer("ab+=")
 
@@ -35,3 +35,7 @@ def test_a_charset_that_cannot_be_is_refused(charset, message):
 
 def test_the_charset_of_texts_is_their_characters_in_order():
     assert CharacterTokenizer.of_texts(["cab", "b a"]).charset == " abc"
+
+
+def test_the_length_of_a_completion_counts_its_end():
+    assert (prompt_tokens(TOKENIZER, "a+b"), completion_tokens(TOKENIZER, "a+b")) == (3, 4)

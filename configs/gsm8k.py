@@ -1,0 +1,34 @@
+r"""A language model learns to solve the word problems of GSM8K.
+
+    python -m launcher --config=configs/gsm8k.py --config.model.path=DIRECTORY \
+        --config.task.dataset.path=train.jsonl [--config.task.dataset.held_out_path=test.jsonl]
+
+DIRECTORY is a checkpoint with its tokenizer. The path of the data may also be the name of a data
+set, such as openai/gsm8k, with --config.task.dataset.subset=main and .held_out_split=test.
+
+Rows are {"question": …, "answer": "… #### 72"}. The question goes through the checkpoint's chat
+template, if it has one. The reward is 1 for a completion that is the number after the hashes, so
+the policy is asked for that alone. Nothing is imitated first: the checkpoint can write already.
+
+Another data set takes another `format`, or the names of its fields:
+--config.task.dataset.format=math, or .prompt=problem and .answer=solution.final.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults with another task, and steps that suit a pretrained model."""
+    config = base.get_config()
+    config.name = "gsm8k"
+    config.task.name = "dataset"
+    config.task.dataset.format = "gsm8k"
+    config.task.dataset.template = "{question}\n\nAnswer with the number alone."
+    config.task.dataset.demonstration = ""  # The answer, should there be a warm-up after all.
+    config.task.max_prompt_tokens = 256
+    config.task.max_completion_tokens = 16
+    config.warm_up.steps = 0
+    config.optimizer.learning_rate = 1e-6
+    return config

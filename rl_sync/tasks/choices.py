@@ -1,0 +1,73 @@
+"""Multiple choice: options under letters, and the letter of the right one."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Choices(NamedTuple):
+    """The options of a question.
+
+    Attributes:
+      texts: what there is to choose from; the first goes under the letter A.
+      labels: how the data set calls them, if it gives them names of its own.
+    """
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of_field(cls, value: Any) -> Choices:
+        """The choices in a field: a list of texts, or {"text": [...], "label": [...]}.
+
+        Raises:
+          ValueError: the value is neither; says what it is, for a message that says where.
+        """
+        texts, labels = value, ()
+        if isinstance(value, Mapping):
+            texts, labels = value.get("text"), value.get("label", ())
+        if (
+            not isinstance(texts, list | tuple)
+            or not 2 <= len(texts) <= len(string.ascii_uppercase)
+            or not isinstance(labels, list | tuple)
+            or len(labels) not in (0, len(texts))
+        ):
+            raise ValueError(
+                f"is {value!r}; it must be a list of 2 to {len(string.ascii_uppercase)} texts, or"
+                ' {"text": […], "label": […]} with as many of both.'
+            )
+        return cls(tuple(map(str, texts)), tuple(map(str, labels)))
+
+    def lines(self) -> str:
+        """`A. text`, one option a line."""
+        return "\n".join(
+            f"{letter}. {text}"
+            for letter, text in zip(string.ascii_uppercase, self.texts, strict=False)
+        )
+
+    def letter(self, answer: Any) -> str:
+        """The letter of the right option.
+
+        Args:
+          answer: its label, its letter, its text, or its index from 0; the first of these that it
+            can be.
+
+        Raises:
+          ValueError: it is none of them; says what it is, for a message that says where.
+        """
+        letters = string.ascii_uppercase[: len(self.texts)]
+        name = str(answer).strip()
+        if not isinstance(answer, int):
+            for names in (self.labels, letters, self.texts):
+                if name in tuple(names):
+                    return letters[tuple(names).index(name)]
+        if name.isdecimal() and int(name) < len(letters):
+            return letters[int(name)]
+        called = f", a label ({', '.join(self.labels)})" if self.labels else ""
+        raise ValueError(
+            f"is {answer!r}, which is none of the {len(letters)} choices: it must be an index from"
+            f" 0 to {len(letters) - 1}, a letter from A to {letters[-1]}{called}, or a choice's"
+            " text."
+        )

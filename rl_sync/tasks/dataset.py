@@ -1,0 +1,157 @@
+"""A task from a data set: a file, a directory, or a name of the `datasets` library."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rl_sync.tasks.formats import FORMATS, RowFormat
+from rl_sync.tasks.mapping import Example, example
+from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.rows import Source, read_rows
+from rl_sync.types import Prompt
+
+_WAY_OUT = (
+    "Give --config.task.dataset.path=PATH: a .jsonl, .json or .parquet file, a directory, or the"
+    " name of a data set."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetConfig:
+    """`config.task.dataset`: where rows are and how they become problems.
+
+    Attributes:
+      path, subset, split: see `Source`.
+      held_out_path, held_out_split: another path, another split, or both, for the held-out
+        problems; None for both to hold out some of the training ones.
+      held_out_fraction: how many then, between 0 and 1; a seeded choice.
+      limit: how many rows are read to train on, the first ones; 0 for all.
+      format: one of `FORMATS`, which says what the fields below are where they are None.
+      prompt, template, answer, answer_pattern, choices, demonstration: see `RowFormat`; an empty
+        text unsets what the format says.
+      reward: the reward model's name.
+
+    Raises:
+      ValueError: an unknown format, or a field of it that cannot be.
+    """
+
+    path: str | None
+    subset: str | None
+    split: str
+    held_out_path: str | None
+    held_out_split: str | None
+    held_out_fraction: float
+    limit: int
+    format: str
+    prompt: str | None
+    template: str | None
+    answer: str | None
+    answer_pattern: str | None
+    choices: str | None
+    demonstration: str | None
+    reward: str
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            near = difflib.get_close_matches(self.format, FORMATS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ValueError(
+                f"task.dataset.format={self.format!r} is not one of {', '.join(FORMATS)}{hint}"
+            )
+        if self.limit < 0:
+            raise ValueError(f"task.dataset.limit must be at least 0, not {self.limit}.")
+        try:
+            row_format = self.row_format
+        except ValueError as error:
+            raise ValueError(f"task.dataset.{error}") from error
+        if row_format.answer is None or (row_format.prompt or row_format.template) is None:
+            raise ValueError(
+                "task.dataset needs a field for the answer, and one for the prompt or a template."
+            )
+
+    @property
+    def row_format(self) -> RowFormat:
+        """The named format with the fields that are set here."""
+        fields = dataclasses.fields(RowFormat)
+        return FORMATS[self.format].override(**{f.name: getattr(self, f.name) for f in fields})
+
+
+def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Problems:
+    """Reads and maps the problems.
+
+    Args:
+      section: what messages call the config.
+
+    Raises:
+      ValueError: no path, a row that is malformed or does not fit the format (names file and
+        line), or a fraction that leaves no problems on one side.
+      OSError: a file cannot be read.
+    """
+    if not config.path:
+        raise ValueError(f"{section}.path is not set. {_WAY_OUT}")
+    train = _examples(config, Source(config.path, config.subset, config.split), config.limit)
+    if held_out_source := _held_out_source(config, config.path):
+        held_out = _examples(config, held_out_source)
+    else:
+        train, held_out = _split(section, config, train, seed)
+    demonstrations = [
+        Prompt(i, prompt, demonstration)
+        for i, (prompt, _, demonstration) in enumerate(train)
+        if demonstration is not None
+    ]
+    lacking = len(train) - len(demonstrations)
+    note = (
+        f"{lacking} of {len(train)} training problems have nothing to imitate: there is no"
+        f" {config.row_format.demonstration!r} in their rows."
+    )
+    return Problems(
+        train=_numbered(train),
+        held_out=_numbered(held_out),
+        demonstrations=demonstrations,
+        reward=config.reward,
+        notes=[note] if lacking else [],
+    )
+
+
+def _examples(config: DatasetConfig, source: Source, limit: int = 0) -> list[Example]:
+    row_format = config.row_format
+    return [example(row, row_format) for row in read_rows(source, limit)]
+
+
+def _held_out_source(config: DatasetConfig, path: str) -> Source | None:
+    if config.held_out_path is None and config.held_out_split is None:
+        return None
+    source = Source(
+        config.held_out_path or path, config.subset, config.held_out_split or config.split
+    )
+    if config.held_out_split is not None and Path(source.path).is_file():
+        raise ValueError(
+            f"task.dataset.held_out_split={config.held_out_split!r} names a split, and the file"
+            f" {source.path} has none: use task.dataset.held_out_path or held_out_fraction."
+        )
+    return source
+
+
+def _split(
+    section: str, config: DatasetConfig, examples: Sequence[Example], seed: int
+) -> tuple[list[Example], list[Example]]:
+    held_out = round(len(examples) * config.held_out_fraction)
+    if not 0 < held_out < len(examples):
+        raise ValueError(
+            f"{section}.held_out_fraction={config.held_out_fraction} of the {len(examples)} rows in"
+            f" {config.path} holds out {held_out}: at least one must be held out and one left to"
+            " train on."
+        )
+    order = np.random.default_rng(seed).permutation(len(examples))
+    chosen = set(order[:held_out].tolist())
+    train = [one for i, one in enumerate(examples) if i not in chosen]
+    return train, [examples[i] for i in sorted(chosen)]
+
+
+def _numbered(examples: Sequence[Example]) -> list[Prompt]:
+    return [Prompt(i, prompt, answer) for i, (prompt, answer, _) in enumerate(examples)]

@@ -1,0 +1,111 @@
+"""How the rows of a data set become problems: which fields mean what, and presets by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import string
+
+_FIELD = re.compile(r"[^{}|]+(\|[^{}|]+)*")
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFormat:
+    r"""Which field of a row means what.
+
+    A field is named by its path: `reward.answers.0` is the first of the answers in `reward`.
+    `question|problem` is the first of these that the row has.
+
+    Attributes:
+      prompt: the field that is asked; not used if there is a template.
+      template: a format string for what is asked, such as `Solve: {question}`, with fields in
+        braces (and braces doubled); None for the prompt's field, and the choices below it.
+      answer: the field with what the reward model compares with. A list of texts becomes lines.
+      answer_pattern: a regular expression; the answer is the last group of its last match in the
+        field, such as `####\s*(.+)`. None for all of the field.
+      choices: the field of a question's options. They are written as lettered lines, in a template
+        too, and the answer becomes the right one's letter.
+      demonstration: the field of what is imitated in the warm start; None for the answer.
+
+    Raises:
+      ValueError: a name, template or pattern that cannot be.
+    """
+
+    prompt: str | None = None
+    template: str | None = None
+    answer: str | None = None
+    answer_pattern: str | None = None
+    choices: str | None = None
+    demonstration: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "answer", "choices", "demonstration"):
+            value = getattr(self, name)
+            if value is not None and not _FIELD.fullmatch(value):
+                raise ValueError(
+                    f"{name}={value!r} must be the name of a field, such as question,"
+                    " reward.answer or question|problem."
+                )
+        if self.answer_pattern is not None:
+            try:
+                re.compile(self.answer_pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"answer_pattern={self.answer_pattern!r} is not a regular expression: {error}."
+                ) from error
+        if self.template is not None:
+            self._check_template(self.template)
+
+    def _check_template(self, template: str) -> None:
+        try:
+            names = [
+                name for _, name, _, _ in string.Formatter().parse(template) if name is not None
+            ]
+        except ValueError as error:
+            raise ValueError(f"template={template!r} is not a format string: {error}.") from error
+        if not names or not all(map(_FIELD.fullmatch, names)):
+            raise ValueError(
+                f"template={template!r} must name fields in braces, such as {{question}}; a brace"
+                " that stands for itself is doubled."
+            )
+
+    def override(self, **fields: str | None) -> RowFormat:
+        """This format with other fields; None leaves one as it is, and an empty text unsets it."""
+        changed = {name: text or None for name, text in fields.items() if text is not None}
+        return dataclasses.replace(self, **changed)
+
+
+def _boxed() -> str:
+    r"""The pattern of \boxed{…} with braces within braces, four deep, and of \boxed 5."""
+    inside = r"[^{}]*"
+    for _ in range(4):
+        inside = rf"(?:[^{{}}]|\{{{inside}\}})*"
+    return rf"\\(?:boxed|fbox)\s*(?:\{{({inside})\}}|([^\s{{}}$.,]+))"
+
+
+FORMATS = {
+    "plain": RowFormat(prompt="prompt", answer="answer"),
+    "gsm8k": RowFormat(
+        prompt="question",
+        answer="answer",
+        answer_pattern=r"####\s*(.+)",
+        demonstration="answer",
+    ),
+    "math": RowFormat(
+        prompt="problem",
+        answer="solution",
+        answer_pattern=_boxed(),
+        demonstration="solution",
+    ),
+    "code": RowFormat(
+        prompt="prompt|text",
+        answer="test|test_list|tests",
+        demonstration="canonical_solution|code|solution",
+    ),
+    "multiple_choice": RowFormat(
+        prompt="question|question_stem",
+        choices="choices|options",
+        answer="answer|answerKey|label",
+    ),
+}
+"""Presets: rows of {"prompt", "answer"}, of GSM8K, MATH, HumanEval and MBPP, MMLU and ARC."""

@@ -1,0 +1,154 @@
+"""The lengths of a task: problems that are too long for it are dropped or cut, and counted."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+
+from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
+from rl_sync.types import Prompt
+
+TOO_LONG_CHOICES = ("drop", "truncate")
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthLimits:
+    """How long prompts and completions may be.
+
+    Attributes:
+      max_prompt_tokens: P, chat template included; None for the longest prompt of the data.
+      max_completion_tokens: C, end of sequence included; None for the longest answer or
+        demonstration of the data.
+      too_long: what happens to a prompt of more tokens: `drop` leaves the problem out, `truncate`
+        cuts its text from the left, inside the chat template.
+
+    Raises:
+      ValueError: a limit below 1, or an unknown choice.
+    """
+
+    max_prompt_tokens: int | None
+    max_completion_tokens: int | None
+    too_long: str
+
+    def __post_init__(self) -> None:
+        for name in ("max_prompt_tokens", "max_completion_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"task.{name} must be at least 1, not {value}.")
+        if self.too_long not in TOO_LONG_CHOICES:
+            raise ValueError(
+                f"task.too_long={self.too_long!r} is not one of {', '.join(TOO_LONG_CHOICES)}."
+            )
+
+
+def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
+    """Makes the task of the problems that fit the limits, and notes how many do not.
+
+    Raises:
+      ValueError: nothing is left to train on or to hold out, or a chat template alone is too long.
+    """
+    if limits.max_prompt_tokens is not None:
+        problems = _with_short_prompts(
+            problems, tokenizer, limits.max_prompt_tokens, limits.too_long
+        )
+    if limits.max_completion_tokens is not None:
+        problems = _with_short_demonstrations(problems, tokenizer, limits.max_completion_tokens)
+    asked = [*problems.train, *problems.held_out]
+    answered = [*asked, *problems.demonstrations]
+    return Task(
+        train=problems.train,
+        held_out=problems.held_out,
+        demonstrations=problems.demonstrations,
+        tokenizer=tokenizer,
+        reward=problems.reward,
+        max_prompt_tokens=limits.max_prompt_tokens
+        or max(prompt_tokens(tokenizer, one.text) for one in asked),
+        max_completion_tokens=limits.max_completion_tokens
+        or max(completion_tokens(tokenizer, one.answer) for one in answered),
+        notes=problems.notes,
+    )
+
+
+def _with_short_prompts(
+    problems: Problems, tokenizer: Tokenizer, max_tokens: int, too_long: str
+) -> Problems:
+    """Drops or cuts the problems whose prompts are longer, and those demonstrated likewise."""
+    notes = list(problems.notes)
+
+    def shorten(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
+        kept, long = [], 0
+        for prompt in prompts:
+            if prompt_tokens(tokenizer, prompt.text) <= max_tokens:
+                kept.append(prompt)
+                continue
+            long += 1
+            if too_long == "truncate":
+                kept.append(prompt._replace(text=truncated(prompt.text, tokenizer, max_tokens)))
+        if not kept:
+            raise ValueError(
+                f"task.max_prompt_tokens={max_tokens} leaves none of the {len(prompts)} {name}"
+                " problems: all prompts are longer. Allow more tokens, or use"
+                " task.too_long=truncate."
+            )
+        if long:
+            notes.append(
+                f"{long} of {len(prompts)} {name} problems are"
+                f" {'dropped' if too_long == 'drop' else 'cut from the left'}: their prompts are"
+                f" longer than task.max_prompt_tokens={max_tokens}."
+            )
+        return kept
+
+    train = shorten("training", problems.train)
+    held_out = shorten("held-out", problems.held_out)
+    renumbered = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(train)}
+    return dataclasses.replace(
+        problems,
+        train=[prompt._replace(prompt_id=i) for i, prompt in enumerate(train)],
+        held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(held_out)],
+        demonstrations=[
+            Prompt(*renumbered[demonstration.prompt_id], demonstration.answer)
+            for demonstration in problems.demonstrations
+            if demonstration.prompt_id in renumbered
+        ],
+        notes=notes,
+    )
+
+
+def _with_short_demonstrations(
+    problems: Problems, tokenizer: Tokenizer, max_tokens: int
+) -> Problems:
+    """Leaves out the demonstrations that are longer: cut, they would teach not to end."""
+    everything = problems.demonstrations
+    kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
+    left_out = len(everything) - len(kept)
+    note = (
+        f"{left_out} of {len(everything)} demonstrations are left out: with their end of sequence"
+        f" they are longer than task.max_completion_tokens={max_tokens}."
+    )
+    notes = [*problems.notes, *([note] if left_out else [])]
+    return dataclasses.replace(problems, demonstrations=kept, notes=notes)
+
+
+def truncated(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:
+    """The longest end of a text that, asked as a prompt, has at most so many tokens.
+
+    The text is cut rather than its tokens, so that a chat template stays whole around it.
+
+    Raises:
+      ValueError: what stands around a prompt leaves no room for any of the text.
+    """
+
+    def fits(start: int) -> bool:
+        return len(tokenizer.encode_prompt(text[start:])) <= max_tokens
+
+    start = bisect.bisect_left(range(len(text)), True, key=fits)
+    if start == len(text):
+        around = len(tokenizer.encode_prompt(""))
+        raise ValueError(
+            f"task.max_prompt_tokens={max_tokens} has no room for a prompt: the chat template and"
+            f" special tokens alone take {around}. Allow more tokens."
+        )
+    return text[start:]

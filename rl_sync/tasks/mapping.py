@@ -1,0 +1,152 @@
+"""From rows to problems: what is asked, what is right, what may be imitated."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rl_sync.tasks.choices import Choices
+from rl_sync.tasks.formats import RowFormat
+from rl_sync.tasks.rows import Row
+
+_MISSING = object()
+_SHOWN_CHARACTERS = 200
+
+
+class Example(NamedTuple):
+    """A row as a problem.
+
+    Attributes:
+      prompt: what is asked.
+      answer: what the reward model compares with.
+      demonstration: what may be imitated; None if the row has nothing under that name.
+    """
+
+    prompt: str
+    answer: str
+    demonstration: str | None
+
+
+def example(row: Row, row_format: RowFormat) -> Example:
+    """Maps one row.
+
+    Raises:
+      ValueError: a field is missing, empty or no text, the answer's pattern is not in it, or it is
+        none of the choices; names file and line.
+    """
+    choices = None
+    if row_format.choices is not None:
+        value = _value(row, row_format.choices)
+        try:
+            choices = Choices.of_field(value)
+        except ValueError as error:
+            raise _refusal(row, row_format.choices, str(error)) from error
+    answer = _answer(row, row_format, choices)
+    demonstration: str | None = answer
+    if row_format.demonstration is not None:
+        there = _lookup(row.fields, row_format.demonstration) not in (_MISSING, None, "")
+        demonstration = _text(row, row_format.demonstration, lines=True) if there else None
+    return Example(_prompt(row, row_format, choices), answer, demonstration)
+
+
+def _prompt(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
+    if row_format.template is not None:
+        return _Filler(row, row_format.choices, choices).format(row_format.template)
+    assert row_format.prompt is not None, "a format has a template or a prompt"
+    text = _text(row, row_format.prompt)
+    return text if choices is None else f"{text}\n{choices.lines()}"
+
+
+def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
+    field = row_format.answer
+    assert field is not None, "a format has an answer"
+    if choices is not None and row_format.answer_pattern is None:
+        return _letter(row, field, choices, _value(row, field))
+    text = _text(row, field, lines=True)
+    if row_format.answer_pattern is not None:
+        *_, found = None, *re.finditer(row_format.answer_pattern, text)
+        if found is None or not (text := (found[found.lastindex or 0] or "").strip()):
+            raise _refusal(
+                row, field, f"is {_shown(text)}, in which there is no {row_format.answer_pattern}"
+            )
+    return text if choices is None else _letter(row, field, choices, text)
+
+
+def _letter(row: Row, field: str, choices: Choices, answer: Any) -> str:
+    try:
+        return choices.letter(answer)
+    except ValueError as error:
+        raise _refusal(row, field, str(error)) from error
+
+
+class _Filler(string.Formatter):
+    """Fills the fields of a row into a template."""
+
+    def __init__(self, row: Row, choices_field: str | None, choices: Choices | None):
+        self._row, self._choices = row, choices
+        self._choices_names = () if choices_field is None else (
+            choices_field,
+            *choices_field.split("|"),
+        )  # fmt: skip
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The text of a field; a template's names are paths, not Python's attributes."""
+        del args, kwargs
+        if self._choices is not None and field_name in self._choices_names:
+            return self._choices.lines(), field_name
+        return _text(self._row, field_name, lines=True), field_name
+
+
+def _text(row: Row, field: str, lines: bool = False) -> str:
+    """A field's text: a number's too, and the lines of a list of texts where `lines` allows it."""
+    value = _value(row, field)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if lines and isinstance(value, list) and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)
+    if not isinstance(value, str) or not value.strip():
+        raise _refusal(row, field, f"is {_shown(value)}; it must be text that is not empty.")
+    return value
+
+
+def _value(row: Row, field: str) -> Any:
+    value = _lookup(row.fields, field)
+    if value is _MISSING:
+        there = ", ".join(map(repr, row.fields)) or "no fields"
+        raise _refusal(
+            row, field, f"is missing; it must be text that is not empty. The row has {there}."
+        )
+    return value
+
+
+def _lookup(fields: Mapping[str, Any], field: str) -> Any:
+    """The value at the first path of `a.b|c` that leads to one, or `_MISSING`."""
+    values = [_at(fields, path) for path in field.split("|")]
+    # A data set writes null where another of its rows has the field.
+    given = [value for value in values if value is not _MISSING and value is not None]
+    return given[0] if given else None if None in values else _MISSING
+
+
+def _at(fields: Mapping[str, Any], path: str) -> Any:
+    if path in fields:
+        return fields[path]
+    value: Any = fields
+    for name in path.split("."):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return _MISSING
+    return value
+
+
+def _refusal(row: Row, field: str, complaint: str) -> ValueError:
+    return ValueError(f"{row.where}: {field!r} {complaint}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"…{text[-_SHOWN_CHARACTERS:]}"

@@ -1,0 +1,184 @@
+"""The tokenizers of Hugging Face checkpoints, with their chat templates.
+
+`transformers` is imported when the first one is loaded: it takes seconds, and a run whose tokens
+are characters needs none of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CHAT_CHOICES = ("auto", "yes", "no")
+_REPLACEMENT = "\ufffd"
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """`config.tokenizer`: which tokenizer, and how it asks a prompt.
+
+    Attributes:
+      path: a directory, or the name of a checkpoint on the hub; None for the tokenizer of
+        `model.path` where that is set, else for one token a character.
+      chat: whether prompts go through the tokenizer's chat template, as a user's message that the
+        assistant is to answer: `yes`, `no`, or `auto` for yes if there is a template.
+      system: the system message before a prompt; None for none.
+
+    Raises:
+      ValueError: an unknown choice, or one that a tokenizer of characters does not have.
+    """
+
+    path: str | None
+    chat: str
+    system: str | None
+
+    def __post_init__(self) -> None:
+        if self.chat not in CHAT_CHOICES:
+            raise ValueError(
+                f"tokenizer.chat={self.chat!r} is not one of {', '.join(CHAT_CHOICES)}."
+            )
+        if self.system is not None and self.chat == "no":
+            raise ValueError(
+                f"tokenizer.system={self.system!r} has no place in a prompt without a chat"
+                " template: leave it out, or use tokenizer.chat=auto."
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PretrainedTokenizer:
+    """A tokenizer of `transformers`.
+
+    Attributes:
+      backend: the `PreTrainedTokenizerBase`.
+      chat: whether prompts go through its chat template.
+      system: the system message before a prompt.
+      vocab_size, pad_id, eos_ids: see `Tokenizer`.
+    """
+
+    backend: Any
+    chat: bool
+    system: str | None
+    vocab_size: int
+    pad_id: int
+    eos_ids: tuple[int, ...]
+
+    @property
+    def eos_id(self) -> int:
+        """Ends a demonstration: the first of `eos_ids`."""
+        return self.eos_ids[0]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the text, without special tokens around it."""
+        return self.backend.encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of the prompt in its chat template, or else after the special tokens it takes."""
+        if self.chat:
+            messages = [{"role": "user", "content": text}]
+            if self.system is not None:
+                messages.insert(0, {"role": "system", "content": self.system})
+            return self.backend.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+        ids = self.backend.encode(text)
+        # Some tokenizers end every text; a completion is to go on from this one.
+        return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text up to the first end of sequence; special tokens inside it stay visible.
+
+        An id that the tokenizer does not have becomes U+FFFD: a checkpoint's vocabulary may be
+        padded beyond its tokenizer's.
+        """
+        completion = itertools.takewhile(lambda i: i not in self.eos_ids, ids)
+        runs = itertools.groupby(completion, lambda i: 0 <= i < self.vocab_size)
+        return "".join(
+            self.backend.decode(list(run), clean_up_tokenization_spaces=False)
+            if known
+            else _REPLACEMENT * len(list(run))
+            for known, run in runs
+        )
+
+
+def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
+    """Loads a tokenizer from a directory, from the hub's cache, or else from the hub.
+
+    Args:
+      path, chat, system: see `TokenizerConfig`.
+
+    Raises:
+      ValueError: there is none, it has no end of sequence, or no chat template where one is asked
+        for.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # It misses torch; we do not.
+    backend = _backend(path)
+    eos_ids = _eos_ids(backend.eos_token_id, path)
+    if not eos_ids:
+        raise ValueError(
+            f"The tokenizer of {path} names no end-of-sequence token, so no completion would end:"
+            " set eos_token in its tokenizer_config.json."
+        )
+    has_template = backend.chat_template is not None
+    if chat == "yes" and not has_template:
+        raise ValueError(
+            f"tokenizer.chat=yes, but the tokenizer of {path} has no chat template: use"
+            " tokenizer.chat=no, or the tokenizer of an instruction-tuned checkpoint."
+        )
+    if system is not None and not has_template:
+        raise ValueError(
+            f"tokenizer.system={system!r} needs a chat template, and the tokenizer of {path} has"
+            " none: leave it out."
+        )
+    pad_id = backend.pad_token_id
+    return PretrainedTokenizer(
+        backend=backend,
+        chat=chat != "no" and has_template,
+        system=system,
+        vocab_size=max(backend.get_vocab().values()) + 1,
+        pad_id=eos_ids[0] if pad_id is None else pad_id,
+        eos_ids=eos_ids,
+    )
+
+
+def _backend(path: str) -> Any:
+    if Path(path).is_dir():
+        return _from_pretrained(path)
+    if path.startswith((".", "/", "~")):
+        raise ValueError(f"The tokenizer's directory {path} does not exist.")
+    try:
+        # What is cached is taken as it is, so that every role of a run has the same.
+        return _from_pretrained(path, local_files_only=True)
+    except ValueError:
+        return _from_pretrained(path)
+
+
+def _from_pretrained(path: str, local_files_only: bool = False) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=local_files_only)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ValueError(
+            f"No tokenizer can be loaded from {path}: {str(error).splitlines()[0]} Give"
+            " --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
+        ) from error
+
+
+def _eos_ids(eos_id: int | None, path: str) -> tuple[int, ...]:
+    """The tokenizer's own end, then those of the generation config, which may name several."""
+    from transformers.utils import cached_file
+
+    file = cached_file(
+        path,
+        "generation_config.json",
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    more = json.loads(Path(file).read_text("utf-8")).get("eos_token_id") if file else None
+    several = more if isinstance(more, list) else [more]
+    return tuple(dict.fromkeys(i for i in (eos_id, *several) if i is not None))

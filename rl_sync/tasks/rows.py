@@ -1,0 +1,159 @@
+"""Rows of a data set: from a file, or through the `datasets` library."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_PARQUET = ".parquet"
+_JSON = ".json"
+_FILE_SUFFIXES = (".jsonl", _JSON, _PARQUET)
+
+
+class Row(NamedTuple):
+    """One row.
+
+    Attributes:
+      where: its file and line or number, for messages.
+      fields: its columns by name.
+    """
+
+    where: str
+    fields: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where rows come from.
+
+    Attributes:
+      path: a file (.parquet, .json with a list of objects, anything else with an object a line), a
+        directory, or the name of a data set on the hub. Directories are what
+        `Dataset.save_to_disk` wrote, or anything that `datasets.load_dataset` takes.
+      subset: which configuration of a data set that has several.
+      split: which split; a file has none.
+    """
+
+    path: str
+    subset: str | None = None
+    split: str = "train"
+
+
+def read_rows(source: Source, limit: int = 0) -> list[Row]:
+    """Reads the rows of a source, the first `limit` if that is not 0.
+
+    Raises:
+      ValueError: there is no such source or split, it has no rows, or one is malformed (names file
+        and line).
+      OSError: a file cannot be read.
+    """
+    path = Path(source.path)
+    if path.is_file():
+        rows = _file_rows(path)
+    elif not path.is_dir() and _is_meant_as_a_file(source.path):
+        raise ValueError(f"{source.path}: no such file or directory.")
+    else:
+        rows = _library_rows(source)
+    taken = list(itertools.islice(rows, limit or None))
+    if not taken:
+        raise ValueError(f"{source.path} has no rows.")
+    return taken
+
+
+def _is_meant_as_a_file(path: str) -> bool:
+    return path.startswith(("/", ".", "~")) or path.endswith(_FILE_SUFFIXES)
+
+
+def _file_rows(path: Path) -> Iterator[Row]:
+    if path.suffix == _PARQUET:
+        return _parquet_rows(path)
+    text = _text(path)
+    # Many a file of that name has an object a line.
+    if path.suffix == _JSON and text.lstrip().startswith("["):
+        return _list_rows(path, text)
+    return _line_rows(path, text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}.") from error
+
+
+def _line_rows(path: Path, text: str) -> Iterator[Row]:
+    # Not splitlines, which ends lines at characters that JSON strings may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield _row(where, _parsed(where, line), line.strip())
+
+
+def _list_rows(path: Path, text: str) -> Iterator[Row]:
+    for number, value in enumerate(_parsed(str(path), text), start=1):
+        yield _row(f"{path}, row {number}", value, json.dumps(value))
+
+
+def _parsed(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}.") from error
+
+
+def _row(where: str, value: Any, shown: str) -> Row:
+    if not isinstance(value, dict):
+        raise ValueError(f'{where} is not an object {{"field": …}}: {shown[:200]!r}.')
+    return Row(where, value)
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path}, row {number}", fields)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}.") from error
+
+
+def _library_rows(source: Source) -> Iterator[Row]:
+    """Rows through `datasets`, which is imported here: it takes a second or two."""
+    import datasets
+
+    try:
+        if _was_saved(Path(source.path)):
+            loaded = datasets.load_from_disk(source.path)
+        else:
+            loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(
+            f"The data set {source.path}{_part(source)} cannot be loaded: {error}"
+        ) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        if source.split not in loaded:
+            raise ValueError(
+                f"The data set {source.path} has no split {source.split!r}; it has"
+                f" {', '.join(map(repr, loaded))}."
+            )
+        loaded = loaded[source.split]
+    for number, fields in enumerate(loaded, start=1):
+        yield Row(f"{source.path}{_part(source)}, row {number}", fields)
+
+
+def _was_saved(directory: Path) -> bool:
+    return any((directory / name).exists() for name in ("dataset_dict.json", "state.json"))
+
+
+def _part(source: Source) -> str:
+    subset = f", subset {source.subset!r}" if source.subset else ""
+    return f"{subset}, split {source.split!r}"

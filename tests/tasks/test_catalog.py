@@ -1,0 +1,33 @@
+import subprocess
+import sys
+
+import pytest
+
+from tests.tasks.loading import dataset, write_lines
+
+_LOAD = """
+import sys
+from configs import {name} as module
+from rl_sync.runtime.settings import RunSettings
+config = module.get_config()
+config.task.jsonl.path = {path!r}
+RunSettings.from_config(config.to_dict() | {{"workdir": "x"}}).load_task()
+print([name for name in ("transformers", "tokenizers", "datasets", "pyarrow", "torch")
+       if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "jsonl"])
+def test_tasks_of_characters_load_neither_transformers_nor_datasets(name, tmp_path):
+    path = write_lines(
+        tmp_path / "rows.jsonl", [{"prompt": str(i), "answer": str(i)} for i in range(20)]
+    )
+    code = _LOAD.format(name=name, path=str(path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_task_is_loaded_once_a_process(tmp_path):
+    path = write_lines(tmp_path / "r.jsonl", [{"prompt": "p", "answer": "a"} for _ in range(10)])
+    assert dataset(path) is dataset(path)
+    assert dataset(path) is not dataset(path, seed=1)
