@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.actors.accumulation import gradient
+from rl_sync.actors.microbatches import gradient, map_rows
 from rl_sync.actors.objective import AlgorithmConfig, Metrics, policy_loss
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms import losses, masking
@@ -111,15 +111,14 @@ class Trainer:
         reference = None
         if state.ref_params is not None:
             reference = self._join(state.ref_params, frozen)
-        shares = jax.tree.map(self._share, self._rows(batch))
+        shares = jax.tree.map(self._share, self._rows(batch, reference))
 
         def update(carry: tuple[Params, Any], share: _Rows) -> tuple[tuple[Params, Any], Metrics]:
             trained, opt_state = carry
             token_count = share.completion_mask.sum()
 
             def loss(trained: Params, rows: _Rows) -> tuple[Float[Array, ""], Metrics]:
-                params = self._join(trained, frozen)
-                return self._loss(params, reference, rows, token_count)
+                return self._loss(self._join(trained, frozen), rows, token_count)
 
             descent, metrics = gradient(loss, trained, share, self.microbatch_rows)
             updates, opt_state = transformation.update(descent, opt_state, trained)
@@ -152,32 +151,31 @@ class Trainer:
     def _share(self, rows: Array) -> Array:
         return rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
 
-    def _rows(self, batch: TrainBatch) -> _Rows:
-        """Hands each row the advantages of its trajectories."""
+    def _rows(self, batch: TrainBatch, reference: Params | None) -> _Rows:
+        """What is computed of a batch before its first update, row by row."""
         advantages = ADVANTAGES[self.algorithm.advantage](batch.rewards, self.group_size)
         packing = batch.packing
         of_rows = advantages[:, None] if packing is None else advantages[packing.trajectories]
         tokens, mask, behavior = batch.tokens, batch.completion_mask, batch.behavior_logprobs
-        return _Rows(tokens, mask, behavior, of_rows, packing)
+        rows = _Rows(tokens, mask, behavior, of_rows, packing, None)
+        if reference is None:
+            return rows
+
+        def ref_logprobs(rows: _Rows) -> Float[Array, "B T"]:
+            return self._logprobs(reference, rows.tokens, rows.packing, self.temperature)[0]
+
+        return rows._replace(ref_logprobs=map_rows(ref_logprobs, rows, self.microbatch_rows))
 
     def _loss(
-        self,
-        params: Params,
-        reference: Params | None,
-        rows: _Rows,
-        token_count: Int[Array, ""],
+        self, params: Params, rows: _Rows, token_count: Int[Array, ""]
     ) -> tuple[Float[Array, ""], Metrics]:
-        tokens, packing = rows.tokens, rows.packing
-        logprobs, entropy = self._logprobs(params, tokens, packing, self.temperature)
-        ref_logprobs = None
-        if reference is not None:
-            ref_logprobs, _ = self._logprobs(reference, tokens, packing, self.temperature)
+        logprobs, entropy = self._logprobs(params, rows.tokens, rows.packing, self.temperature)
         return policy_loss(
             self.algorithm,
             logprobs,
             entropy,
             rows.behavior_logprobs,
-            ref_logprobs,
+            rows.ref_logprobs,
             rows.advantages,
             rows.completion_mask,
             token_count,
@@ -215,10 +213,11 @@ class Trainer:
 
 
 class _Rows(NamedTuple):
-    """What the loss reads of some rows of a batch."""
+    """What the loss reads of a batch, or of some rows of it."""
 
     tokens: Int[Array, "B T"]
     completion_mask: Bool[Array, "B T"]
     behavior_logprobs: Float[Array, "B T"]
     advantages: Float[Array, "B T"] | Float[Array, "B 1"]
     packing: Packing | None
+    ref_logprobs: Float[Array, "B T"] | None

@@ -1,4 +1,4 @@
-"""Gradients of more rows than fit into memory at once."""
+"""What is computed from more rows than fit into memory at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gradient(loss: Loss, params: Params, rows: Any, microbatch_rows: int) -> tup
     grad = jax.grad(loss, has_aux=True)
     if not microbatch_rows:
         return grad(params, rows)
-    parts = jax.tree.map(lambda x: x.reshape(-1, microbatch_rows, *x.shape[1:]), rows)
+    parts = _parts(rows, microbatch_rows)
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, grad(params, part)), None
@@ -34,3 +34,15 @@ def gradient(loss: Loss, params: Params, rows: Any, microbatch_rows: int) -> tup
     like = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], parts))
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
     return jax.lax.scan(add, nothing, parts)[0]
+
+
+def map_rows(function: Callable[[Any], Array], rows: Any, microbatch_rows: int) -> Array:
+    """A function of rows that makes one row of each, a microbatch at a time; see `gradient`."""
+    if not microbatch_rows:
+        return function(rows)
+    mapped = jax.lax.map(function, _parts(rows, microbatch_rows))
+    return mapped.reshape(-1, *mapped.shape[2:])
+
+
+def _parts(rows: Any, microbatch_rows: int) -> Any:
+    return jax.tree.map(lambda x: x.reshape(-1, microbatch_rows, *x.shape[1:]), rows)
