@@ -82,8 +82,11 @@ def get_config() -> ConfigDict:
     )
     config.optimizer = ConfigDict(
         {
+            "name": "adamw",
             "learning_rate": 3e-4,
             "warm_up_learning_rate": 2e-3,
+            "schedule": "constant",
+            "final_share": 0.0,
             "ramp_updates": 10,
             "b1": 0.9,
             "b2": 0.95,
@@ -99,6 +102,9 @@ def get_config() -> ConfigDict:
             "group_size": 8,
             "evaluate_every_steps": 0,
             "evaluation_problems": 512,
+            "batching": "padded",
+            "microbatch_rows": 0,
+            "logits_bytes": 64 << 20,
         }
     )
     config.rollout = ConfigDict({"temperature": 1.0, "top_k": 0, "top_p": 1.0})

@@ -1,6 +1,6 @@
 """The records that pass between roles: prompts, leases, groups, train batches.
 
-Letters in shapes: G trajectories of a group, B rows (groups x G), T token positions.
+Letters in shapes: G trajectories of a group, B rows of a batch, T token positions.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -103,32 +102,29 @@ class Group:
         return cls(**values)
 
 
-class TrainBatch(NamedTuple):
-    """What one trainer step consumes: the rows of whole groups, one group after the other.
+class Packing(NamedTuple):
+    """Where trajectories lie in rows that hold several.
 
-    Attributes: as in `Group`, with the groups' rows stacked; B = groups x G.
+    Attributes:
+      positions: each token's place in its trajectory; 0 at padding.
+      trajectories: which trajectory of the batch each token belongs to; -1 at padding.
+    """
+
+    positions: Int[Array, "B T"]
+    trajectories: Int[Array, "B T"]
+
+
+class TrainBatch(NamedTuple):
+    """What one trainer step consumes: the trajectories of whole groups, group after group.
+
+    Attributes: as in `Group`, B rows of T tokens, and
+      rewards: one a trajectory.
+      packing: None where row i is trajectory i.
     """
 
     tokens: Int[Array, "B T"]
     completion_mask: Bool[Array, "B T"]
     behavior_logprobs: Float[Array, "B T"]
     policy_versions: Int[Array, "B T"]
-    rewards: Float[Array, " B"]
-
-    @classmethod
-    def zeros(cls, rows: int, row_tokens: int) -> TrainBatch:
-        """A batch of the given shape, for its shapes and dtypes."""
-        shape = (rows, row_tokens)
-        return cls(
-            tokens=jnp.zeros(shape, jnp.int32),
-            completion_mask=jnp.zeros(shape, bool),
-            behavior_logprobs=jnp.zeros(shape, jnp.float32),
-            policy_versions=jnp.zeros(shape, jnp.int32),
-            rewards=jnp.zeros(rows, jnp.float32),
-        )
-
-    @classmethod
-    def from_groups(cls, groups: list[Group]) -> TrainBatch:
-        """Stacks groups in the order given."""
-        columns = {name: [getattr(group, name) for group in groups] for name in cls._fields}
-        return cls(**{name: jnp.asarray(np.concatenate(rows)) for name, rows in columns.items()})
+    rewards: Float[Array, " trajectories"]
+    packing: Packing | None = None

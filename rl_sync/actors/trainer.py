@@ -12,97 +12,18 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.actors.microbatches import gradient, map_rows
+from rl_sync.actors.objective import AlgorithmConfig, Metrics, policy_loss
+from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms import losses, masking
 from rl_sync.algorithms.advantages import ADVANTAGES
-from rl_sync.algorithms.kl import KL_ESTIMATORS
+from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.transformer import init_params
-from rl_sync.types import Params, TrainBatch
+from rl_sync.types import Packing, Params, TrainBatch
 
-Metrics = dict[str, Float[Array, ""]]
 Step = Callable[["TrainState", TrainBatch], tuple["TrainState", Metrics]]
-
-
-@dataclasses.dataclass(frozen=True)
-class AlgorithmConfig:
-    """`config.algorithm`: what a trainer step minimizes.
-
-    Attributes:
-      advantage: a key of `ADVANTAGES`.
-      clip_low, clip_high: ε of the clipped ratio, below and above 1.
-      kl_coefficient: weight of the KL divergence from the reference model; 0 for no reference.
-      kl_estimator: a key of `KL_ESTIMATORS`.
-
-    Raises:
-      ValueError: a value outside its range.
-    """
-
-    advantage: str
-    clip_low: float
-    clip_high: float
-    kl_coefficient: float
-    kl_estimator: str
-
-    def __post_init__(self) -> None:
-        for name, value, table in (
-            ("advantage", self.advantage, ADVANTAGES),
-            ("kl_estimator", self.kl_estimator, KL_ESTIMATORS),
-        ):
-            if value not in table:
-                raise ValueError(f"algorithm.{name}={value!r} is not one of {', '.join(table)}.")
-        if not 0 < self.clip_low <= 1 or self.clip_high <= 0:
-            raise ValueError(
-                f"algorithm.clip_low={self.clip_low} must be in (0, 1] and algorithm.clip_high="
-                f"{self.clip_high} above 0."
-            )
-        if self.kl_coefficient < 0:
-            raise ValueError(
-                f"algorithm.kl_coefficient={self.kl_coefficient} must not be negative."
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """`config.optimizer`: AdamW with a clipped gradient and a linear ramp.
-
-    Attributes:
-      learning_rate, warm_up_learning_rate: of the RL steps, and of the supervised ones before.
-      ramp_updates: the update that is the first to have the full learning rate; those before it
-        have their even share of it. 0 or 1 for no ramp.
-      b1, b2, weight_decay: AdamW's.
-      max_gradient_norm: longer gradients are scaled down to it.
-      updates_per_batch: optimizer updates a trainer step, each on an equal share of the groups.
-
-    Raises:
-      ValueError: a value outside its range.
-    """
-
-    learning_rate: float
-    warm_up_learning_rate: float
-    ramp_updates: int
-    b1: float
-    b2: float
-    weight_decay: float
-    max_gradient_norm: float
-    updates_per_batch: int
-
-    def __post_init__(self) -> None:
-        for name in ("warm_up_learning_rate", "max_gradient_norm", "updates_per_batch"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"optimizer.{name} must be above 0, not {getattr(self, name)}.")
-        for name in ("learning_rate", "ramp_updates", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"optimizer.{name} must be at least 0, not {getattr(self, name)}.")
-
-    def transformation(self, learning_rate: float) -> optax.GradientTransformation:
-        """The optimizer with one of the learning rates."""
-        first = learning_rate / max(1, self.ramp_updates)
-        ramp = optax.linear_schedule(first, learning_rate, max(0, self.ramp_updates - 1))
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm),
-            optax.adamw(ramp, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay),
-        )
 
 
 class TrainState(NamedTuple):
@@ -111,8 +32,9 @@ class TrainState(NamedTuple):
     Attributes:
       step: finished trainer steps; supervised ones do not count.
       params: the policy's.
-      opt_state: the optimizer's.
-      ref_params: the reference model's; None without one.
+      opt_state: the optimizer's, for what is trained: everything, or the adapters alone.
+      ref_params: what was trained, as it was when RL began: with what is not, the reference model.
+        None without one.
     """
 
     step: Int[Array, ""]
@@ -126,11 +48,15 @@ class Trainer:
     """The trainer's pure functions, for one model and one way to learn.
 
     Attributes:
-      model: the policy's shape.
+      model: the policy's shape. With `lora`, adapters are trained and nothing else.
       algorithm: the loss.
       optimizer: the updates.
-      group_size: rows of a group, G.
+      group_size: trajectories of a group, G.
       temperature: of the rollouts.
+      steps: of the run.
+      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
+        0 for all of them.
+      logits_bytes: see `token_logprobs`.
     """
 
     model: ModelConfig
@@ -138,36 +64,40 @@ class Trainer:
     optimizer: OptimizerConfig
     group_size: int
     temperature: float
+    steps: int
+    microbatch_rows: int
+    logits_bytes: int
 
     def init(self, key: Array) -> TrainState:
         """A random policy that is ready for `warm_up_step`."""
         params = jax.jit(init_params, static_argnums=0)(self.model, key)
-        transformation = self.optimizer.transformation(self.optimizer.warm_up_learning_rate)
-        return TrainState(jnp.int32(0), params, transformation.init(params), None)
+        opt_state = self.optimizer.warm_up().init(self._split(params)[0])
+        return TrainState(jnp.int32(0), params, opt_state, None)
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
-        transformation = self.optimizer.transformation(self.optimizer.learning_rate)
+        trained, _ = self._split(state.params)
         reference = None
         if self.algorithm.kl_coefficient > 0:
-            reference = jax.tree.map(jnp.copy, state.params)
-        return TrainState(state.step, state.params, transformation.init(state.params), reference)
+            reference = jax.tree.map(jnp.copy, trained)
+        opt_state = self._reinforcement().init(trained)
+        return TrainState(state.step, state.params, opt_state, reference)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def warm_up_step(
         self, state: TrainState, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
     ) -> tuple[TrainState, Metrics]:
         """One supervised update on demonstrations; `mask` is true where the model is to learn."""
+        trained, frozen = self._split(state.params)
 
-        def loss_of(params: Params) -> Float[Array, ""]:
-            logprobs, _ = token_logprobs(self.model, params, tokens)
+        def loss_of(trained: Params) -> Float[Array, ""]:
+            logprobs, _ = self._logprobs(self._join(trained, frozen), tokens, None, 1.0)
             return masking.token_mean(losses.sft(logprobs), mask)
 
-        loss, gradient = jax.value_and_grad(loss_of)(state.params)
-        transformation = self.optimizer.transformation(self.optimizer.warm_up_learning_rate)
-        updates, opt_state = transformation.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "gradient_norm": optax.global_norm(gradient)}
+        loss, descent = jax.value_and_grad(loss_of)(trained)
+        updates, opt_state = self.optimizer.warm_up().update(descent, state.opt_state, trained)
+        params = self._join(optax.apply_updates(trained, updates), frozen)
+        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(descent)}
         return state._replace(params=params, opt_state=opt_state), metrics
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -176,81 +106,118 @@ class Trainer:
 
         Advantages come from whole groups, and the loss is a mean over the tokens of an update.
         """
-        advantages = ADVANTAGES[self.algorithm.advantage](batch.rewards, self.group_size)
-        rows = _Rows(batch, advantages, self._ref_logprobs(state, batch))
-        shares = jax.tree.map(self._share, rows)
-        transformation = self.optimizer.transformation(self.optimizer.learning_rate)
+        transformation = self._reinforcement()
+        trained, frozen = self._split(state.params)
+        reference = None
+        if state.ref_params is not None:
+            reference = self._join(state.ref_params, frozen)
+        shares = jax.tree.map(self._share, self._rows(batch, reference))
 
         def update(carry: tuple[Params, Any], share: _Rows) -> tuple[tuple[Params, Any], Metrics]:
-            params, opt_state = carry
-            grad = jax.grad(self._loss, has_aux=True)
-            gradient, metrics = grad(params, share)
-            updates, opt_state = transformation.update(gradient, opt_state, params)
-            metrics["gradient_norm"] = optax.global_norm(gradient)
-            return (optax.apply_updates(params, updates), opt_state), metrics
+            trained, opt_state = carry
+            token_count = share.completion_mask.sum()
 
-        (params, opt_state), metrics = jax.lax.scan(update, (state.params, state.opt_state), shares)
+            def loss(trained: Params, rows: _Rows) -> tuple[Float[Array, ""], Metrics]:
+                return self._loss(self._join(trained, frozen), rows, token_count)
+
+            descent, metrics = gradient(loss, trained, share, self.microbatch_rows)
+            updates, opt_state = transformation.update(descent, opt_state, trained)
+            metrics["gradient_norm"] = optax.tree.norm(descent)
+            return (optax.apply_updates(trained, updates), opt_state), metrics
+
+        (trained, opt_state), metrics = jax.lax.scan(update, (trained, state.opt_state), shares)
+        params = self._join(trained, frozen)
         metrics = jax.tree.map(jnp.mean, metrics) | self._batch_metrics(state, batch)
         return TrainState(state.step + 1, params, opt_state, state.ref_params), metrics
 
-    def compile_step(self, state: TrainState, rows: int, row_tokens: int) -> Step:
-        """Compiles `step` for batches of [rows, row_tokens], without taking one.
+    def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
+        """Compiles `step` for batches of one shape, without taking one.
 
         Args:
-          state: of the shapes of the states to come; may be what `jax.eval_shape` returns.
+          state, batch: of the shapes to come; may be what `jax.eval_shape` returns.
         """
-        batch = jax.eval_shape(lambda: TrainBatch.zeros(rows, row_tokens))
         return Trainer.step.lower(self, state, batch).compile()
+
+    def _reinforcement(self) -> optax.GradientTransformation:
+        return self.optimizer.reinforcement(self.steps * self.optimizer.updates_per_batch)
+
+    def _split(self, params: Params) -> tuple[Params, Params]:
+        """What is trained, and what is not."""
+        return lora.split(params) if self.model.lora else (params, {})
+
+    def _join(self, trained: Params, frozen: Params) -> Params:
+        return lora.join(trained, frozen) if self.model.lora else trained
 
     def _share(self, rows: Array) -> Array:
         return rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
 
-    def _ref_logprobs(self, state: TrainState, batch: TrainBatch) -> Float[Array, "B T"] | None:
-        if state.ref_params is None:
-            return None
-        logprobs, _ = token_logprobs(self.model, state.ref_params, batch.tokens, self.temperature)
-        return logprobs
+    def _rows(self, batch: TrainBatch, reference: Params | None) -> _Rows:
+        """What is computed of a batch before its first update, row by row."""
+        advantages = ADVANTAGES[self.algorithm.advantage](batch.rewards, self.group_size)
+        packing = batch.packing
+        of_rows = advantages[:, None] if packing is None else advantages[packing.trajectories]
+        tokens, mask, behavior = batch.tokens, batch.completion_mask, batch.behavior_logprobs
+        rows = _Rows(tokens, mask, behavior, of_rows, packing, None)
+        if reference is None:
+            return rows
 
-    def _loss(self, params: Params, rows: _Rows) -> tuple[Float[Array, ""], Metrics]:
-        batch, config = rows.batch, self.algorithm
-        mask, behavior = batch.completion_mask, batch.behavior_logprobs
-        logprobs, entropy = token_logprobs(self.model, params, batch.tokens, self.temperature)
-        clipping = (rows.advantages[:, None], config.clip_low, config.clip_high)
-        policy = masking.token_mean(losses.ppo_clip(logprobs, behavior, *clipping), mask)
-        loss, metrics = policy, {}
-        if rows.ref_logprobs is not None:
-            kl = KL_ESTIMATORS[config.kl_estimator](logprobs, rows.ref_logprobs)
-            metrics["kl_reference"] = masking.token_mean(kl, mask)
-            loss = loss + config.kl_coefficient * metrics["kl_reference"]
-        kl_behavior = KL_ESTIMATORS["k3"](logprobs, behavior)
-        metrics |= {
-            "loss": loss,
-            "policy_loss": policy,
-            "entropy": masking.token_mean(entropy, mask),
-            "kl_behavior": masking.token_mean(kl_behavior, mask),
-            "clip_fraction": masking.token_mean(
-                losses.is_clipped(logprobs, behavior, *clipping), mask
-            ),
-        }
-        return loss, metrics
+        def ref_logprobs(rows: _Rows) -> Float[Array, "B T"]:
+            return self._logprobs(reference, rows.tokens, rows.packing, self.temperature)[0]
+
+        return rows._replace(ref_logprobs=map_rows(ref_logprobs, rows, self.microbatch_rows))
+
+    def _loss(
+        self, params: Params, rows: _Rows, token_count: Int[Array, ""]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        logprobs, entropy = self._logprobs(params, rows.tokens, rows.packing, self.temperature)
+        return policy_loss(
+            self.algorithm,
+            logprobs,
+            entropy,
+            rows.behavior_logprobs,
+            rows.ref_logprobs,
+            rows.advantages,
+            rows.completion_mask,
+            token_count,
+        )
+
+    def _logprobs(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        packing: Packing | None,
+        temperature: float,
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+        return token_logprobs(
+            self.model,
+            params,
+            tokens,
+            temperature,
+            positions=None if packing is None else packing.positions,
+            segments=None if packing is None else packing.trajectories,
+            logits_bytes=self.logits_bytes,
+        )
 
     def _batch_metrics(self, state: TrainState, batch: TrainBatch) -> Metrics:
         by_group = batch.rewards.reshape(-1, self.group_size)
-        lengths = batch.completion_mask.sum(axis=1)
+        tokens = batch.completion_mask.sum()
         age = jnp.where(batch.completion_mask, state.step - batch.policy_versions, 0)
         return {
             "reward_mean": batch.rewards.mean(),
             "reward_std": batch.rewards.std(),
             "groups_without_spread": jnp.mean(by_group.std(axis=1) == 0),
-            "completion_tokens_mean": lengths.mean(),
-            "staleness_mean": age.sum() / jnp.maximum(lengths.sum(), 1),
+            "completion_tokens_mean": tokens / batch.rewards.size,
+            "staleness_mean": age.sum() / jnp.maximum(tokens, 1),
             "staleness_max": age.max().astype(jnp.float32),
         }
 
 
 class _Rows(NamedTuple):
-    """A batch with what is computed from it before the first update."""
+    """What the loss reads of a batch, or of some rows of it."""
 
-    batch: TrainBatch
-    advantages: Float[Array, " B"]
+    tokens: Int[Array, "B T"]
+    completion_mask: Bool[Array, "B T"]
+    behavior_logprobs: Float[Array, "B T"]
+    advantages: Float[Array, "B T"] | Float[Array, "B 1"]
+    packing: Packing | None
     ref_logprobs: Float[Array, "B T"] | None

@@ -32,6 +32,7 @@ from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
+from rl_sync.tasks.task import Task
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
@@ -85,13 +86,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
-        trainer = Trainer(
-            settings.model_config(task),
-            settings.algorithm,
-            settings.optimizer,
-            settings.trainer.group_size,
-            settings.rollout.temperature,
-        )
+        trainer = trainer_of(settings, task)
         problems = settings.trainer.evaluation_problems
         rows = min(problems, settings.warm_up.probe_problems)
         evaluator = Evaluator(session, trainer.model, task, problems, rows)
@@ -110,6 +105,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         TrainerProgram(
             session,
             trainer,
+            settings.batching(task.row_tokens),
             WarmUp(session, trainer, evaluator, task),
             evaluator,
             publishing,
@@ -118,6 +114,20 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         ).run()
         replay.close()
         leave_cluster()
+
+
+def trainer_of(settings: RunSettings, task: Task) -> Trainer:
+    """The trainer actor of a run."""
+    return Trainer(
+        model=settings.model_config(task),
+        algorithm=settings.algorithm,
+        optimizer=settings.optimizer,
+        group_size=settings.trainer.group_size,
+        temperature=settings.rollout.temperature,
+        steps=settings.trainer.steps,
+        microbatch_rows=settings.trainer.microbatch_rows,
+        logits_bytes=settings.trainer.logits_bytes,
+    )
 
 
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:

@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rl_sync.actors.batching import Batching
 from rl_sync.actors.events import MasterSettings
-from rl_sync.actors.trainer import AlgorithmConfig, OptimizerConfig
+from rl_sync.actors.objective import AlgorithmConfig
+from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sampling import Sampling
 from rl_sync.runtime.records import ConfigError, build, one_of, require
@@ -75,6 +77,10 @@ class TrainerSettings:
       group_size: completions a prompt.
       evaluate_every_steps: greedy held-out accuracy every so many steps; 0 for the ends only.
       evaluation_problems: the most held-out problems that an evaluation uses.
+      batching: how trajectories are laid out in rows: `padded`, `bucketed` or `packed`; see
+        `Batching`.
+      microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
+      logits_bytes: memory that logits may take at once in the loss.
     """
 
     steps: int
@@ -82,9 +88,18 @@ class TrainerSettings:
     group_size: int
     evaluate_every_steps: int
     evaluation_problems: int
+    batching: str
+    microbatch_rows: int
+    logits_bytes: int
 
     def __post_init__(self) -> None:
-        for name in ("steps", "groups_per_step", "group_size", "evaluation_problems"):
+        for name in (
+            "steps",
+            "groups_per_step",
+            "group_size",
+            "evaluation_problems",
+            "logits_bytes",
+        ):
             value = getattr(self, name)
             require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
         require(
@@ -248,6 +263,7 @@ class RunSettings:
             settings._validate()
             settings._sampling(max_new_tokens=1, eos_id=0)
             settings._model_config(vocab_size=1, max_length=1)
+            settings.batching(row_tokens=1)
         except ConfigError:
             raise
         except ValueError as error:
@@ -349,6 +365,16 @@ class RunSettings:
     def _model_config(self, vocab_size: int, max_length: int) -> ModelConfig:
         sizes = dataclasses.asdict(self.model)
         return ModelConfig(vocab_size=vocab_size, max_length=max_length, **sizes)
+
+    def batching(self, row_tokens: int) -> Batching:
+        """How the trainer's batches are laid out, of trajectories of at most `row_tokens`."""
+        return Batching(
+            kind=self.trainer.batching,
+            trajectories=self.trainer.groups_per_step * self.trainer.group_size,
+            row_tokens=row_tokens,
+            updates=self.optimizer.updates_per_batch,
+            microbatch_rows=self.trainer.microbatch_rows,
+        )
 
     def sampling(self, task: Task) -> Sampling:
         """How explorers sample completions."""

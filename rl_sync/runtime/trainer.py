@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rl_sync.actors.trainer import Step, Trainer, TrainState
+from rl_sync.actors.batching import Batching
+from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.batches import BatchReader
+from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.publishing import Publishing
@@ -21,7 +22,7 @@ from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
-from rl_sync.types import Group, TrainBatch
+from rl_sync.types import Group
 from rl_sync.weights.digest import digest
 
 
@@ -32,6 +33,7 @@ class TrainerProgram:
     Attributes:
       session: this process's part in the run.
       trainer: the actor.
+      batching: the layout of its batches.
       warm_up: the supervised steps before the first rollout.
       evaluator: measures greedy accuracy on held-out problems.
       publishing: from the schedule, which knows where the run starts, to the sender of weights.
@@ -41,12 +43,13 @@ class TrainerProgram:
 
     session: Session
     trainer: Trainer
+    batching: Batching
     warm_up: WarmUp
     evaluator: Evaluator
     publishing: Callable[[SyncSchedule], Publishing]
     reader: Callable[[SyncSchedule, Callable[[], None]], BatchReader]
     snapshots: Path
-    _step: concurrent.futures.Future[Step] = dataclasses.field(init=False)
+    _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
         """Trains to the last step, or until the run is stopped; saves a snapshot either way.
@@ -85,7 +88,10 @@ class TrainerProgram:
     def _start(self) -> TrainState:
         """The state of the newest snapshot, or of a new policy after its warm-up."""
         state = self.trainer.init(jax.random.key(self.session.settings.seed))
-        self._compile(state)
+        self._steps = CompiledSteps(
+            self.session, self.trainer, jax.eval_shape(self.trainer.begin, state)
+        )
+        self._steps.prepare(self.batching.largest())
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
         if latest_snapshot(self.snapshots) is not None:
             like = self.trainer.begin(state)
@@ -100,19 +106,6 @@ class TrainerProgram:
         self.session.call("phase", phase="rl")
         return state
 
-    def _compile(self, state: TrainState) -> None:
-        """Compiles the train step in the background of what comes before the first batch."""
-        settings = self.session.settings.trainer
-        rows = settings.groups_per_step * settings.group_size
-        like = jax.eval_shape(self.trainer.begin, state)
-
-        def compile_step() -> Step:
-            with self.session.spans.span(SpanKind.COMPILE):
-                row_tokens = self.trainer.model.max_length
-                return self.trainer.compile_step(like, rows, row_tokens)
-
-        self._step = concurrent.futures.ThreadPoolExecutor(1).submit(compile_step)
-
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
         """Whether the weights after a step are published, and there is still a use for them."""
         steps = self.session.settings.trainer.steps
@@ -121,14 +114,14 @@ class TrainerProgram:
 
     def _train(self, state: TrainState, step: int, groups: list[Group]) -> TrainState:
         leases = [group.lease_id for group in groups]
-        batch = TrainBatch.from_groups(groups)
+        batch = self.batching.batch(groups)
         tokens = int(batch.completion_mask.sum())
         versions = np.unique(np.asarray(batch.policy_versions)[np.asarray(batch.completion_mask)])
         started = time.monotonic()
         with self.session.spans.span(
             SpanKind.TRAIN, step=step, leases=leases, tokens=tokens, versions=versions.tolist()
         ):
-            state, metrics = self._step.result()(state, batch)
+            state, metrics = self._steps.of(batch)(state, batch)
             values = {name: float(value) for name, value in metrics.items()}
         values["step_secs"] = time.monotonic() - started
         values["tokens_per_sec"] = tokens / values["step_secs"]

@@ -173,17 +173,11 @@ def parameters(run) -> list[np.ndarray]:
     """The parameters in the last snapshot, as the files hold them."""
     import jax
 
-    from rl_sync.actors.trainer import Trainer
+    from rl_sync.runtime.programs import trainer_of
     from rl_sync.runtime.snapshots import load_snapshot
 
     settings = run.settings
-    trainer = Trainer(
-        settings.model_config(settings.load_task()),
-        settings.algorithm,
-        settings.optimizer,
-        settings.trainer.group_size,
-        settings.rollout.temperature,
-    )
+    trainer = trainer_of(settings, settings.load_task())
     like = trainer.begin(trainer.init(jax.random.key(9)))
     directory = run.workdir / "checkpoints"
     assert latest_snapshot(directory) == settings.trainer.steps

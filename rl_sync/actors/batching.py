@@ -1,0 +1,178 @@
+"""How the trajectories of a trainer step are laid out in the rows of its batch.
+
+Each update of a step trains on an equal share of the groups, in rows of its own. The layout depends
+on the trajectories' lengths alone, so equal groups make equal batches.
+
+Letters in shapes: B rows, T positions, S positions before the layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from rl_sync.types import Group, Packing, TrainBatch
+
+BatchingKind = Literal["padded", "bucketed", "packed"]
+_BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+_TILE_TOKENS = 8
+_PADDING: dict[str, Any] = {
+    "tokens": 0,
+    "completion_mask": False,
+    "behavior_logprobs": 0.0,
+    "policy_versions": -1,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """The layout of batches. Their shapes are few: each compiles the trainer's step once.
+
+    Attributes:
+      kind: `padded` makes rows of `row_tokens`, one trajectory each; `bucketed` makes them as long
+        as the longest trajectory, rounded up to a bucket; `packed` puts trajectories one after the
+        other into rows of `row_tokens`, as many as they need, rounded up to a bucket.
+      trajectories: of a step.
+      row_tokens: T, the most tokens of a trajectory.
+      updates: of a step.
+      microbatch_rows: what the rows of an update are a multiple of; 0 for any number.
+
+    Raises:
+      ValueError: an unknown kind, or rows that do not make whole microbatches.
+    """
+
+    kind: str
+    trajectories: int
+    row_tokens: int
+    updates: int
+    microbatch_rows: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(BatchingKind):
+            kinds = ", ".join(get_args(BatchingKind))
+            raise ValueError(f"trainer.batching={self.kind!r} is not one of {kinds}.")
+        rows, most = self.microbatch_rows, self._most_rows
+        packed = self.kind == "packed"
+        if rows < 0 or rows > most or (rows and most % rows and not packed):
+            raise ValueError(
+                f"trainer.microbatch_rows={rows} must be {'at most' if packed else 'a divisor of'}"
+                f" {most}, the trajectories of an optimizer update (trainer.groups_per_step ·"
+                " trainer.group_size / optimizer.updates_per_batch); 0 for no microbatches."
+            )
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows of an update that has one trajectory in each."""
+        return self.trajectories // self.updates
+
+    def largest(self) -> TrainBatch:
+        """The shapes and dtypes of the batch of the longest trajectories."""
+        shape = (self.trajectories, self.row_tokens)
+        longest = Group(
+            lease_id=0,
+            ordinal=0,
+            prompt_id=0,
+            explorer=0,
+            tokens=np.zeros(shape, np.int32),
+            completion_mask=np.ones(shape, bool),
+            behavior_logprobs=np.zeros(shape, np.float32),
+            policy_versions=np.zeros(shape, np.int32),
+            rewards=np.zeros(self.trajectories, np.float32),
+        )
+        return jax.eval_shape(lambda: self.batch([longest]))
+
+    def batch(self, groups: list[Group]) -> TrainBatch:
+        """Lays out the groups of a step, one after the other."""
+        columns = _stack(groups, _PADDING)
+        packing = None
+        if self.kind != "padded":
+            lengths = _lengths(columns["completion_mask"])
+        if self.kind == "bucketed":
+            width = _bucket(int(lengths.max()), self.row_tokens, _TILE_TOKENS)
+            columns = {name: values[:, :width] for name, values in columns.items()}
+        elif self.kind == "packed":
+            stride = columns["tokens"].shape[1]
+            source = self._pack(lengths, stride)
+            columns, packing = _gather(columns, source), _packing(source, stride)
+        columns |= _stack(groups, ["rewards"])
+        fields = {name: jnp.asarray(values) for name, values in columns.items()}
+        return TrainBatch(**fields, packing=packing)
+
+    def _pack(
+        self, lengths: Int[np.ndarray, " trajectories"], stride: int
+    ) -> Int[np.ndarray, "B T"]:
+        """Which token stands where: its place in the flattened trajectories, -1 for padding.
+
+        Each update's share is packed for itself; all get as many rows as the one that needs most.
+        """
+        shares = lengths.reshape(self.updates, -1)
+        places = [first_fit_decreasing(share, self.row_tokens) for share in shares]
+        used = max(int(row.max()) + 1 for row, _ in places)
+        step = max(1, self.microbatch_rows)
+        rows = _bucket(used, math.ceil(self._most_rows / step) * step, step)
+        source = np.full((self.updates, rows, self.row_tokens), -1, np.int32)
+        for update, (row, start) in enumerate(places):
+            for i, length in enumerate(shares[update]):
+                first = (update * self._most_rows + i) * stride
+                there = slice(start[i], start[i] + length)
+                source[update, row[i], there] = np.arange(first, first + length)
+        return source.reshape(-1, self.row_tokens)
+
+
+def first_fit_decreasing(
+    lengths: Int[np.ndarray, " trajectories"], row_tokens: int
+) -> tuple[Int[np.ndarray, " trajectories"], Int[np.ndarray, " trajectories"]]:
+    """Puts each trajectory, the longest first, into the first row with room for it.
+
+    Never takes more than 11/9 of the fewest rows possible, and one (Johnson 1973). Among equals
+    the order stays.
+
+    Returns:
+      (row, start): each trajectory's row, and its first position there.
+    """
+    row, start = np.zeros_like(lengths), np.zeros_like(lengths)
+    free = np.full(len(lengths), row_tokens)
+    for i in np.argsort(-lengths, kind="stable"):
+        row[i] = np.argmax(free >= lengths[i])
+        start[i] = row_tokens - free[row[i]]
+        free[row[i]] -= lengths[i]
+    return row, start
+
+
+def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:
+    """Tokens of each row up to the last of its completion: what can have a part in the loss."""
+    behind = np.argmax(mask[:, ::-1], axis=1)
+    return np.where(mask.any(axis=1), mask.shape[1] - behind, 0)
+
+
+def _stack(groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([getattr(group, name) for group in groups]) for name in names}
+
+
+def _gather(
+    columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]
+) -> dict[str, np.ndarray]:
+    return {
+        name: np.where(source >= 0, values.reshape(-1)[source], _PADDING[name])
+        for name, values in columns.items()
+    }
+
+
+def _packing(source: Int[np.ndarray, "B T"], stride: int) -> Packing:
+    return Packing(
+        positions=jnp.asarray(np.where(source >= 0, source % stride, 0)),
+        trajectories=jnp.asarray(np.where(source >= 0, source // stride, -1)),
+    )
+
+
+def _bucket(size: int, full: int, step: int) -> int:
+    """The smallest bucket that holds `size`: a few shares of `full`, in multiples of `step`."""
+    sizes = (min(full, math.ceil(share * full / step) * step) for share in _BUCKETS)
+    return next(bucket for bucket in sizes if bucket >= size)

@@ -1,0 +1,48 @@
+"""What is computed from more rows than fit into memory at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rl_sync.types import Params
+
+Loss = Callable[[Params, Any], tuple[Array, Any]]
+
+
+def gradient(loss: Loss, params: Params, rows: Any, microbatch_rows: int) -> tuple[Params, Any]:
+    """∇ of a loss by the parameters, and what comes with it, a microbatch at a time.
+
+    Args:
+      loss: of (params, rows) makes (loss, metrics), each a sum over constants of all rows: so the
+        results for microbatches add up to the result for all.
+      rows: a pytree of arrays with a leading axis of rows.
+      microbatch_rows: rows at once, a divisor of all; 0 for all.
+    """
+    grad = jax.grad(loss, has_aux=True)
+    if not microbatch_rows:
+        return grad(params, rows)
+    parts = _parts(rows, microbatch_rows)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, grad(params, part)), None
+
+    like = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], parts))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return jax.lax.scan(add, nothing, parts)[0]
+
+
+def map_rows(function: Callable[[Any], Array], rows: Any, microbatch_rows: int) -> Array:
+    """A function of rows that makes one row of each, a microbatch at a time; see `gradient`."""
+    if not microbatch_rows:
+        return function(rows)
+    mapped = jax.lax.map(function, _parts(rows, microbatch_rows))
+    return mapped.reshape(-1, *mapped.shape[2:])
+
+
+def _parts(rows: Any, microbatch_rows: int) -> Any:
+    return jax.tree.map(lambda x: x.reshape(-1, microbatch_rows, *x.shape[1:]), rows)

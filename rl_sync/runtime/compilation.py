@@ -1,0 +1,48 @@
+"""The trainer's step, compiled once for each shape of batches."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Hashable
+
+import jax
+
+from rl_sync.actors.trainer import Step, Trainer, TrainState
+from rl_sync.observe.spans import SpanKind
+from rl_sync.runtime.session import Session
+from rl_sync.types import TrainBatch
+
+
+class CompiledSteps:
+    """Compiles in the background, and keeps what it has compiled.
+
+    Args:
+      session: the trainer's.
+      trainer: the actor.
+      state: of the shapes of all states to come; may be what `jax.eval_shape` returns.
+    """
+
+    def __init__(self, session: Session, trainer: Trainer, state: TrainState):
+        self._session, self._trainer, self._state = session, trainer, state
+        self._compiler = concurrent.futures.ThreadPoolExecutor(1, "compiler")
+        self._steps: dict[Hashable, concurrent.futures.Future[Step]] = {}
+
+    def prepare(self, batch: TrainBatch) -> None:
+        """Begins to compile for batches of one shape, unless that was begun before."""
+        shape = _shape(batch)
+        if shape not in self._steps:
+            self._steps[shape] = self._compiler.submit(self._compile, batch)
+
+    def of(self, batch: TrainBatch) -> Step:
+        """The step for a batch; waits for it where it is not compiled yet."""
+        self.prepare(batch)
+        return self._steps[_shape(batch)].result()
+
+    def _compile(self, batch: TrainBatch) -> Step:
+        rows, row_tokens = batch.tokens.shape
+        with self._session.spans.span(SpanKind.COMPILE, rows=rows, row_tokens=row_tokens):
+            return self._trainer.compile_step(self._state, batch)
+
+
+def _shape(batch: TrainBatch) -> Hashable:
+    return tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(batch))
