@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.decode import generate
-from rl_sync.models.sampling import Sampling
+from rl_sync.rollout.decode import generate
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params
 

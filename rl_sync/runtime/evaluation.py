@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.decode import generate
-from rl_sync.models.sampling import Sampling
 from rl_sync.observe.spans import SpanKind
+from rl_sync.rollout.decode import generate
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.session import Session
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt

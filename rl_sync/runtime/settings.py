@@ -14,7 +14,7 @@ from typing import Any
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.trainer import AlgorithmConfig, OptimizerConfig
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sampling import Sampling
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.tasks.catalog import TaskConfig, load_task

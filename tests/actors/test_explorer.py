@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from rl_sync.actors.explorer import Explorer, ExplorerState
-from rl_sync.models import decode
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
-from rl_sync.models.sampling import Sampling
 from rl_sync.models.transformer import init_params
+from rl_sync.rollout import decode
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.arithmetic import ArithmeticConfig, load
 from rl_sync.types import Group, Lease
 

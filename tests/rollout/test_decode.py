@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.models import decode
-from rl_sync.models.decode import generate
 from rl_sync.models.logprobs import token_logprobs
-from rl_sync.models.sampling import Sampling
+from rl_sync.rollout import decode
+from rl_sync.rollout.decode import generate
+from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 
 EOS = 1

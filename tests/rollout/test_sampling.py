@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.models.sampling import Sampling, sample, sampled_logprobs
+from rl_sync.rollout.sampling import Sampling, sample, sampled_logprobs
 
 LOGITS = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.3]]))
 

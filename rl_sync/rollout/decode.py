@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from rl_sync.models import transformer
 from rl_sync.models.attention import KVCache
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sampling import Knobs, Sampling, sample
+from rl_sync.rollout.sampling import Knobs, Sampling, sample
 from rl_sync.types import Params
 
 CHUNK_TOKENS = 32
