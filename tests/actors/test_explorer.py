@@ -8,7 +8,8 @@ from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.transformer import init_params
-from rl_sync.rollout import decode
+from rl_sync.rollout import slots
+from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.arithmetic import ArithmeticConfig, load
 from rl_sync.types import Group, Lease
@@ -31,9 +32,9 @@ MODEL = ModelConfig(
 )
 EXPLORER = Explorer(
     number=2,
-    model=MODEL,
+    engine=Engine(MODEL, slots=12),
     task=TASK,
-    sampling=Sampling(TASK.max_completion_tokens, TASK.tokenizer.eos_id),
+    sampling=Sampling(TASK.max_completion_tokens, (TASK.tokenizer.eos_id,)),
     group_size=3,
     groups=4,
     seed=7,
@@ -99,13 +100,12 @@ def test_randomness_comes_from_seed_ordinal_attempt_and_row_alone():
     assert len({row.tobytes() for row in first}) == 3, "the rows of a group are one and the same"
 
 
-def test_fewer_leases_and_other_weights_compile_nothing():
+def test_a_full_rollout_with_other_weights_compiles_nothing():
     EXPLORER.compile(STATE.params)
-    compiled = decode.prefill._cache_size(), decode.decode_chunk._cache_size()
+    compiled = slots.prefill._cache_size(), slots.decode_chunk._cache_size()
     other = ExplorerState(6, init_params(MODEL, jax.random.key(1)))
-    for leases in (1, 3, 4):
-        EXPLORER.rollout(other, [_lease(i) for i in range(leases)])
-    assert (decode.prefill._cache_size(), decode.decode_chunk._cache_size()) == compiled
+    EXPLORER.rollout(other, [_lease(i) for i in range(4)])
+    assert (slots.prefill._cache_size(), slots.decode_chunk._cache_size()) == compiled
 
 
 @pytest.mark.parametrize("leases", [0, 5])
