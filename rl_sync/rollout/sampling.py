@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 _EXCLUDED = -jnp.inf
@@ -200,13 +201,15 @@ def _truncate(scores: Float[Array, "B V"], choice: Knobs, history: History) -> F
 
 
 def uniforms(keys: UInt32[Array, "B 2"], generated: Int[Array, " B"]) -> Float[Array, "B 2"]:
-    """Two numbers in [0, 1) a row, which depend on the row's key and its count of tokens alone."""
+    """Two numbers in [0, 1) a row, which depend on the row's key and its count of tokens alone.
 
-    def of_row(key: UInt32[Array, " 2"], count: Int[Array, ""]) -> Float[Array, " 2"]:
-        wrapped = jax.random.wrap_key_data(key, impl="threefry2x32")
-        return jax.random.uniform(jax.random.fold_in(wrapped, count), (2,), jnp.float32)
+    One Threefry block a row (Parallel Random Numbers: As Easy as 1, 2, 3): the count is the
+    counter, its two words give 24 bits each.
+    """
 
-    return jax.vmap(of_row)(keys, generated)
+    counts = jnp.stack([generated, jnp.zeros_like(generated)], axis=1).astype(jnp.uint32)
+    bits = jax.vmap(threefry_2x32)(keys, counts)
+    return (bits >> 8).astype(jnp.float32) * 2**-24
 
 
 def draw(
@@ -237,19 +240,25 @@ def draw(
     tokens = block * width + inside
     chosen = jnp.take_along_axis(scores, tokens[:, None], axis=-1)[:, 0]
     logprobs = chosen - peak - jnp.log(of_blocks.sum(axis=-1))
-    best = jax.lax.cond(
-        greedy.any(), lambda: jnp.argmax(scores, axis=-1).astype(jnp.int32), lambda: tokens
-    )
+    best = jax.lax.cond(greedy.any(), lambda: _likeliest(scores, peak), lambda: tokens)
     return jnp.where(greedy, best, tokens), jnp.where(greedy, 0.0, logprobs)
+
+
+def _likeliest(scores: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Array, " B"]:
+    places = jnp.arange(scores.shape[1], dtype=jnp.int32)
+    return jnp.where(scores == peak[:, None], places, scores.shape[1]).min(axis=-1)
 
 
 def _invert(numbers: Float[Array, " B"], mass: Float[Array, "B V"]) -> Int[Array, " B"]:
     """The first place at which the running sum of masses exceeds that share of the total.
 
     Sums are rounded, so places without mass are passed over even where the sum seems to grow, and
-    a number so near to 1 that no place is left takes the likeliest.
+    a number so near to 1 that no place is left takes the last with mass.
     """
     total = jnp.cumsum(mass, axis=-1)
-    passed = (total > numbers[:, None] * total[:, -1:]) & (mass > 0)
-    place = jnp.where(passed.any(axis=-1), jnp.argmax(passed, axis=-1), jnp.argmax(mass, axis=-1))
-    return place.astype(jnp.int32)
+    possible = mass > 0
+    passed = (total > numbers[:, None] * total[:, -1:]) & possible
+    # As minima and maxima of places: programs with argmax take longer to compile.
+    places = jnp.arange(mass.shape[-1], dtype=jnp.int32)
+    last = jnp.where(possible, places, 0).max(axis=-1)
+    return jnp.where(passed, places, last[:, None]).min(axis=-1)
