@@ -90,6 +90,7 @@ def get_config() -> ConfigDict:
             "stop_ids": "",
             "stop_strings": "",
             "chunk_tokens": 16,
+            "swap": "between",
             "cache": "keep",
         }
     )

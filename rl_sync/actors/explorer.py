@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,10 @@ class ExplorerState(NamedTuple):
 
     version: int
     params: Params
+
+
+Newer = Callable[[ExplorerState], ExplorerState | None]
+"""From the weights in use to newer ones, if there are any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +48,33 @@ class Explorer:
     groups: int
     seed: int
 
-    def rollout(self, state: ExplorerState, leases: list[Lease]) -> list[Group]:
+    def rollout(
+        self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
+    ) -> tuple[ExplorerState, list[Group]]:
         """Generates a group for each lease; rewards are still 0.
 
         What is drawn depends on the weights, the prompt, and (seed, ordinal, attempt, row) alone.
 
+        Args:
+          newer: asked for newer weights again and again, with those that are in use; completions
+            that have begun go on with them.
+
+        Returns:
+          The weights that were in use at the end, and the groups.
+
         Raises:
           ValueError: more leases than there is room for.
         """
-        return self._rollout(state, leases, self.sampling)
+
+        def swap() -> None:
+            nonlocal state
+            if newer is not None and (found := newer(state)) is not None:
+                state = found
+                self.engine.load(state.params, state.version)
+
+        self.engine.load(state.params, state.version)
+        groups = self._groups(leases, self.sampling, swap)
+        return state, groups
 
     def compile(self, params: Params) -> None:
         """Compiles what a full rollout begins with, by doing one that is thrown away."""
@@ -60,10 +82,11 @@ class Explorer:
         few = min(self.sampling.max_new_tokens, self.engine.chunk_tokens)
         sampling = dataclasses.replace(self.sampling, max_new_tokens=few, min_new_tokens=0)
         leases = [Lease(0, ordinal, 0, prompt) for ordinal, prompt in enumerate(prompts)]
-        self._rollout(ExplorerState(0, params), leases, sampling)
+        self.engine.load(params, version=0)
+        self._groups(leases, sampling, between=None)
 
-    def _rollout(
-        self, state: ExplorerState, leases: list[Lease], sampling: Sampling
+    def _groups(
+        self, leases: list[Lease], sampling: Sampling, between: Callable[[], None] | None
     ) -> list[Group]:
         if not 0 < len(leases) <= self.groups:
             raise ValueError(f"A rollout takes 1 to {self.groups} leases, not {len(leases)}.")
@@ -73,12 +96,10 @@ class Explorer:
             Request(prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt))
             for prompt, lease in zip(prompts, leases, strict=True)
         ]
-        self.engine.load(state.params, state.version)
+        generated = self.engine.generate(requests, between)
         return [
             self._group(lease, prompt, completions)
-            for lease, prompt, completions in zip(
-                leases, prompts, self.engine.generate(requests), strict=True
-            )
+            for lease, prompt, completions in zip(leases, prompts, generated, strict=True)
         ]
 
     def _group(self, lease: Lease, prompt: np.ndarray, completions: Sequence[Completion]) -> Group:

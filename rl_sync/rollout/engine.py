@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -205,20 +205,33 @@ class Engine:
         )
         return finished
 
-    def advance(self, budget_tokens: int | None = None) -> list[Completion]:
+    def advance(
+        self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
+    ) -> list[Completion]:
         """Takes steps until nothing is left, or so many tokens were drawn.
 
         What is unfinished then goes on with the next step; the budget is looked at between steps.
+
+        Args:
+          between: called after each step that leaves something; may `load` other weights.
         """
         before, finished = self._counted.decode_tokens, []
         while self.unfinished:
-            if budget_tokens is not None and self._counted.decode_tokens - before >= budget_tokens:
-                break
             finished += self.step()
+            drawn = self._counted.decode_tokens - before
+            if budget_tokens is not None and drawn >= budget_tokens:
+                break
+            if between is not None and self.unfinished:
+                between()
         return finished
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(
+        self, requests: Sequence[Request], between: Callable[[], None] | None = None
+    ) -> list[list[Completion]]:
         """Completes requests: a list of completions for each, all in order.
+
+        Args:
+          between: see `advance`.
 
         Raises:
           ValueError: others are unfinished, or a request can never be served.
@@ -229,7 +242,7 @@ class Engine:
                 " submit and step."
             )
         tickets = self.submit(requests)
-        found = sorted(self.advance(), key=lambda completion: completion.index)
+        found = sorted(self.advance(between=between), key=lambda completion: completion.index)
         by_ticket: dict[int, list[Completion]] = {ticket: [] for ticket in tickets}
         for completion in found:
             by_ticket[completion.ticket].append(completion)

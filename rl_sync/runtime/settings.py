@@ -10,14 +10,15 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, cast, get_args
+from typing import Any
 
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.trainer import AlgorithmConfig, OptimizerConfig
 from rl_sync.models.config import ModelConfig
-from rl_sync.rollout.engine import CachePolicy, Engine
+from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.records import ConfigError, build, one_of, require
+from rl_sync.runtime.rollout_settings import RolloutSettings
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.task import Task
@@ -94,62 +95,6 @@ class TrainerSettings:
             " are compared with each other.",
         )
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutSettings:
-    """`config.rollout`: how completions are sampled and decoded; see `Sampling` and `Engine`.
-
-    Attributes:
-      temperature, top_k, top_p, min_p, repetition_penalty, min_new_tokens: see `Sampling`.
-      stop_ids: token ids that end a completion besides the tokenizer's, separated by commas.
-      stop_strings: texts that end a completion, separated by `|`.
-      slots: the most sequences that an explorer decodes at once; None for all of a lease.
-      chunk_tokens: the most tokens of a sequence between two looks of the host.
-      cache: what becomes of the cache of a sequence that new weights find under way.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    min_new_tokens: int
-    stop_ids: str
-    stop_strings: str
-    slots: int | None
-    chunk_tokens: int
-    cache: str
-
-    def __post_init__(self) -> None:
-        require(
-            all(part.strip().isdecimal() for part in self.stop_ids.split(",") if part.strip()),
-            f"rollout.stop_ids={self.stop_ids!r} must be token ids separated by commas.",
-        )
-        require(
-            self.slots is None or self.slots >= 1,
-            f"rollout.slots must be at least 1, or nothing for all of a lease, not {self.slots}.",
-        )
-        require(
-            self.chunk_tokens >= 1,
-            f"rollout.chunk_tokens must be at least 1, not {self.chunk_tokens}.",
-        )
-        one_of("rollout.cache", self.cache, get_args(CachePolicy))
-
-    def sampling(self, max_new_tokens: int, eos_id: int) -> Sampling:
-        """How completions of a task are drawn."""
-        more = [int(part) for part in self.stop_ids.split(",") if part.strip()]
-        return Sampling(
-            max_new_tokens=max_new_tokens,
-            stop_ids=(eos_id, *more),
-            stop_strings=tuple(part for part in self.stop_strings.split("|") if part),
-            min_new_tokens=self.min_new_tokens,
-            repetition_penalty=self.repetition_penalty,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,6 +282,13 @@ class RunSettings:
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
+        offered = schedule.pull == "latest" and self.transfer == "checkpoint"
+        require(
+            self.rollout.swap == "between" or offered,
+            f"rollout.swap={self.rollout.swap} needs weights that an explorer takes when it likes,"
+            f" but sync.pull={schedule.pull} over sync.transfer={self.transfer} has none: use"
+            " sync.mode=asynchronous or multi_explorer, or rollout.swap=between.",
+        )
         updates = self.optimizer.updates_per_batch
         require(
             self.trainer.groups_per_step % updates == 0,
@@ -410,13 +362,8 @@ class RunSettings:
 
     def engine(self, task: Task) -> Engine:
         """What an explorer generates with."""
-        return Engine(
-            self.model_config(task),
-            self.rollout.slots or self.groups_per_lease * self.trainer.group_size,
-            chunk_tokens=self.rollout.chunk_tokens,
-            cache=cast(CachePolicy, self.rollout.cache),
-            decode=task.tokenizer.decode,
-        )
+        rows = self.groups_per_lease * self.trainer.group_size
+        return self.rollout.engine(self.model_config(task), rows, task.tokenizer.decode)
 
     def load_task(self) -> Task:
         """Loads the problems.

@@ -54,7 +54,8 @@ def _assert_same(a: Group, b: Group):
 
 def test_each_lease_becomes_a_group_of_its_prompt():
     leases = [_lease(3), _lease(8, attempt=1)]
-    groups = EXPLORER.rollout(STATE, leases)
+    state, groups = EXPLORER.rollout(STATE, leases)
+    assert state is STATE
     assert len(groups) == 2
     for lease, group in zip(leases, groups, strict=True):
         assert (group.lease_id, group.ordinal, group.explorer) == (lease.lease_id, lease.ordinal, 2)
@@ -69,7 +70,7 @@ def test_each_lease_becomes_a_group_of_its_prompt():
 
 
 def test_behavior_logprobs_are_the_policy_s():
-    (group,) = EXPLORER.rollout(STATE, [_lease(0)])
+    _, (group,) = EXPLORER.rollout(STATE, [_lease(0)])
     logprobs, _ = token_logprobs(MODEL, STATE.params, group.tokens)
     mask = group.completion_mask
     np.testing.assert_allclose(group.behavior_logprobs[mask], np.asarray(logprobs)[mask], atol=1e-5)
@@ -77,15 +78,15 @@ def test_behavior_logprobs_are_the_policy_s():
 
 
 def test_a_group_does_not_depend_on_the_leases_beside_it():
-    full = EXPLORER.rollout(STATE, [_lease(i) for i in range(4)])
-    (alone,) = EXPLORER.rollout(STATE, [_lease(2)])
+    _, full = EXPLORER.rollout(STATE, [_lease(i) for i in range(4)])
+    _, (alone,) = EXPLORER.rollout(STATE, [_lease(2)])
     _assert_same(alone, full[2])
-    _assert_same(EXPLORER.rollout(STATE, [_lease(2), _lease(0)])[1], full[0])
+    _assert_same(EXPLORER.rollout(STATE, [_lease(2), _lease(0)])[1][1], full[0])
 
 
 def test_randomness_comes_from_seed_ordinal_attempt_and_row_alone():
     def tokens(lease, **changes):
-        (group,) = dataclasses.replace(EXPLORER, **changes).rollout(STATE, [lease])
+        _, (group,) = dataclasses.replace(EXPLORER, **changes).rollout(STATE, [lease])
         return group.tokens
 
     lease = _lease(1)
@@ -106,6 +107,21 @@ def test_a_full_rollout_with_other_weights_compiles_nothing():
     other = ExplorerState(6, init_params(MODEL, jax.random.key(1)))
     EXPLORER.rollout(other, [_lease(i) for i in range(4)])
     assert (slots.prefill._cache_size(), slots.decode_chunk._cache_size()) == compiled
+
+
+def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
+    explorer = dataclasses.replace(EXPLORER, engine=Engine(MODEL, slots=12, chunk_tokens=2))
+    other = ExplorerState(6, jax.tree.map(lambda x: 0.5 * x, STATE.params))
+    state, groups = explorer.rollout(
+        STATE, [_lease(0)], lambda state: other if state is STATE else None
+    )
+    assert state is other
+    (group,) = groups
+    assert group.oldest_version == 5
+    for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
+        length = mask.sum()
+        assert versions[mask].tolist() == [5, 5, *[6] * (length - 2)][:length]
+    assert np.any(group.policy_versions == 6)
 
 
 @pytest.mark.parametrize("leases", [0, 5])

@@ -53,6 +53,10 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"rollout__stop_ids": "2, x"}, ["rollout.stop_ids='2, x'", "separated by commas"]),
         ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
         ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
+        (
+            {"sync__mode": "synchronous", "rollout__swap": "in_flight"},
+            ["rollout.swap=in_flight", "sync.pull=exact", "sync.mode=asynchronous"],
+        ),
         ({"rollout__cache": "recompile"}, ["did you mean 'recompute'"]),
         ({"algorithm__advantage": "gae"}, ["algorithm.advantage='gae'", "grpo"]),
     ],
