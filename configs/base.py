@@ -107,7 +107,22 @@ def get_config() -> ConfigDict:
             "logits_bytes": 64 << 20,
         }
     )
-    config.rollout = ConfigDict({"temperature": 1.0, "top_k": 0, "top_p": 1.0})
+    config.rollout = ConfigDict(
+        {
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "min_new_tokens": 0,
+            "stop_ids": "",
+            "stop_strings": "",
+            "chunk_tokens": 16,
+            "swap": "between",
+            "cache": "keep",
+        }
+    )
+    config.rollout.slots = placeholder(int)
 
     config.sync = ConfigDict({"mode": "one_step_off_policy", "verify": True})
     config.sync.interval = placeholder(int)

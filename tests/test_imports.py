@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LOWEST = {"types", "schedule", "algorithms", "models"}
+LOWEST = {"types", "schedule", "algorithms", "models", "rollout"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
 ALLOWED = {
@@ -14,6 +14,7 @@ ALLOWED = {
     "schedule": set(),
     "algorithms": {"types"},
     "models": {"types", "algorithms"},
+    "rollout": {"types", "models"},
     "rewards": {"types"},
     "tasks": {"types", "models", "rewards"},
     "replay": {"types", "models"},

@@ -1,18 +1,16 @@
-"""The explorer as a functional actor: from leases and weights of a known version to groups."""
+"""The explorer as an actor: from leases and weights of a known version to groups."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.decode import generate
-from rl_sync.models.sampling import Sampling
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.request import Completion, Request
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params
 
@@ -24,86 +22,103 @@ class ExplorerState(NamedTuple):
     params: Params
 
 
+Newer = Callable[[ExplorerState], ExplorerState | None]
+"""From the weights in use to newer ones, if there are any."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Explorer:
-    """What an explorer knows of the run; its one step is pure.
+    """What an explorer knows of the run.
 
     Attributes:
       number: which explorer, from 1.
-      model: the policy's shape.
+      engine: what generates; nothing is left in it between two rollouts.
       task: the problems.
       sampling: how completions are drawn.
       group_size: completions a prompt, G.
-      groups: how many groups a rollout has room for. Fewer leases are filled up with copies whose
-        completions are thrown away, so that every rollout has one shape.
+      groups: the most groups of a rollout.
       seed: the run's.
     """
 
     number: int
-    model: ModelConfig
+    engine: Engine
     task: Task
     sampling: Sampling
     group_size: int
     groups: int
     seed: int
 
-    def rollout(self, state: ExplorerState, leases: list[Lease]) -> list[Group]:
+    def rollout(
+        self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
+    ) -> tuple[ExplorerState, list[Group]]:
         """Generates a group for each lease; rewards are still 0.
 
         What is drawn depends on the weights, the prompt, and (seed, ordinal, attempt, row) alone.
 
+        Args:
+          newer: asked for newer weights again and again, with those that are in use; completions
+            that have begun go on with them.
+
+        Returns:
+          The weights that were in use at the end, and the groups.
+
         Raises:
           ValueError: more leases than there is room for.
         """
-        if not 0 < len(leases) <= self.groups:
-            raise ValueError(f"A rollout takes 1 to {self.groups} leases, not {len(leases)}.")
-        padded = [*leases, *leases[:1] * (self.groups - len(leases))]
-        tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in padded])
-        completions = generate(
-            self.model,
-            state.params,
-            jnp.asarray(tokens.repeat(self.group_size, axis=0)),
-            jnp.asarray(lengths.repeat(self.group_size)),
-            self._keys(padded),
-            self.sampling,
-        )
-        arrays = jax.tree.map(self._by_group, completions)
-        return [
-            Group(
-                lease_id=lease.lease_id,
-                ordinal=lease.ordinal,
-                prompt_id=lease.prompt.prompt_id,
-                explorer=self.number,
-                tokens=arrays.tokens[i],
-                completion_mask=arrays.completion_mask[i],
-                behavior_logprobs=arrays.behavior_logprobs[i],
-                policy_versions=np.where(arrays.completion_mask[i], state.version, -1).astype(
-                    np.int32
-                ),
-                rewards=np.zeros(self.group_size, np.float32),
-            )
-            for i, lease in enumerate(leases)
-        ]
+
+        def swap() -> None:
+            nonlocal state
+            if newer is not None and (found := newer(state)) is not None:
+                state = found
+                self.engine.load(state.params, state.version)
+
+        self.engine.load(state.params, state.version)
+        groups = self._groups(leases, self.sampling, swap)
+        return state, groups
 
     def compile(self, params: Params) -> None:
-        """Compiles the rollout, by doing one that is thrown away."""
-        prompt = self.task.train[0]
-        self.rollout(ExplorerState(0, params), [Lease(0, 0, 0, prompt)])
+        """Compiles what a full rollout begins with, by doing one that is thrown away."""
+        prompts = self.task.train[: self.groups]
+        few = min(self.sampling.max_new_tokens, self.engine.chunk_tokens)
+        sampling = dataclasses.replace(self.sampling, max_new_tokens=few, min_new_tokens=0)
+        leases = [Lease(0, ordinal, 0, prompt) for ordinal, prompt in enumerate(prompts)]
+        self.engine.load(params, version=0)
+        self._groups(leases, sampling, between=None)
 
-    def _by_group(self, rows: jax.Array) -> np.ndarray:
-        return np.asarray(rows).reshape(self.groups, self.group_size, *rows.shape[1:])
+    def _groups(
+        self, leases: list[Lease], sampling: Sampling, between: Callable[[], None] | None
+    ) -> list[Group]:
+        if not 0 < len(leases) <= self.groups:
+            raise ValueError(f"A rollout takes 1 to {self.groups} leases, not {len(leases)}.")
+        tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in leases])
+        prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+        requests = [
+            Request(prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt))
+            for prompt, lease in zip(prompts, leases, strict=True)
+        ]
+        generated = self.engine.generate(requests, between)
+        return [
+            self._group(lease, prompt, completions)
+            for lease, prompt, completions in zip(leases, prompts, generated, strict=True)
+        ]
 
-    def _keys(self, leases: list[Lease]) -> jax.Array:
-        identities = np.array([[lease.ordinal, lease.attempt] for lease in leases], np.uint32)
-        return _row_keys(jax.random.key(self.seed), jnp.asarray(identities.T), self.group_size)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _row_keys(key: jax.Array, identities: jax.Array, group_size: int) -> jax.Array:
-    """One key a row, folded with (ordinal, attempt) of its lease and its place in the group."""
-
-    def of_lease(ordinal: jax.Array, attempt: jax.Array) -> jax.Array:
-        leased = jax.random.fold_in(jax.random.fold_in(key, ordinal), attempt)
-        return jax.random.split(leased, group_size)
-
-    return jax.vmap(of_lease)(*identities).reshape(-1)
+    def _group(self, lease: Lease, prompt: np.ndarray, completions: Sequence[Completion]) -> Group:
+        shape = (self.group_size, self.task.row_tokens)
+        tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        logprobs, versions = np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
+        tokens[:, : len(prompt)] = prompt
+        for row, completion in enumerate(completions):
+            here = slice(len(prompt), len(prompt) + len(completion.tokens))
+            tokens[row, here], mask[row, here] = completion.tokens, True
+            logprobs[row, here], versions[row, here] = completion.logprobs, completion.versions
+        return Group(
+            lease_id=lease.lease_id,
+            ordinal=lease.ordinal,
+            prompt_id=lease.prompt.prompt_id,
+            explorer=self.number,
+            tokens=tokens,
+            completion_mask=mask,
+            behavior_logprobs=logprobs,
+            policy_versions=versions,
+            rewards=np.zeros(self.group_size, np.float32),
+        )

@@ -20,6 +20,7 @@ from rl_sync.weights.interface import Puller, WeightsTimeoutError
 _POLL_SECS = 1.0
 _NEWEST_POLL_SECS = 0.02
 _RECEIVE_POLL_SECS = 10.0
+_IN_FLIGHT_POLL_SECS = 0.1
 
 
 class Grant(NamedTuple):
@@ -66,6 +67,7 @@ class ExplorerProgram:
     sync_kind: SpanKind
     replay: Replay
     table: str
+    _next_look: float = 0.0
 
     def run(self) -> None:
         """Generates until the end of the run.
@@ -81,7 +83,7 @@ class ExplorerProgram:
             while (grant := self._lease()) is not None:
                 if state is None or state.version != grant.version:
                     state = self._pull(grant)
-                groups = self._generate(grant, state)
+                state, groups = self._generate(grant, state)
                 groups = self._score(groups)
                 self._insert(groups)
         except RunStoppedError:
@@ -125,18 +127,36 @@ class ExplorerProgram:
             except WeightsTimeoutError:
                 patience()
 
-    def _generate(self, grant: Grant, state: ExplorerState) -> list[Group]:
+    def _generate(self, grant: Grant, state: ExplorerState) -> tuple[ExplorerState, list[Group]]:
         leases = [lease.lease_id for lease in grant.leases]
-        started = time.monotonic()
+        before, started = self.explorer.engine.stats, time.monotonic()
         with self.session.spans.span(
             SpanKind.ROLLOUT, step=grant.step, version=state.version, leases=leases
         ) as attributes:
-            groups = self.explorer.rollout(state, grant.leases)
+            newer = self._newer if self.session.settings.rollout.swap == "in_flight" else None
+            state, groups = self.explorer.rollout(state, grant.leases, newer)
             tokens = sum(int(group.completion_mask.sum()) for group in groups)
             attributes["tokens"] = tokens
+            attributes["engine"] = (self.explorer.engine.stats - before).summary()
         rate = tokens / (time.monotonic() - started)
-        self.session.facts.update(step=grant.step, tokens_per_sec=rate)
-        return groups
+        self.session.facts.update(step=grant.step, version=state.version, tokens_per_sec=rate)
+        return state, groups
+
+    def _newer(self, state: ExplorerState) -> ExplorerState | None:
+        """Weights that were published since, for completions that are under way."""
+        if time.monotonic() < self._next_look or self.puller.newest() <= state.version:
+            return None
+        with self.session.spans.span(self.sync_kind) as attributes:
+            try:
+                version, params = self.puller.pull(
+                    at_least=state.version + 1, timeout_secs=_RECEIVE_POLL_SECS
+                )
+            except WeightsTimeoutError:
+                return None  # It was withdrawn: what is in use will do.
+            finally:
+                self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
+            attributes["version"] = version
+        return ExplorerState(version, params)
 
     def _score(self, groups: list[Group]) -> list[Group]:
         with self.session.spans.span(SpanKind.SCORE):

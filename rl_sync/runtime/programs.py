@@ -139,7 +139,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
             number,
-            settings.model_config(task),
+            settings.engine(task),
             task,
             settings.sampling(task),
             settings.trainer.group_size,

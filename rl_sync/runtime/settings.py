@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,10 @@ from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.objective import AlgorithmConfig
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sampling import Sampling
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.records import ConfigError, build, one_of, require
+from rl_sync.runtime.rollout_settings import RolloutSettings
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
@@ -108,15 +111,6 @@ class TrainerSettings:
             " are compared with each other.",
         )
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutSettings:
-    """`config.rollout`: how completions are sampled; see `Sampling`."""
-
-    temperature: float
-    top_k: int
-    top_p: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +255,7 @@ class RunSettings:
         try:
             settings = build(cls, config, "config")
             settings._validate()
-            settings._sampling(max_new_tokens=1, eos_id=0)
+            settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_id=0)
             settings._model_config(vocab_size=1, max_length=1)
             settings.batching(row_tokens=1)
         except ConfigError:
@@ -305,6 +299,13 @@ class RunSettings:
             schedule.pull == "latest" or self.replay.sampler == "fifo",
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
+        )
+        offered = schedule.pull == "latest" and self.transfer == "checkpoint"
+        require(
+            self.rollout.swap == "between" or offered,
+            f"rollout.swap={self.rollout.swap} needs weights that an explorer takes when it likes,"
+            f" but sync.pull={schedule.pull} over sync.transfer={self.transfer} has none: use"
+            " sync.mode=asynchronous or multi_explorer, or rollout.swap=between.",
         )
         updates = self.optimizer.updates_per_batch
         require(
@@ -377,12 +378,20 @@ class RunSettings:
         )
 
     def sampling(self, task: Task) -> Sampling:
-        """How explorers sample completions."""
-        return self._sampling(task.max_completion_tokens, task.tokenizer.eos_id)
+        """How explorers sample completions.
 
-    def _sampling(self, max_new_tokens: int, eos_id: int) -> Sampling:
-        choices = dataclasses.asdict(self.rollout)
-        return Sampling(max_new_tokens=max_new_tokens, eos_id=eos_id, **choices)
+        Raises:
+          ConfigError: the task's completions are shorter than the settings ask for.
+        """
+        try:
+            return self.rollout.sampling(task.max_completion_tokens, task.tokenizer.eos_id)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def engine(self, task: Task) -> Engine:
+        """What an explorer generates with."""
+        rows = self.groups_per_lease * self.trainer.group_size
+        return self.rollout.engine(self.model_config(task), rows, task.tokenizer.decode)
 
     def load_task(self) -> Task:
         """Loads the problems and their tokenizer.

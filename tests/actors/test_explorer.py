@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from rl_sync.actors.explorer import Explorer, ExplorerState
-from rl_sync.models import decode
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
-from rl_sync.models.sampling import Sampling
 from rl_sync.models.transformer import init_params
+from rl_sync.rollout import slots
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Group, Lease
 from tests.tasks.loading import load
 
@@ -32,9 +33,9 @@ MODEL = ModelConfig(
 )
 EXPLORER = Explorer(
     number=2,
-    model=MODEL,
+    engine=Engine(MODEL, slots=12),
     task=TASK,
-    sampling=Sampling(TASK.max_completion_tokens, TASK.tokenizer.eos_id),
+    sampling=Sampling(TASK.max_completion_tokens, (TASK.tokenizer.eos_id,)),
     group_size=3,
     groups=4,
     seed=7,
@@ -54,7 +55,8 @@ def _assert_same(a: Group, b: Group):
 
 def test_each_lease_becomes_a_group_of_its_prompt():
     leases = [_lease(3), _lease(8, attempt=1)]
-    groups = EXPLORER.rollout(STATE, leases)
+    state, groups = EXPLORER.rollout(STATE, leases)
+    assert state is STATE
     assert len(groups) == 2
     for lease, group in zip(leases, groups, strict=True):
         assert (group.lease_id, group.ordinal, group.explorer) == (lease.lease_id, lease.ordinal, 2)
@@ -69,7 +71,7 @@ def test_each_lease_becomes_a_group_of_its_prompt():
 
 
 def test_behavior_logprobs_are_the_policy_s():
-    (group,) = EXPLORER.rollout(STATE, [_lease(0)])
+    _, (group,) = EXPLORER.rollout(STATE, [_lease(0)])
     logprobs, _ = token_logprobs(MODEL, STATE.params, group.tokens)
     mask = group.completion_mask
     np.testing.assert_allclose(group.behavior_logprobs[mask], np.asarray(logprobs)[mask], atol=1e-5)
@@ -77,15 +79,15 @@ def test_behavior_logprobs_are_the_policy_s():
 
 
 def test_a_group_does_not_depend_on_the_leases_beside_it():
-    full = EXPLORER.rollout(STATE, [_lease(i) for i in range(4)])
-    (alone,) = EXPLORER.rollout(STATE, [_lease(2)])
+    _, full = EXPLORER.rollout(STATE, [_lease(i) for i in range(4)])
+    _, (alone,) = EXPLORER.rollout(STATE, [_lease(2)])
     _assert_same(alone, full[2])
-    _assert_same(EXPLORER.rollout(STATE, [_lease(2), _lease(0)])[1], full[0])
+    _assert_same(EXPLORER.rollout(STATE, [_lease(2), _lease(0)])[1][1], full[0])
 
 
 def test_randomness_comes_from_seed_ordinal_attempt_and_row_alone():
     def tokens(lease, **changes):
-        (group,) = dataclasses.replace(EXPLORER, **changes).rollout(STATE, [lease])
+        _, (group,) = dataclasses.replace(EXPLORER, **changes).rollout(STATE, [lease])
         return group.tokens
 
     lease = _lease(1)
@@ -100,13 +102,27 @@ def test_randomness_comes_from_seed_ordinal_attempt_and_row_alone():
     assert len({row.tobytes() for row in first}) == 3, "the rows of a group are one and the same"
 
 
-def test_fewer_leases_and_other_weights_compile_nothing():
+def test_a_full_rollout_with_other_weights_compiles_nothing():
     EXPLORER.compile(STATE.params)
-    compiled = decode.prefill._cache_size(), decode.decode_chunk._cache_size()
+    compiled = slots.prefill._cache_size(), slots.decode_chunk._cache_size()
     other = ExplorerState(6, init_params(MODEL, jax.random.key(1)))
-    for leases in (1, 3, 4):
-        EXPLORER.rollout(other, [_lease(i) for i in range(leases)])
-    assert (decode.prefill._cache_size(), decode.decode_chunk._cache_size()) == compiled
+    EXPLORER.rollout(other, [_lease(i) for i in range(4)])
+    assert (slots.prefill._cache_size(), slots.decode_chunk._cache_size()) == compiled
+
+
+def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
+    explorer = dataclasses.replace(EXPLORER, engine=Engine(MODEL, slots=12, chunk_tokens=2))
+    other = ExplorerState(6, jax.tree.map(lambda x: 0.5 * x, STATE.params))
+    state, groups = explorer.rollout(
+        STATE, [_lease(0)], lambda state: other if state is STATE else None
+    )
+    assert state is other
+    (group,) = groups
+    assert group.oldest_version == 5
+    for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
+        length = mask.sum()
+        assert versions[mask].tolist() == [5, 5, *[6] * (length - 2)][:length]
+    assert np.any(group.policy_versions == 6)
 
 
 @pytest.mark.parametrize("leases", [0, 5])

@@ -52,6 +52,15 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"trainer__group_size": 1}, ["trainer.group_size", "at least 2"]),
         ({"model__num_kv_heads": 3}, ["num_kv_heads=3"]),
         ({"rollout__temperature": 0.0}, ["temperature must be above 0"]),
+        ({"rollout__min_p": 1.5}, ["min_p must be in [0, 1), not 1.5"]),
+        ({"rollout__stop_ids": "2, x"}, ["rollout.stop_ids='2, x'", "separated by commas"]),
+        ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
+        ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
+        (
+            {"sync__mode": "synchronous", "rollout__swap": "in_flight"},
+            ["rollout.swap=in_flight", "sync.pull=exact", "sync.mode=asynchronous"],
+        ),
+        ({"rollout__cache": "recompile"}, ["did you mean 'recompute'"]),
         ({"algorithm__advantage": "gae"}, ["algorithm.advantage='gae'", "grpo"]),
     ],
 )

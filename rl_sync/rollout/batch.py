@@ -1,0 +1,195 @@
+"""The slots of an engine and the programs that are run on them, as the host sees both."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Bool, Int, UInt32
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.rollout import slots as core
+from rl_sync.rollout.buckets import power_of_two, prefill_rows, prompt_bucket, span_bucket
+from rl_sync.rollout.sampling import Sampling, knobs
+from rl_sync.rollout.slots import Chunk, Prefix, Rows, Slots
+from rl_sync.types import Params
+
+_LEAST_PREFILL_TOKENS = 512
+_MOST_PREFILL_TOKENS = 8192
+_LEAST_STOP_IDS = 4
+
+T = TypeVar("T")
+
+
+class Start(NamedTuple):
+    """A sequence that is to be started.
+
+    Attributes:
+      source: the row of the prefix that its prompt is in.
+      target: the slot that it gets.
+      prompt: its prompt.
+      sampling: how its tokens are drawn.
+      key: what its draws are made from.
+    """
+
+    source: int
+    target: int
+    prompt: Int[np.ndarray, " P"]
+    sampling: Sampling
+    key: UInt32[np.ndarray, " 2"]
+
+
+@dataclasses.dataclass
+class Batch:
+    """Slots of a number that changes, and the weights that they are decoded with.
+
+    Attributes:
+      config: the model.
+      length: positions of a slot.
+      chunk_tokens: the most steps of a chunk.
+      rows: the number of slots at present.
+      compiled: what programs were compiled for.
+      compile_secs: how long that took.
+    """
+
+    config: ModelConfig
+    length: int
+    chunk_tokens: int
+    rows: int = 0
+    compiled: set[Hashable] = dataclasses.field(default_factory=set)
+    compile_secs: float = 0.0
+    _params: Params = None
+    _slots: Slots | None = None
+    _stop_ids: int = _LEAST_STOP_IDS
+
+    def load(self, params: Params) -> None:
+        """Takes other weights, which must stay until the next call."""
+        # Weights that were never put anywhere in particular would count as others than those
+        # that were, and compile everything again.
+        self._params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, params))
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there are weights."""
+        return self._params is not None
+
+    def make_room_for_stop_ids(self, count: int) -> None:
+        """Sees to it that a row may have so many stop ids."""
+        width = power_of_two(max(count, 1))
+        if width <= self._stop_ids:
+            return
+        if self._slots is not None:
+            choice = self._slots.rows.choice
+            more = ((0, 0), (0, width - self._stop_ids))
+            wider = choice._replace(stop_ids=jnp.pad(choice.stop_ids, more, constant_values=-1))
+            self._slots = self._slots._replace(rows=self._slots.rows._replace(choice=wider))
+        self._stop_ids = width
+
+    def resize(self, rows: int, kept: Sequence[int]) -> None:
+        """Changes the number of slots; the first become those that are kept."""
+        if not kept:
+            self._slots = None  # Before there are others: two caches may not fit.
+            slots = core.empty_slots(self.config, rows, self.length, self._stop_ids)
+            self._slots = jax.device_put(slots, self._everywhere())
+        else:
+            sources = np.zeros(rows, np.int32)
+            sources[: len(kept)] = kept
+            key = ("rearrange", self.rows, rows)
+            self._slots = self._call(key, core.rearrange, self._slots, sources)
+        self.rows = rows
+
+    def prefill(self, prompts: Sequence[Int[np.ndarray, " P"]], tokens: int) -> Prefix:
+        """Reads prompts of up to `tokens` each, no more than `prefill_capacity` says."""
+        width = prompt_bucket(tokens, self.length)
+        rows = prefill_rows(len(prompts), width, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
+        padded = np.zeros((rows, width), np.int32)
+        for row, prompt in zip(padded, prompts, strict=False):
+            row[: len(prompt)] = prompt
+        key = ("prefill", rows, width)
+        return self._call(key, core.prefill, self.config, self._params, padded)
+
+    def prefill_capacity(self, tokens: int) -> int:
+        """How many prompts of up to `tokens` each are read at once."""
+        width = prompt_bucket(tokens, self.length)
+        return prefill_rows(_MOST_PREFILL_TOKENS, width, 1, _MOST_PREFILL_TOKENS)
+
+    def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
+        """Starts sequences whose prompts are in a prefix."""
+        filled = [*starts, *[starts[-1]] * (self.rows - len(starts))]
+        sources = np.array([start.source for start in filled], np.int32)
+        targets = np.full(self.rows, self.rows, np.int32)
+        targets[: len(starts)] = [start.target for start in starts]
+        lengths: Any = np.array([len(start.prompt) for start in filled], np.int32)
+        keys: Any = np.stack([start.key for start in filled])
+        choice = knobs([start.sampling for start in filled], self._stop_ids)
+        rows = Rows(lengths - 1, lengths, keys, choice)
+        key = ("insert", self.rows, prefix.tokens.shape, self._stop_ids)
+        count = np.int32(len(starts))
+        self._slots = self._call(
+            key, core.insert, self._slots, prefix, count, sources, targets, rows
+        )
+
+    def decode(self, live: Bool[np.ndarray, " B"], enough: int, longest: int) -> Chunk:
+        """Draws the next chunk; see `rl_sync.rollout.slots.decode_chunk`.
+
+        Args:
+          longest: tokens of the longest live sequence.
+        """
+        span = span_bucket(longest + self.chunk_tokens, self.length)
+        key = ("decode", self.rows, span, self._stop_ids)
+        self._slots, chunk = self._call(
+            key,
+            core.decode_chunk,
+            self.config,
+            self._params,
+            self._slots,
+            live,
+            np.int32(enough),
+            span=span,
+            chunk_tokens=self.chunk_tokens,
+        )
+        return chunk
+
+    def recompute(self, longest: int) -> None:
+        """Computes the cache of all slots again, with the weights of now, and waits for it.
+
+        Args:
+          longest: tokens of the longest sequence.
+        """
+        span = prompt_bucket(longest, self.length)
+        count = min(prefill_rows(self.rows, span, 1, _MOST_PREFILL_TOKENS), self.rows)
+        for start in range(0, self.rows, count):
+            self._slots = self._call(
+                ("recompute", self.rows, count, span),
+                core.recompute,
+                self.config,
+                self._params,
+                self._slots,
+                np.int32(start),
+                count=count,
+                span=span,
+            )
+        jax.block_until_ready(self._slots)
+
+    def _everywhere(self) -> jax.sharding.Sharding:
+        """Where arrays go that the weights' devices share."""
+        sharding = jax.tree.leaves(self._params)[0].sharding
+        if isinstance(sharding, NamedSharding):
+            return NamedSharding(sharding.mesh, PartitionSpec())
+        return sharding
+
+    def _call(self, key: Hashable, program: Callable[..., T], *args: Any, **sizes: Any) -> T:
+        """Runs a program, and takes note if it is one of new sizes."""
+        if key in self.compiled:
+            return program(*args, **sizes)
+        self.compiled.add(key)
+        started = time.monotonic()
+        result = program(*args, **sizes)
+        self.compile_secs += time.monotonic() - started
+        return result

@@ -1,0 +1,354 @@
+"""The rollout engine: continuous batching of requests over a fixed number of slots."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+import numpy as np
+from jaxtyping import Bool, UInt32
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.rollout.batch import Batch, Start
+from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
+from rl_sync.rollout.request import Completion, Request
+from rl_sync.rollout.sequence import Decode, GrowingSequence
+from rl_sync.rollout.slots import Prefix
+from rl_sync.rollout.stats import Stats
+from rl_sync.types import Params
+
+CachePolicy = Literal["keep", "recompute"]
+
+_LOOKAHEAD = 8
+_REFILLED_SHARE = 8
+
+
+@dataclasses.dataclass
+class _Waiting:
+    """A request of which completions are still to be started, from number `next` on."""
+
+    ticket: int
+    request: Request
+    seed: tuple[int, ...]
+    next: int = 0
+    prefix: Prefix | None = None
+    row: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.request.completions - self.next
+
+
+class Engine:
+    """Generates completions.
+
+    A finished sequence's slot is given to the next that waits; when none waits, the batch shrinks
+    with the number of sequences that still run. What a sequence becomes depends on its prompt, its
+    seed and the weights alone, and not on the rest of the batch, its slot, or when it started (but
+    for the rounding of sums in batches of other sizes).
+
+    Weights may change between two steps: sequences that have begun go on with the new ones.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        slots: int = 64,
+        *,
+        max_length: int | None = None,
+        chunk_tokens: int = 16,
+        cache: CachePolicy = "keep",
+        decode: Decode | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Makes an engine without weights.
+
+        Args:
+          config: the model.
+          slots: the most sequences that are decoded at once.
+          max_length: the most tokens of a sequence, prompt included; the model's when left out.
+          chunk_tokens: the most tokens that a sequence gets in a step.
+          cache: what becomes of the keys and values of sequences that new weights find under way:
+            `keep` them, or `recompute` them with the new weights.
+          decode: from token ids to text; stop strings need it.
+          seed: what the draws of requests without a seed depend on.
+
+        Raises:
+          ValueError: a size that is not positive, or rows longer than the model's.
+        """
+        length = config.max_length if max_length is None else max_length
+        if slots < 1 or chunk_tokens < 1:
+            raise ValueError(f"slots={slots} and chunk_tokens={chunk_tokens} must be at least 1.")
+        if not 1 <= length <= config.max_length:
+            raise ValueError(
+                f"max_length={length} must be from 1 to model.max_length={config.max_length}."
+            )
+        if cache not in ("keep", "recompute"):
+            raise ValueError(f"cache={cache!r} is not one of keep, recompute.")
+        self._config = config
+        self._most_rows = slots
+        self._length = length
+        self._cache_policy = cache
+        self._decode = decode
+        self._seed = seed
+        self._batch = Batch(config, length, chunk_tokens)
+        self._version = -1
+        self._tickets = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._sequences: list[GrowingSequence | None] = []
+        self._counted = Stats()
+
+    @property
+    def chunk_tokens(self) -> int:
+        """The most tokens that a sequence gets in a step."""
+        return self._batch.chunk_tokens
+
+    @property
+    def version(self) -> int:
+        """Of the weights; −1 before there are any."""
+        return self._version
+
+    @property
+    def unfinished(self) -> int:
+        """How many completions wait or are under way."""
+        return sum(waiting.left for waiting in self._waiting) + len(self._live())
+
+    @property
+    def stats(self) -> Stats:
+        """What the engine has done so far."""
+        compiled, secs = len(self._batch.compiled), self._batch.compile_secs
+        return dataclasses.replace(self._counted, programs=compiled, compile_secs=secs)
+
+    def load(self, params: Params, version: int) -> None:
+        """Takes other weights, with which everything that is unfinished goes on.
+
+        The arrays must not be donated before the next `load`, or the engine's last use.
+        """
+        self._batch.load(params)
+        self._version = version
+        for waiting in self._waiting:
+            waiting.prefix = None
+        live = self._live()
+        if live and self._cache_policy == "recompute":
+            started, compiled = time.monotonic(), self._batch.compile_secs
+            lengths = [sequence.length for sequence in live.values()]
+            self._batch.recompute(max(lengths))
+            secs = time.monotonic() - started - (self._batch.compile_secs - compiled)
+            self._counted += Stats(prefill_tokens=sum(lengths), prefill_secs=secs)
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """Puts requests at the end of the queue.
+
+        Returns:
+          Their tickets, which their completions carry.
+
+        Raises:
+          ValueError: a request that can never be served; none is taken then.
+        """
+        for request in requests:
+            self._check(request)
+        first = self._tickets
+        for request in requests:
+            seed = (self._seed, self._tickets) if request.seed is None else request.seed
+            self._waiting.append(_Waiting(self._tickets, request, seed))
+            self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
+            self._tickets += 1
+        return list(range(first, self._tickets))
+
+    def step(self) -> list[Completion]:
+        """Starts what there is room for, draws a chunk, and gives what has finished by it.
+
+        Raises:
+          ValueError: there are no weights.
+        """
+        if not self._batch.loaded:
+            raise ValueError("The engine has no weights: call load(params, version) first.")
+        if not self.unfinished:
+            return []
+        started, compiled = time.monotonic(), self._batch.compile_secs
+        prefixes, prompt_tokens = self._admit()
+        live = self._live()
+        chunk = self._batch.decode(
+            self._mask(live), self._enough(len(live)), max(s.length for s in live.values())
+        )
+        # The device works from here on; stop strings in the last chunk's text are looked for
+        # meanwhile, and what is drawn after them now is thrown away.
+        finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
+        jax.block_until_ready([prefix.tokens for prefix in prefixes])
+        prefilled = time.monotonic()
+        tokens, logprobs, goes_on, steps = jax.device_get(chunk)
+        ended = time.monotonic()
+        done = {}
+        for slot, sequence in self._live().items():
+            drawn = int((tokens[:steps, slot] >= 0).sum())
+            sequence.append(tokens[:drawn, slot], logprobs[:drawn, slot], self._version)
+            if not goes_on[slot]:
+                sequence.cut(self._decode)
+                done[slot] = sequence
+        finished += self._take_out(done)
+        compile_secs = self._batch.compile_secs - compiled
+        prefill_secs = max(0.0, prefilled - started - compile_secs) if prefixes else 0.0
+        self._counted += Stats(
+            completions=len(finished),
+            prefill_tokens=prompt_tokens,
+            prefill_secs=prefill_secs,
+            decode_tokens=int((tokens >= 0).sum()),
+            decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
+            steps=int(steps),
+            row_steps=int(steps) * self._batch.rows,
+            cache_filled=sum(sequence.length for sequence in live.values()),
+            cache_allocated=self._batch.rows * self._length,
+        )
+        return finished
+
+    def advance(
+        self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
+    ) -> list[Completion]:
+        """Takes steps until nothing is left, or so many tokens were drawn.
+
+        What is unfinished then goes on with the next step; the budget is looked at between steps.
+
+        Args:
+          between: called after each step that leaves something; may `load` other weights.
+        """
+        before, finished = self._counted.decode_tokens, []
+        while self.unfinished:
+            finished += self.step()
+            drawn = self._counted.decode_tokens - before
+            if budget_tokens is not None and drawn >= budget_tokens:
+                break
+            if between is not None and self.unfinished:
+                between()
+        return finished
+
+    def generate(
+        self, requests: Sequence[Request], between: Callable[[], None] | None = None
+    ) -> list[list[Completion]]:
+        """Completes requests: a list of completions for each, all in order.
+
+        Args:
+          between: see `advance`.
+
+        Raises:
+          ValueError: others are unfinished, or a request can never be served.
+        """
+        if self.unfinished:
+            raise ValueError(
+                f"{self.unfinished} completions are unfinished, and generate would drop them: use"
+                " submit and step."
+            )
+        tickets = self.submit(requests)
+        found = sorted(self.advance(between=between), key=lambda completion: completion.index)
+        by_ticket: dict[int, list[Completion]] = {ticket: [] for ticket in tickets}
+        for completion in found:
+            by_ticket[completion.ticket].append(completion)
+        return list(by_ticket.values())
+
+    def _check(self, request: Request) -> None:
+        prompt, new = request.prompt, request.sampling.max_new_tokens
+        if len(prompt) + new > self._length:
+            raise ValueError(
+                f"A prompt of {len(prompt)} tokens and completions of {new} need rows of"
+                f" {len(prompt) + new}, but the engine's have {self._length}: raise max_length"
+                " (of the engine and of the model), or shorten either."
+            )
+        if np.min(prompt) < 0 or np.max(prompt) >= self._config.vocab_size:
+            raise ValueError(
+                f"A prompt has the token ids {np.min(prompt)} to {np.max(prompt)}, but the model"
+                f" knows 0 to {self._config.vocab_size - 1}: is it another model's tokenizer?"
+            )
+        if request.sampling.stop_strings and self._decode is None:
+            raise ValueError(
+                f"Stop strings {request.sampling.stop_strings} are looked for in text: make the"
+                " engine with decode, from token ids to text."
+            )
+
+    def _live(self) -> dict[int, GrowingSequence]:
+        """The sequences under way, by slot."""
+        return {slot: s for slot, s in enumerate(self._sequences) if s is not None}
+
+    def _mask(self, live: dict[int, GrowingSequence]) -> Bool[np.ndarray, " B"]:
+        mask = np.zeros(self._batch.rows, bool)
+        mask[list(live)] = True
+        return mask
+
+    def _enough(self, live: int) -> int:
+        """With how many rows left a chunk ends, because others can start or the batch can shrink.
+
+        While requests wait it does not end for every single row: each end costs a round trip.
+        """
+        if self._waiting:
+            return min(live - 1, self._batch.rows - max(1, self._batch.rows // _REFILLED_SHARE))
+        smaller = next_smaller(self._batch.rows, self._most_rows)
+        return smaller if live > smaller else 0
+
+    def _take_out(self, done: dict[int, GrowingSequence]) -> list[Completion]:
+        for slot in done:
+            self._sequences[slot] = None
+        return [sequence.finished() for sequence in done.values()]
+
+    def _admit(self) -> tuple[list[Prefix], int]:
+        """Fills free slots, in a batch as large as what is there asks for.
+
+        Returns:
+          The prompts that were read for it, and how many tokens those have.
+        """
+        live = self._live()
+        rows = row_bucket(self.unfinished, self._most_rows)
+        if rows != self._batch.rows:
+            self._batch.resize(rows, list(live))
+            self._sequences = [*live.values(), *[None] * (rows - len(live))]
+        free = deque(slot for slot, sequence in enumerate(self._sequences) if sequence is None)
+        starts: dict[int, list[Start]] = {}
+        used: dict[int, Prefix] = {}
+        read: list[Prefix] = []
+        prompt_tokens = 0
+        while free and self._waiting:
+            waiting = self._waiting[0]
+            if waiting.prefix is None:
+                prompt_tokens += self._prefill(len(free))
+                assert waiting.prefix is not None
+                read.append(waiting.prefix)
+            used[id(waiting.prefix)] = waiting.prefix
+            group = starts.setdefault(id(waiting.prefix), [])
+            while free and waiting.left:
+                group.append(self._start(waiting, free.popleft()))
+            if not waiting.left:
+                self._waiting.popleft()
+        for name, group in starts.items():
+            self._batch.insert(used[name], group)
+        return read, prompt_tokens
+
+    def _start(self, waiting: _Waiting, slot: int) -> Start:
+        request, index = waiting.request, waiting.next
+        waiting.next += 1
+        self._sequences[slot] = GrowingSequence(waiting.ticket, index, request)
+        key: UInt32[np.ndarray, " 2"]
+        key = np.random.SeedSequence([*waiting.seed, index]).generate_state(2, np.uint32)
+        return Start(waiting.row, slot, request.prompt, request.sampling, key)
+
+    def _prefill(self, free: int) -> int:
+        """Reads the first waiting prompt, with others of its size that come soon.
+
+        Returns:
+          How many tokens they have.
+        """
+        width = prompt_bucket(len(self._waiting[0].request.prompt), self._length)
+        batch: list[_Waiting] = []
+        ahead = 0
+        for waiting in self._waiting:
+            ahead = ahead + 1 if free <= 0 else 0
+            if ahead > _LOOKAHEAD or len(batch) == self._batch.prefill_capacity(width):
+                break
+            free -= waiting.left
+            prompt = waiting.request.prompt
+            if waiting.prefix is None and prompt_bucket(len(prompt), self._length) == width:
+                batch.append(waiting)
+        prefix = self._batch.prefill([waiting.request.prompt for waiting in batch], width)
+        for row, waiting in enumerate(batch):
+            waiting.prefix, waiting.row = prefix, row
+        return sum(len(waiting.request.prompt) for waiting in batch)

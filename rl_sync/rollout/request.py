@@ -1,0 +1,59 @@
+"""What the engine is asked for, and what it answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from rl_sync.rollout.sampling import Sampling
+
+Finish = Literal["stop", "length"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """Some completions of one prompt, which is read once for all of them.
+
+    Attributes:
+      prompt: token ids, at least one.
+      sampling: how tokens are drawn.
+      completions: how many.
+      seed: what the draws depend on, besides the prompt and the weights: completion i of a
+        request with the same seed is the same in whatever company. None for one that the engine
+        has not used before.
+    """
+
+    prompt: Int[np.ndarray, " P"]
+    sampling: Sampling
+    completions: int = 1
+    seed: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.completions < 1:
+            raise ValueError(f"A request needs at least 1 completion, not {self.completions}.")
+        if len(self.prompt) < 1:
+            raise ValueError("A prompt needs at least one token: begin it with one of your own.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Completion:
+    """One finished completion; T is its length.
+
+    Attributes:
+      ticket: of the request that it belongs to.
+      index: which of the request's completions, from 0.
+      tokens: what was drawn, the stop token included.
+      logprobs: of the distribution that was really sampled from, in nats.
+      versions: of the weights that each token was drawn with.
+      finish: `stop` at a stop token or stop string, `length` at the most tokens.
+    """
+
+    ticket: int
+    index: int
+    tokens: Int[np.ndarray, " T"]
+    logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
+    finish: Finish

@@ -1,0 +1,264 @@
+"""How a next token is drawn from logits, each row of a batch in its own way.
+
+Letters in shapes: B rows, V vocab, S positions of a row, W stop ids of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry_2x32
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+_EXCLUDED = -jnp.inf
+_NO_ID = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """What the user chooses for a request.
+
+    Logits are changed in the order of the fields from `repetition_penalty` to `min_p`.
+
+    Attributes:
+      max_new_tokens: the most tokens of a completion, its stop token included.
+      stop_ids: tokens that end a completion, and belong to it.
+      stop_strings: texts that end a completion, with the token that completes the first of them.
+      min_new_tokens: nothing stops a completion that would be shorter, its stop token included.
+      repetition_penalty: positive logits of tokens that the prompt or the completion has are
+        divided by it, negative ones multiplied (CTRL, arXiv:1909.05858, section 4.1).
+      temperature: divides the logits; above 0.
+      top_k: only the k likeliest tokens are drawn; 0 for all.
+      top_p: of those only the fewest likeliest whose probability reaches p; 1 for all.
+      min_p: only tokens at least p times as likely as the likeliest; 0 for all.
+      greedy: take the likeliest token, whatever the fields from `temperature` on say.
+
+    Raises:
+      ValueError: a value outside its range.
+    """
+
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...] = ()
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens} must be from 0 to max_new_tokens="
+                f"{self.max_new_tokens}."
+            )
+        if any(stop < 0 for stop in self.stop_ids):
+            raise ValueError(f"stop_ids={self.stop_ids} must be token ids, which are at least 0.")
+        if not all(self.stop_strings):
+            raise ValueError("A stop string must not be empty: every text has it.")
+        if self.repetition_penalty <= 0:
+            raise ValueError(
+                f"repetition_penalty must be above 0 (1 for none), not {self.repetition_penalty}."
+            )
+        if self.temperature <= 0:
+            raise ValueError(
+                f"temperature must be above 0, not {self.temperature}; for the likeliest token"
+                " always, set greedy=True."
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0 for all tokens), not {self.top_k}.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"min_p must be in [0, 1), not {self.min_p}.")
+
+
+class Knobs(NamedTuple):
+    """`Sampling` as arrays, one entry a row, so that other choices compile nothing.
+
+    `stop_ids` is filled up with −1.
+    """
+
+    max_new_tokens: Int[Array, " B"]
+    min_new_tokens: Int[Array, " B"]
+    stop_ids: Int[Array, "B W"]
+    repetition_penalty: Float[Array, " B"]
+    temperature: Float[Array, " B"]
+    top_k: Int[Array, " B"]
+    top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+    greedy: Bool[Array, " B"]
+
+
+def knobs(rows: Sequence[Sampling], width: int) -> Knobs:
+    """The choices of each row, on the host, with room for `width` stop ids."""
+
+    def column(name: str, dtype: type) -> Any:
+        return np.array([getattr(row, name) for row in rows], dtype)
+
+    stop_ids: Any = np.full((len(rows), width), _NO_ID, np.int32)
+    for ids, row in zip(stop_ids, rows, strict=True):
+        ids[: len(row.stop_ids)] = row.stop_ids
+    return Knobs(
+        max_new_tokens=column("max_new_tokens", np.int32),
+        min_new_tokens=column("min_new_tokens", np.int32),
+        stop_ids=stop_ids,
+        repetition_penalty=column("repetition_penalty", np.float32),
+        temperature=column("temperature", np.float32),
+        top_k=column("top_k", np.int32),
+        top_p=column("top_p", np.float32),
+        min_p=column("min_p", np.float32),
+        greedy=column("greedy", np.bool_),
+    )
+
+
+class History(NamedTuple):
+    """What rows hold when their next token is drawn.
+
+    Attributes:
+      tokens: prompt and completion so far, up to `newest`; anything after it.
+      newest: the position of the newest token.
+      generated: how many tokens of the completion there are.
+      live: rows of which the draw is used: choices of others cost nothing.
+    """
+
+    tokens: Int[Array, "B S"]
+    newest: Int[Array, " B"]
+    generated: Int[Array, " B"]
+    live: Bool[Array, " B"]
+
+
+_Change = Callable[[Float[Array, "B V"], Knobs, History], Float[Array, "B V"]]
+
+
+def adjusted_scores(
+    logits: Float[Array, "B V"], choice: Knobs, history: History
+) -> Float[Array, "B V"]:
+    """Logits of the distribution that is really sampled from, −∞ where excluded.
+
+    Rows that do not ask for a change keep their bits, and changes that no live row asks for are
+    not computed. Greedy rows are for `draw` to see to.
+    """
+
+    def where_asked(
+        asked: Bool[Array, " B"], change: _Change, scores: Float[Array, "B V"]
+    ) -> Float[Array, "B V"]:
+        def changed(scores: Float[Array, "B V"]) -> Float[Array, "B V"]:
+            return jnp.where(asked[:, None], change(scores, choice, history), scores)
+
+        return jax.lax.cond((asked & history.live).any(), changed, lambda s: s, scores)
+
+    drawing = ~choice.greedy
+    scores = where_asked(choice.repetition_penalty != 1, _penalize, logits)
+    scores = where_asked(history.generated + 1 < choice.min_new_tokens, _go_on, scores)
+    scores = jnp.where(drawing[:, None], scores / choice.temperature[:, None], scores)
+    truncated = (choice.top_k > 0) | (choice.top_p < 1) | (choice.min_p > 0)
+    return where_asked(drawing & truncated, _truncate, scores)
+
+
+def _penalize(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+    B, V = scores.shape
+    places = jnp.arange(history.tokens.shape[1])
+    ids = jnp.where(places <= history.newest[:, None], history.tokens, V)
+    seen = jnp.zeros((B, V), bool).at[jnp.arange(B)[:, None], ids].set(True, mode="drop")
+    penalty = choice.repetition_penalty[:, None]
+    return jnp.where(seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
+
+
+def _go_on(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+    B, V = scores.shape
+    ids = jnp.where(choice.stop_ids == _NO_ID, V, choice.stop_ids)
+    return scores.at[jnp.arange(B)[:, None], ids].set(_EXCLUDED, mode="drop")
+
+
+def _truncate(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+    """Excludes all but the likeliest: in descending order, what is kept is a prefix."""
+    V = scores.shape[1]
+    descending = -jnp.sort(-scores, axis=-1)
+    ranks = jnp.arange(V)
+    k = jnp.where(choice.top_k > 0, choice.top_k, V)[:, None]
+    likeliest = jax.nn.softmax(jnp.where(ranks < k, descending, _EXCLUDED), axis=-1)
+    mass_before = jnp.cumsum(likeliest, axis=-1) - likeliest
+    kept = (ranks < k) & ((mass_before < choice.top_p[:, None]) | (choice.top_p == 1)[:, None])
+    kept = kept & (likeliest >= choice.min_p[:, None] * likeliest[:, :1])
+    count = kept.sum(axis=-1, keepdims=True)
+    least = jnp.take_along_axis(descending, count - 1, axis=-1)
+    # Of tokens as likely as the last one kept, the first ones are kept.
+    equal = scores == least
+    room = count - (scores > least).sum(axis=-1, keepdims=True)
+    return jnp.where(
+        (scores > least) | (equal & (jnp.cumsum(equal, axis=-1) <= room)), scores, _EXCLUDED
+    )
+
+
+def uniforms(keys: UInt32[Array, "B 2"], generated: Int[Array, " B"]) -> Float[Array, "B 2"]:
+    """Two numbers in [0, 1) a row, which depend on the row's key and its count of tokens alone.
+
+    One Threefry block a row (Parallel Random Numbers: As Easy as 1, 2, 3): the count is the
+    counter, its two words give 24 bits each.
+    """
+
+    counts = jnp.stack([generated, jnp.zeros_like(generated)], axis=1).astype(jnp.uint32)
+    bits = jax.vmap(threefry_2x32)(keys, counts)
+    return (bits >> 8).astype(jnp.float32) * 2**-24
+
+
+def draw(
+    numbers: Float[Array, "B 2"], scores: Float[Array, "B V"], greedy: Bool[Array, " B"]
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """Draws a token a row from softmax(scores), by inverting the cumulative distribution.
+
+    The first number chooses one of about √V blocks of tokens, the second a token in it: no
+    array of V random numbers is drawn, and sums stay short enough for float32.
+
+    Args:
+      numbers: uniform in [0, 1); see `uniforms`.
+      scores: −∞ where excluded; at least one is not.
+      greedy: rows that take the likeliest token instead: all mass is on it.
+
+    Returns:
+      (tokens, logprobs): the tokens, and the logarithm of the probability they were drawn with.
+    """
+    B, V = scores.shape
+    width = 1 << ((V - 1).bit_length() + 1) // 2
+    blocks = -(-V // width)
+    peak = scores.max(axis=-1)
+    mass = jnp.exp(scores - peak[:, None])
+    mass = jnp.pad(mass, ((0, 0), (0, blocks * width - V))).reshape(B, blocks, width)
+    of_blocks = mass.sum(axis=-1)
+    block = _invert(numbers[:, 0], of_blocks)
+    inside = _invert(numbers[:, 1], jnp.take_along_axis(mass, block[:, None, None], axis=1)[:, 0])
+    tokens = block * width + inside
+    chosen = jnp.take_along_axis(scores, tokens[:, None], axis=-1)[:, 0]
+    logprobs = chosen - peak - jnp.log(of_blocks.sum(axis=-1))
+    best = jax.lax.cond(greedy.any(), lambda: _likeliest(scores, peak), lambda: tokens)
+    return jnp.where(greedy, best, tokens), jnp.where(greedy, 0.0, logprobs)
+
+
+def _likeliest(scores: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Array, " B"]:
+    places = jnp.arange(scores.shape[1], dtype=jnp.int32)
+    return jnp.where(scores == peak[:, None], places, scores.shape[1]).min(axis=-1)
+
+
+def _invert(numbers: Float[Array, " B"], mass: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """The first place at which the running sum of masses exceeds that share of the total.
+
+    Sums are rounded, so places without mass are passed over even where the sum seems to grow, and
+    a number so near to 1 that no place is left takes the last with mass.
+    """
+    total = jnp.cumsum(mass, axis=-1)
+    possible = mass > 0
+    passed = (total > numbers[:, None] * total[:, -1:]) & possible
+    # As minima and maxima of places: programs with argmax take longer to compile.
+    places = jnp.arange(mass.shape[-1], dtype=jnp.int32)
+    last = jnp.where(possible, places, 0).max(axis=-1)
+    return jnp.where(passed, places, last[:, None]).min(axis=-1)

@@ -1,0 +1,234 @@
+"""The pure core of the engine: slots that sequences are decoded in, and what is done to them.
+
+A slot holds a sequence's tokens, and the cache of all of them but the newest. That is all there is
+to a sequence, be it a prompt that nothing has been drawn for or a completion that was interrupted:
+each decode step feeds the newest token and draws the next.
+
+All functions take state and give state. Parameters and sampling choices are arguments, so new
+weights or choices compile nothing; shapes, `span` and `chunk_tokens` are what a program is
+compiled for.
+
+Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
+prefill, C steps of a chunk, L layers, K kv heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from rl_sync.models import transformer
+from rl_sync.models.attention import KVCache
+from rl_sync.models.config import ModelConfig
+from rl_sync.rollout.sampling import (
+    History,
+    Knobs,
+    Sampling,
+    adjusted_scores,
+    draw,
+    knobs,
+    uniforms,
+)
+from rl_sync.types import Params
+
+NOT_DRAWN = -1
+
+
+class Rows(NamedTuple):
+    """What belongs to each sequence apart from its tokens and their cache.
+
+    Attributes:
+      newest: the position of its newest token.
+      prompt_lengths: the tokens of its prompt, at least 1.
+      keys: what its draws are made from.
+      choice: how they are made.
+    """
+
+    newest: Int[Array, " B"]
+    prompt_lengths: Int[Array, " B"]
+    keys: UInt32[Array, "B 2"]
+    choice: Knobs
+
+
+class Slots(NamedTuple):
+    """A batch of sequences.
+
+    Attributes:
+      tokens: prompt and completion of each, up to its newest; anything after it.
+      cache: keys and values of the tokens before the newest.
+      rows: the rest.
+    """
+
+    tokens: Int[Array, "B S"]
+    cache: KVCache
+    rows: Rows
+
+
+class Prefix(NamedTuple):
+    """Prompts, padded on the right, and their keys and values."""
+
+    tokens: Int[Array, "R P"]
+    cache: KVCache
+
+
+class Chunk(NamedTuple):
+    """What a call drew.
+
+    Attributes:
+      tokens: by step; −1 where a row was not live any more, or the chunk had ended.
+      logprobs: of the distribution that was really sampled from.
+      live: rows that go on.
+      steps: how many steps were taken.
+    """
+
+    tokens: Int[Array, "C B"]
+    logprobs: Float[Array, "C B"]
+    live: Bool[Array, " B"]
+    steps: Int[Array, ""]
+
+
+def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slots:
+    """Slots without sequences, with room for `width` stop ids each."""
+    nothing = Sampling(max_new_tokens=1, stop_ids=())
+    return Slots(
+        tokens=jnp.zeros((rows, length), jnp.int32),
+        cache=transformer.empty_cache(config, rows, length),
+        rows=Rows(
+            newest=jnp.zeros(rows, jnp.int32),
+            prompt_lengths=jnp.ones(rows, jnp.int32),
+            keys=jnp.zeros((rows, 2), jnp.uint32),
+            choice=jax.tree.map(jnp.asarray, knobs([nothing] * rows, width)),
+        ),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def prefill(config: ModelConfig, params: Params, tokens: Int[Array, "R P"]) -> Prefix:
+    """Reads prompts that are padded on the right."""
+    return Prefix(tokens, transformer.prefill(config, params, tokens)[1])
+
+
+@functools.partial(jax.jit, donate_argnames="slots")
+def insert(
+    slots: Slots,
+    prefix: Prefix,
+    count: Int[Array, ""],
+    sources: Int[Array, " B"],
+    targets: Int[Array, " B"],
+    rows: Rows,
+) -> Slots:
+    """Starts sequences: copies row `sources[i]` of a prefix to slot `targets[i]`, for i < count.
+
+    Args:
+      sources, targets: what stands after `count` is not used, but for its target: that must be
+        no slot, such as B.
+      rows: of the new sequences, in the same order.
+    """
+
+    def place(i: Int[Array, ""], held: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
+        tokens, cache = held
+        source, target = sources[i], targets[i]
+        row = jax.lax.dynamic_slice_in_dim(prefix.tokens, source, 1)
+        tokens = jax.lax.dynamic_update_slice(tokens, row, (target, 0))
+
+        def copy(to: Array, of: Array) -> Array:
+            one = jax.lax.dynamic_slice_in_dim(of, source, 1, axis=1)
+            return jax.lax.dynamic_update_slice(to, one, (0, target, 0, 0, 0))
+
+        return tokens, jax.tree.map(copy, cache, prefix.cache)
+
+    tokens, cache = jax.lax.fori_loop(0, count, place, (slots.tokens, slots.cache))
+    put = functools.partial(jax.tree.map, lambda old, new: old.at[targets].set(new, mode="drop"))
+    return Slots(tokens, cache, put(slots.rows, rows))
+
+
+@functools.partial(
+    jax.jit, static_argnames=("config", "span", "chunk_tokens"), donate_argnames="slots"
+)
+def decode_chunk(
+    config: ModelConfig,
+    params: Params,
+    slots: Slots,
+    live: Bool[Array, " B"],
+    enough: Int[Array, ""],
+    span: int,
+    chunk_tokens: int,
+) -> tuple[Slots, Chunk]:
+    """Draws up to `chunk_tokens` tokens a live row.
+
+    Args:
+      live: rows that go on. What is in the others stays.
+      enough: ends early when no more rows than that are live.
+      span: how much of the cache is read: more than the position of any token that is drawn.
+    """
+    B = slots.tokens.shape[0]
+    everyone = jnp.arange(B)
+
+    def step(carry: tuple[Slots, Chunk]) -> tuple[Slots, Chunk]:
+        slots, chunk = carry
+        (tokens, cache, rows), live = slots, chunk.live
+        hidden, cache = transformer.decode_step(
+            config, params, tokens[everyone, rows.newest], rows.newest, cache, span
+        )
+        generated = rows.newest + 1 - rows.prompt_lengths
+        scores = adjusted_scores(
+            transformer.logits(config, params, hidden),
+            rows.choice,
+            History(tokens[:, :span], rows.newest, generated, live),
+        )
+        drawn, logprobs = draw(uniforms(rows.keys, generated), scores, rows.choice.greedy)
+        newest = rows.newest + live
+        # Rows that are done write nothing: there is no position S.
+        places = jnp.where(live, newest, tokens.shape[1])
+        tokens = tokens.at[everyone, places].set(drawn, mode="drop")
+        stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
+        after = Chunk(
+            tokens=chunk.tokens.at[chunk.steps].set(jnp.where(live, drawn, NOT_DRAWN)),
+            logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(live, logprobs, 0.0)),
+            live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
+            steps=chunk.steps + 1,
+        )
+        return Slots(tokens, cache, rows._replace(newest=newest)), after
+
+    def unfinished(carry: tuple[Slots, Chunk]) -> Bool[Array, ""]:
+        chunk = carry[1]
+        return (chunk.steps < chunk_tokens) & (chunk.live.sum() > enough)
+
+    nothing = Chunk(
+        tokens=jnp.full((chunk_tokens, B), NOT_DRAWN, jnp.int32),
+        logprobs=jnp.zeros((chunk_tokens, B), jnp.float32),
+        live=live,
+        steps=jnp.int32(0),
+    )
+    return jax.lax.while_loop(unfinished, step, (slots, nothing))
+
+
+@jax.jit
+def rearrange(slots: Slots, sources: Int[Array, " R"]) -> Slots:
+    """Slots of another number: slot i is what slot `sources[i]` was."""
+    take = functools.partial(jax.tree.map, lambda x: x[sources])
+    cache = jax.tree.map(lambda x: x[:, sources], slots.cache)
+    return Slots(slots.tokens[sources], cache, take(slots.rows))
+
+
+@functools.partial(jax.jit, static_argnames=("config", "count", "span"), donate_argnames="slots")
+def recompute(
+    config: ModelConfig,
+    params: Params,
+    slots: Slots,
+    start: Int[Array, ""],
+    count: int,
+    span: int,
+) -> Slots:
+    """Computes the cache of slots `start` to `start + count` again, up to position `span`."""
+    tokens = jax.lax.dynamic_slice_in_dim(slots.tokens[:, :span], start, count)
+    fresh = prefill(config, params, tokens).cache
+
+    def put(to: Array, of: Array) -> Array:
+        return jax.lax.dynamic_update_slice(to, of, (0, start, 0, 0, 0))
+
+    return slots._replace(cache=jax.tree.map(put, slots.cache, fresh))

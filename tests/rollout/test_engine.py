@@ -1,0 +1,301 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from rl_sync.models.logprobs import token_logprobs
+from rl_sync.rollout import slots
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.request import Request
+from rl_sync.rollout.sampling import Sampling
+from tests.models import tiny
+
+EOS = 1
+LENGTH = tiny.CONFIG.max_length
+PROMPTS = [np.array(ids, np.int32) for ids in ([3, 4, 5, 6], [7, 8], [2, 2, 9], [10], [5] * 6)]
+SAMPLING = Sampling(max_new_tokens=8, stop_ids=(EOS,))
+PARAMS = tiny.params()
+LOGPROBS = jax.jit(token_logprobs, static_argnums=0)
+
+
+def _engine(params=PARAMS, slots=8, chunk_tokens=4, **options):
+    engine = Engine(tiny.CONFIG, slots, chunk_tokens=chunk_tokens, **options)
+    engine.load(params, version=0)
+    return engine
+
+
+def _requests(sampling=SAMPLING, completions=3, prompts=PROMPTS, seed=0):
+    return [Request(p, sampling, completions, (seed, i)) for i, p in enumerate(prompts)]
+
+
+def _flat(results):
+    return [completion for completions in results for completion in completions]
+
+
+def _assert_same(results, others):
+    for a, b in zip(_flat(results), _flat(others), strict=True):
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+        assert a.finish == b.finish
+
+
+def _row(request, completion):
+    row = np.concatenate([request.prompt, completion.tokens])
+    return np.pad(row, (0, LENGTH - len(row)))[None]
+
+
+def test_greedy_decoding_takes_the_argmax_of_the_full_forward_pass():
+    sampling = dataclasses.replace(SAMPLING, greedy=True, stop_ids=())
+    requests = _requests(sampling, completions=1)
+    for request, (completion,) in zip(requests, _engine().generate(requests), strict=True):
+        row = _row(request, completion)
+        best = np.argmax(tiny.forward(tiny.CONFIG, PARAMS, row)[0], axis=-1)
+        first = len(request.prompt)
+        assert completion.tokens.tolist() == best[first - 1 : first + 7].tolist()
+        assert np.all(completion.logprobs == 0)
+        assert completion.finish == "length"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_behavior_logprobs_are_those_that_the_trainer_computes(temperature):
+    requests = _requests(dataclasses.replace(SAMPLING, temperature=temperature))
+    for request, completions in zip(requests, _engine().generate(requests), strict=True):
+        for completion in completions:
+            row = _row(request, completion)
+            logprobs, _ = LOGPROBS(tiny.CONFIG, PARAMS, row, temperature)
+            first = len(request.prompt)
+            expected = logprobs[0, first : first + len(completion.tokens)]
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+
+
+def test_a_completion_ends_with_its_stop_token_or_at_the_most_tokens():
+    finishes = set()
+    for completion in _flat(_engine().generate(_requests())):
+        assert EOS not in completion.tokens[:-1]
+        assert (completion.finish == "stop") == (completion.tokens[-1] == EOS)
+        assert len(completion.tokens) == 8 or completion.finish == "stop"
+        assert len(completion.tokens) == len(completion.logprobs) == len(completion.versions)
+        finishes.add(completion.finish)
+    assert finishes == {"stop", "length"}, "the test has not seen both"
+
+
+def test_a_sampled_padding_id_stays_in_the_completion():
+    hot = dataclasses.replace(SAMPLING, temperature=3.0)
+    found = _flat(_engine().generate(_requests(hot)))
+    assert any(0 in completion.tokens[:-1] for completion in found)
+    assert all(np.all(completion.logprobs < 0) for completion in found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"slots": 32}, {"slots": 16, "chunk_tokens": 16}, {"chunk_tokens": 1}],
+    ids=["no refill", "one chunk", "single steps"],
+)
+def test_a_completion_depends_on_its_request_alone(options):
+    """Neither on the slots, on refilling and shrinking, on the chunks, nor on its neighbours."""
+    requests = _requests()
+    together = _engine().generate(requests)
+    backwards = _engine(**options).generate(requests[::-1])[::-1]
+    _assert_same(backwards, together)
+    engine = _engine()
+    _assert_same([engine.generate([request])[0] for request in requests], together)
+
+
+def test_requests_of_other_choices_do_not_disturb_each_other():
+    choices = [
+        SAMPLING,
+        dataclasses.replace(SAMPLING, greedy=True),
+        dataclasses.replace(SAMPLING, top_k=3, temperature=2.0),
+        dataclasses.replace(SAMPLING, top_p=0.8, min_p=0.05),
+        dataclasses.replace(SAMPLING, repetition_penalty=1.5, min_new_tokens=5),
+    ]
+    requests = [
+        dataclasses.replace(request, sampling=sampling)
+        for request, sampling in zip(_requests(), choices, strict=True)
+    ]
+    engine = _engine()
+    alone = [engine.generate([request])[0] for request in requests]
+    _assert_same(_engine(slots=16).generate(requests), alone)
+
+
+def test_every_call_draws_anew_unless_the_seed_is_given():
+    engine = _engine()
+    (request,) = _requests(completions=8, prompts=PROMPTS[:1])
+    first, again = ([c.tokens.tolist() for c in engine.generate([request])[0]] for _ in range(2))
+    assert first == again
+    assert len({tuple(tokens) for tokens in first}) > 4, "a group's completions are the same"
+    anew = dataclasses.replace(request, seed=None)
+    drawn = [[c.tokens.tolist() for c in engine.generate([anew])[0]] for _ in range(2)]
+    assert drawn[0] != drawn[1]
+
+
+def test_new_weights_choices_and_stop_ids_compile_nothing():
+    programs = (slots.prefill, slots.insert, slots.decode_chunk, slots.rearrange)
+    engine = _engine()
+    before = engine.generate(_requests())
+    compiled, counted = [p._cache_size() for p in programs], engine.stats.programs
+    engine.load(tiny.params(seed=3), version=1)
+    other = dataclasses.replace(SAMPLING, temperature=0.5, top_k=3, repetition_penalty=1.2)
+    engine.generate(_requests(other))
+    engine.generate(_requests(dataclasses.replace(SAMPLING, greedy=True)))
+    engine.load(PARAMS, version=2)
+    stopped = engine.generate(_requests(dataclasses.replace(SAMPLING, stop_ids=(5, 4, 9))))
+    assert [p._cache_size() for p in programs] == compiled
+    assert engine.stats.programs == counted
+    assert {c.tokens[-1] for c in _flat(stopped) if c.finish == "stop"} > {4}, "no effect"
+    assert any(EOS in c.tokens[:-1] for c in _flat(stopped))
+    _assert_same(engine.generate(_requests()), before)
+
+
+def test_more_stop_ids_than_there_was_room_for_take_effect():
+    engine = _engine()
+    engine.submit(_requests(completions=1))
+    finished = engine.step()
+    everything = dataclasses.replace(SAMPLING, stop_ids=tuple(range(11)))
+    (ticket,) = engine.submit([Request(PROMPTS[0], everything, 1)])
+    finished = {completion.ticket: completion for completion in finished + engine.advance()}
+    assert len(finished) == len(PROMPTS) + 1
+    assert len(finished[ticket].tokens) == 1
+    assert finished[ticket].finish == "stop"
+
+
+def test_nothing_stops_a_completion_before_its_least_tokens():
+    short = dataclasses.replace(SAMPLING, stop_ids=tuple(range(1, 11)), min_new_tokens=4)
+    for completion in _flat(_engine().generate(_requests(short))):
+        assert completion.tokens[:3].tolist() == [0, 0, 0]
+        assert len(completion.tokens) >= 4
+        assert np.all(completion.logprobs[:3] == 0), "no other token was possible"
+
+
+def test_a_group_reads_its_prompt_once():
+    engine = _engine()
+    engine.generate(_requests(completions=7))
+    assert engine.stats.prefill_tokens == sum(map(len, PROMPTS))
+
+
+def test_stats_tell_what_was_done():
+    engine = _engine(slots=16)
+    results = engine.generate(_requests())
+    stats = engine.stats
+    tokens = sum(len(completion.tokens) for completion in _flat(results))
+    assert (stats.completions, stats.decode_tokens) == (15, tokens)
+    assert stats.row_steps <= 16 * stats.steps
+    assert 0 < stats.occupancy <= 1
+    assert 0 < stats.cache_use < 1
+    assert (stats - stats).occupancy == 0
+
+
+def test_finished_rows_cost_nothing_more():
+    """One long completion among short ones is decoded in the smallest batch, not in 32 rows."""
+    short = dataclasses.replace(SAMPLING, max_new_tokens=2)
+    long = dataclasses.replace(SAMPLING, max_new_tokens=12, stop_ids=())
+    engine = _engine(slots=32)
+    engine.generate([Request(PROMPTS[0], short, 31, (0,)), Request(PROMPTS[1], long, 1, (1,))])
+    assert engine.stats.row_steps == 2 * 32 + 10 * 8
+
+
+def test_free_slots_are_given_to_those_that_wait():
+    lengths = [1, 2, 3, 4, 5, 6, 7, 8] * 4
+    requests = [
+        Request(PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=n, stop_ids=()), 1, (n,))
+        for n in lengths
+    ]
+    engine = _engine()
+    found = _flat(engine.generate(requests))
+    assert [len(completion.tokens) for completion in found] == lengths
+    # Without refilling, each 8 would take 8 steps: an occupancy of 36 / 64.
+    assert engine.stats.occupancy > 0.75
+
+
+def test_a_token_budget_leaves_completions_to_go_on_later():
+    whole = _engine().generate(_requests())
+    engine = _engine()
+    engine.submit(_requests())
+    finished = engine.advance(budget_tokens=10)
+    assert engine.unfinished > 0
+    assert 10 <= engine.stats.decode_tokens <= 10 + 8 * 4
+    with pytest.raises(ValueError, match="are unfinished, and generate would drop them"):
+        engine.generate(_requests())
+    finished += engine.advance()
+    finished.sort(key=lambda completion: (completion.ticket, completion.index))
+    _assert_same([finished], [_flat(whole)])
+
+
+@pytest.mark.parametrize("cache", ["keep", "recompute"])
+def test_sequences_go_on_with_new_weights(cache):
+    other = tiny.params(seed=5)
+    long = dataclasses.replace(SAMPLING, stop_ids=(), greedy=True)
+    requests = _requests(long, completions=1)
+    engine = _engine(cache=cache)
+    engine.submit(requests)
+    engine.step()
+    engine.load(other, version=1)
+    finished = sorted(engine.advance(), key=lambda completion: completion.ticket)
+    exact = []
+    for request, completion in zip(requests, finished, strict=True):
+        assert completion.versions.tolist() == [0] * 4 + [1] * 4
+        row, first = _row(request, completion), len(request.prompt)
+        for params, here in ((PARAMS, slice(0, 4)), (other, slice(4, 8))):
+            best = np.argmax(tiny.forward(tiny.CONFIG, params, row)[0], axis=-1)
+            exact.append(np.array_equal(completion.tokens[here], best[first - 1 : first + 7][here]))
+    assert all(exact[0::2]), "before the new weights"
+    # With the cache of the old weights it is another function than either.
+    assert all(exact[1::2]) == (cache == "recompute")
+
+
+def test_new_weights_are_what_waiting_prompts_are_read_with():
+    other = tiny.params(seed=5)
+    requests = _requests(completions=8)
+    engine = _engine()
+    engine.submit(requests)
+    early = engine.step()
+    engine.load(other, version=1)
+    late = [c for c in [*early, *engine.advance()] if np.all(c.versions == 1)]
+    expected = _flat(_engine(other).generate(requests))
+    assert len(late) == 32
+    for completion in late:
+        alike = expected[8 * completion.ticket + completion.index]
+        np.testing.assert_array_equal(completion.tokens, alike.tokens)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4])
+def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(chunk_tokens):
+    def decode(ids):
+        return "".join("abcdefghijk"[i] * (i % 3) for i in ids)
+
+    plain = dataclasses.replace(SAMPLING, stop_ids=())
+    cut = dataclasses.replace(plain, stop_strings=("cch", "ee"))
+    free = _flat(_engine().generate(_requests(plain)))
+    engine = _engine(chunk_tokens=chunk_tokens, decode=decode)
+    stopped = 0
+    for completion, full in zip(_flat(engine.generate(_requests(cut))), free, strict=True):
+        ends = [
+            end
+            for end in range(1, 9)
+            if any(stop in decode(full.tokens[:end]) for stop in cut.stop_strings)
+        ]
+        np.testing.assert_array_equal(completion.tokens, full.tokens[: ends[0] if ends else 8])
+        assert completion.finish == ("stop" if ends else "length")
+        stopped += bool(ends)
+    assert 0 < stopped < len(free)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(PROMPTS[0], Sampling(20, ())), "need rows of 24, but the engine's have 16"),
+        (Request(np.array([11]), SAMPLING), "the model knows 0 to 10"),
+        (Request(PROMPTS[0], Sampling(2, (), ("x",))), "make the engine with decode"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(request_, message):
+    engine = _engine()
+    with pytest.raises(ValueError, match=message):
+        engine.submit([*_requests(), request_])
+    assert engine.unfinished == 0
+
+
+def test_without_weights_there_is_nothing_to_generate_with():
+    with pytest.raises(ValueError, match=r"call load\(params, version\) first"):
+        Engine(tiny.CONFIG).step()
