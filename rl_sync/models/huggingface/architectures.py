@@ -1,0 +1,344 @@
+"""Which `ModelConfig` a config.json stands for, and which config.json stands for a `ModelConfig`.
+
+Read as transformers 4 writes it (`rope_theta`, `rope_scaling`, `torch_dtype`) and as 5 does
+(`rope_parameters`, `dtype`); written as 4 does, which both read. What a config.json asks for and
+our transformer does not do is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.models.config import Activation, Experts, ModelConfig, RopeScaling
+
+Values = Mapping[str, Any]
+
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+# What these keys must say, where they stand at all.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "use_bidirectional_attention": (False, None),
+    "mlp_only_layers": ([], None),
+    "decoder_sparse_step": (1,),
+    "partial_rotary_factor": (1, None),
+    "quantization_config": (None,),
+}
+_LLAMA3 = {
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_length",
+}
+_ROPE_KEYS = {"rope_theta", "rope_type", "type", "factor", "partial_rotary_factor", *_LLAMA3}
+# What our side decides: the same model, computed otherwise.
+_OURS = ("dtype", "remat", "attention", "lora")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One `model_type`.
+
+    Attributes:
+      architecture: the class in transformers.
+      traits: what all its models have in common, as fields of `ModelConfig`.
+      defaults: what transformers assumes where config.json is silent.
+      slides: which layers slide: `never`, `all` where sliding_window is set, `late` from
+        max_window_layers on where use_sliding_window says so, `pattern` all but every n-th.
+      divides: whether transformers wants hidden_size to be a multiple of the heads.
+    """
+
+    architecture: str
+    traits: Values
+    defaults: Values
+    slides: str = "never"
+    divides: bool = False
+
+
+_COMMON = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}
+_QWEN = {**_COMMON, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_MOE = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+}
+_GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+_GEMMA_TRAITS = {
+    "norm_offset": 1.0, "post_norms": True, "scale_embedding": True, "qk_norm": True,
+}  # fmt: skip
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        "LlamaForCausalLM", {}, {**_COMMON, "max_position_embeddings": 2048}, divides=True
+    ),
+    "mistral": Family(
+        "MistralForCausalLM",
+        {},
+        {**_COMMON, "max_position_embeddings": 131_072, "sliding_window": 4096},
+        slides="all",
+    ),
+    "qwen2": Family("Qwen2ForCausalLM", {"qkv_bias": True}, _QWEN, slides="late"),
+    "qwen3": Family(
+        "Qwen3ForCausalLM", {"qk_norm": True}, {**_QWEN, "head_dim": 128}, slides="late"
+    ),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", {"qk_norm": True}, {**_QWEN, **_MOE}, slides="all"),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM", _GEMMA_TRAITS, _GEMMA, slides="pattern", divides=True
+    ),
+}
+
+
+def text_values(values: Values) -> Values:
+    """The part of a config.json that describes the language model: of Gemma 3, beside its vision.
+
+    Raises:
+      ValueError: a model of another family.
+    """
+    if values.get("model_type") == "gemma3" and "text_config" in values:
+        outer = {key: values[key] for key in ("torch_dtype", "dtype") if key in values}
+        return {**outer, **values["text_config"], "model_type": "gemma3_text"}
+    if values.get("model_type") not in FAMILIES:
+        raise ValueError(
+            f"model_type={values.get('model_type')!r} is not one of {', '.join(FAMILIES)}, gemma3."
+        )
+    return values
+
+
+def model_config(values: Values) -> ModelConfig:
+    """The model that a config.json describes; `max_length` is its max_position_embeddings.
+
+    Raises:
+      ValueError: a key is missing, or asks for what our transformer does not do.
+    """
+    values = text_values(values)
+    name = values["model_type"]
+    family = FAMILIES[name]
+    values = {**family.defaults, **values}
+    for key, allowed in _ONLY.items():
+        if key in values and values[key] not in allowed:
+            raise _refusal(key, values[key], f"{allowed[0]!r}")
+    activation = "hidden_activation" if "hidden_activation" in values else "hidden_act"
+    if values[activation] not in _ACTIVATIONS:
+        raise _refusal(activation, values[activation], " or ".join(_ACTIVATIONS))
+    heads = _required(values, "num_attention_heads")
+    fields = {
+        "vocab_size": _required(values, "vocab_size"),
+        "embed_dim": _required(values, "hidden_size"),
+        "num_layers": _required(values, "num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": values.get("num_key_value_heads") or heads,
+        "head_dim": values.get("head_dim") or _required(values, "hidden_size") // heads,
+        "mlp_dim": _required(values, "intermediate_size"),
+        "max_length": values["max_position_embeddings"],
+        "norm_eps": values["rms_norm_eps"],
+        "tie_embeddings": values["tie_word_embeddings"],
+        "activation": _ACTIVATIONS[values[activation]],
+        **family.traits,
+        **_rope(values),
+        **_sliding(family, values),
+    }
+    if name == "gemma3_text":
+        fields["query_scale"] = values["query_pre_attn_scalar"] ** -0.5
+    if name == "qwen3_moe":
+        fields["experts"] = Experts(
+            values.get("num_local_experts") or values["num_experts"],
+            values["num_experts_per_tok"],
+            values["moe_intermediate_size"],
+            values["norm_topk_prob"],
+        )
+    return ModelConfig(**fields)
+
+
+def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
+    """A config.json from which transformers builds this model.
+
+    Args:
+      torch_dtype: what the parameters are stored in.
+
+    Raises:
+      ValueError: no family does what the model does; names what the nearest would change.
+    """
+    wanted = config
+    if not any(config.sliding_layers):
+        wanted = dataclasses.replace(config, sliding_layers=(), sliding_window=0)
+    nearest: tuple[str, list[str]] | None = None
+    for name, family in FAMILIES.items():
+        if family.divides and config.embed_dim % config.num_heads:
+            continue
+        values = _written(name, wanted, torch_dtype)
+        if bool(wanted.experts) != (name == "qwen3_moe"):
+            continue
+        differing = _differing(wanted, model_config(values))
+        if not differing:
+            return values
+        if nearest is None or len(differing) < len(nearest[1]):
+            nearest = (name, differing)
+    but = f"; {nearest[0]} is nearest, but for {', '.join(nearest[1])}" if nearest else ""
+    raise ValueError(
+        "transformers has no such model among "
+        f"{', '.join(FAMILIES)}{but}. A model with these traits can only be used here."
+    )
+
+
+def _required(values: Values, key: str) -> Any:
+    if values.get(key) is None:
+        raise ValueError(f"config.json lacks {key!r}.")
+    return values[key]
+
+
+def _refusal(key: str, value: Any, known: str) -> ValueError:
+    return ValueError(f"config.json asks for {key}={value!r}, but only {known} can be done.")
+
+
+def _rope(values: Values) -> dict[str, Any]:
+    """The RoPE fields of `ModelConfig`."""
+    given = values.get("rope_parameters") or {}
+    scaling = values.get("rope_scaling") or {}
+    if values["model_type"] != "gemma3_text":
+        theta = {"rope_theta": values["rope_theta"]}
+        return _frequencies({**theta, **(scaling or given)}, values, "rope_scaling")
+    everywhere = {"rope_theta": values["rope_theta"], **scaling, **(given.get(_FULL) or {})}
+    local = {"rope_theta": values["rope_local_base_freq"], **(given.get(_SLIDING) or {})}
+    slow = _frequencies(local, values, f"rope_parameters.{_SLIDING}")
+    if "rope_scaling" in slow:
+        raise _refusal(f"rope_parameters.{_SLIDING}", local, "rope_type='default'")
+    return {
+        **_frequencies(everywhere, values, f"rope_parameters.{_FULL}"),
+        "local_rope_base": slow["rope_base"],
+    }
+
+
+def _frequencies(rope: Values, values: Values, path: str) -> dict[str, Any]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear", "llama3"):
+        raise _refusal(f"{path}.rope_type", kind, "default, linear or llama3")
+    for key, value in rope.items():
+        if key not in _ROPE_KEYS:
+            raise _refusal(f"{path}.{key}", value, f"{', '.join(sorted(_ROPE_KEYS))}")
+    if rope.get("partial_rotary_factor", 1) not in (1, None):
+        raise _refusal(f"{path}.partial_rotary_factor", rope["partial_rotary_factor"], "1")
+    fields: dict[str, Any] = {"rope_base": float(rope["rope_theta"])}
+    if kind == "linear":
+        fields["rope_scaling"] = RopeScaling("linear", float(_required(rope, "factor")))
+    elif kind == "llama3":
+        longest = {"original_max_position_embeddings": values["max_position_embeddings"]}
+        stretch = {ours: _required({**longest, **rope}, key) for key, ours in _LLAMA3.items()}
+        fields["rope_scaling"] = RopeScaling("llama3", float(_required(rope, "factor")), **stretch)
+    return fields
+
+
+def _sliding(family: Family, values: Values) -> dict[str, Any]:
+    """Which layers slide, and how far they see."""
+    layers, window = _required(values, "num_hidden_layers"), values.get("sliding_window")
+    if family.slides == "never" or not values.get("use_sliding_window", True):
+        window = None
+    kinds = values.get("layer_types")
+    unknown = [kind for kind in kinds or () if kind not in (_FULL, _SLIDING)]
+    if unknown:
+        raise _refusal("layer_types", unknown[0], f"{_FULL} and {_SLIDING}")
+    if kinds and family.slides in ("late", "pattern"):
+        slides = tuple(kind == _SLIDING for kind in kinds)
+    elif family.slides == "pattern":
+        every = values["sliding_window_pattern"]
+        slides = tuple((layer + 1) % every != 0 for layer in range(layers))
+    else:
+        first = values["max_window_layers"] if family.slides == "late" else 0
+        slides = tuple(window is not None and layer >= first for layer in range(layers))
+    if not any(slides):
+        return {}
+    if window is None:
+        raise _refusal("layer_types", _SLIDING, f"{_FULL} without a sliding_window in use")
+    return {"sliding_layers": slides, "sliding_window": window}
+
+
+def _written(name: str, config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
+    """The config.json of a family, whether or not it can say all that the model does."""
+    family = FAMILIES[name]
+    activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+    gemma = name == "gemma3_text"
+    values: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": name,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.mlp_dim,
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_activation" if gemma else "hidden_act": activations[config.activation],
+        "rope_theta": config.rope_base,
+        "rope_scaling": _written_scaling(config.rope_scaling),
+        "attention_bias": False,
+        "torch_dtype": torch_dtype,
+    }
+    slides = any(config.sliding_layers)
+    flags = config.sliding_layers or (False,) * config.num_layers
+    if family.slides != "never":
+        values["sliding_window"] = config.sliding_window if slides else None
+    if "use_sliding_window" in family.defaults:
+        values["use_sliding_window"] = slides
+    if family.slides in ("late", "pattern"):
+        values["layer_types"] = [_SLIDING if slide else _FULL for slide in flags]
+    if family.slides == "late":
+        values["max_window_layers"] = flags.index(True) if slides else config.num_layers
+    if gemma:
+        values["rope_local_base_freq"] = config.local_rope_base or config.rope_base
+        values["query_pre_attn_scalar"] = round(config.attention_scale**-2)
+        values |= {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    if config.experts:
+        values |= {
+            "num_experts": config.experts.count,
+            "num_experts_per_tok": config.experts.per_token,
+            "moe_intermediate_size": config.experts.mlp_dim,
+            "norm_topk_prob": config.experts.normalize,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    return values
+
+
+def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    values = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "llama3":
+        values |= {theirs: getattr(scaling, ours) for theirs, ours in _LLAMA3.items()}
+    return values
+
+
+def _differing(one: ModelConfig, other: ModelConfig) -> list[str]:
+    """The fields of `one` that decide what the model is and are others in `other`."""
+    names = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in _OURS]
+    return [
+        f"{name}={getattr(one, name)!r}"
+        for name in names
+        if getattr(one, name) != getattr(other, name)
+    ]

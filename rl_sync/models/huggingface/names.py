@@ -1,0 +1,212 @@
+"""Which tensors of a checkpoint make up each of our parameters, and where in it each one lies.
+
+Our parameters are stacked over layers, and fused: queries, keys and values in one kernel, gate and
+up in one, all experts in one. So a parameter is put together from many tensors, each of which
+fills a box of it.
+
+Letters of axes: L layers, D embed, K kv heads, C a kv head's columns (its N queries, one key, one
+value), N query heads of a kv head, H head dim, F mlp, G gate and up, E experts, V vocab.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rl_sync.models.config import ModelConfig
+
+EMBEDDING = "embed_tokens.weight"
+UNEMBEDDING = "lm_head.weight"
+
+
+class Piece(NamedTuple):
+    """One tensor's place in a parameter.
+
+    Attributes:
+      tensor: its name.
+      dims: our axes that each of its dimensions holds, slowest first: `KCH D` has two dimensions.
+      box: the part of our axes that it fills; all of those not named.
+    """
+
+    tensor: str
+    dims: str
+    box: Mapping[str, slice]
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """A parameter and the pieces that fill it.
+
+    Attributes:
+      axes: a letter each.
+    """
+
+    axes: str
+    pieces: Sequence[Piece]
+
+
+class Overlap(NamedTuple):
+    """The part of one tensor that fills a part of a window of a parameter.
+
+    Attributes:
+      read: the slices of the tensor that hold it.
+      view: the shape that what was read is given, an axis for each of ours.
+      cut: what of that is used.
+      order: the transposition that gives our order of axes.
+      start: where it goes in the window.
+    """
+
+    read: tuple[slice, ...]
+    view: tuple[int, ...]
+    cut: tuple[tuple[int, int], ...]
+    order: tuple[int, ...]
+    start: tuple[int, ...]
+
+
+def assemblies(config: ModelConfig, prefix: str = "model.", head: str = UNEMBEDDING) -> Any:
+    """The assembly of every parameter, in the tree of `init_params`.
+
+    Args:
+      prefix: what the names of all tensors but the unembedding start with.
+      head: the name of the unembedding.
+    """
+    tree: dict[str, Any] = {
+        "embedding": Assembly("VD", [Piece(prefix + EMBEDDING, "V D", {})]),
+        "final_norm": {"scale": Assembly("D", [Piece(prefix + "norm.weight", "D", {})])},
+        "blocks": _blocks(config, prefix),
+    }
+    if not config.tie_embeddings:
+        tree["unembedding"] = Assembly("VD", [Piece(head, "V D", {})])
+    return tree
+
+
+def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
+    def stacked(axes: str, *parts: Piece) -> Assembly:
+        return Assembly(
+            f"L{axes}",
+            [
+                Piece(f"{prefix}layers.{layer}.{name}", dims, {"L": _at(layer), **box})
+                for layer in range(config.num_layers)
+                for name, dims, box in parts
+            ],
+        )
+
+    def norm(name: str, axis: str = "D") -> dict[str, Assembly]:
+        return {"scale": stacked(axis, Piece(f"{name}.weight", axis, {}))}
+
+    N = config.heads_per_kv
+    columns = {"q": slice(0, N), "k": _at(N), "v": _at(N + 1)}
+    attention: dict[str, Any] = {
+        "qkv": stacked(
+            "DKCH",
+            *(Piece(f"self_attn.{x}_proj.weight", "KCH D", {"C": columns[x]}) for x in columns),
+        ),
+        "out": stacked("KNHD", Piece("self_attn.o_proj.weight", "D KNH", {})),
+    }
+    if config.qkv_bias:
+        biases = (Piece(f"self_attn.{x}_proj.bias", "KCH", {"C": columns[x]}) for x in columns)
+        attention["qkv_bias"] = stacked("KCH", *biases)
+    if config.qk_norm:
+        attention["query_norm"] = norm("self_attn.q_norm", "H")
+        attention["key_norm"] = norm("self_attn.k_norm", "H")
+    mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+    blocks: dict[str, Any] = {
+        "attention": attention,
+        "attention_norm": norm("input_layernorm"),
+        "mlp_norm": norm(mlp_norm),
+    }
+    if config.post_norms:
+        blocks["attention_post_norm"] = norm("post_attention_layernorm")
+        blocks["mlp_post_norm"] = norm("post_feedforward_layernorm")
+    halves = {"gate": _at(0), "up": _at(1)}
+    if config.experts is None:
+        gate_up = [Piece(f"mlp.{x}_proj.weight", "F D", {"G": halves[x]}) for x in halves]
+        down = Piece("mlp.down_proj.weight", "D F", {})
+        blocks["mlp"] = {"gate_up": stacked("DGF", *gate_up), "down": stacked("FD", down)}
+        return blocks
+    count = config.experts.count
+    blocks["mlp"] = {
+        "router": stacked("DE", Piece("mlp.gate.weight", "E D", {})),
+        "gate_up": stacked(
+            "EDGF",
+            *(
+                Piece(f"mlp.experts.{e}.{x}_proj.weight", "F D", {"E": _at(e), "G": halves[x]})
+                for e in range(count)
+                for x in halves
+            ),
+        ),
+        "down": stacked(
+            "EFD",
+            *(
+                Piece(f"mlp.experts.{e}.down_proj.weight", "D F", {"E": _at(e)})
+                for e in range(count)
+            ),
+        ),
+    }
+    return blocks
+
+
+def _at(index: int) -> slice:
+    return slice(index, index + 1)
+
+
+def tensor_shape(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a piece's tensor.
+
+    Args:
+      shape: of the parameter.
+    """
+    extents = {axis: high - low for axis, (low, high) in _box(assembly, piece, shape).items()}
+    return tuple(math.prod(extents[axis] for axis in dim) for dim in piece.dims.split())
+
+
+def overlap(
+    assembly: Assembly, piece: Piece, shape: Sequence[int], window: Sequence[slice]
+) -> Overlap | None:
+    """What a piece gives to a window of a parameter; None for nothing.
+
+    Args:
+      shape: of the parameter.
+      window: a slice an axis, as `jax.sharding.Sharding.devices_indices_map` gives them.
+    """
+    box = _box(assembly, piece, shape)
+    start: dict[str, int] = {}
+    inside: dict[str, tuple[int, int]] = {}  # Counted from where the piece begins.
+    for axis, size, part in zip(assembly.axes, shape, window, strict=True):
+        first, last, _ = part.indices(size)
+        low, high = max(first, box[axis][0]), min(last, box[axis][1])
+        if low >= high:
+            return None
+        start[axis], inside[axis] = low - first, (low - box[axis][0], high - box[axis][0])
+    extents = {axis: high - low for axis, (low, high) in box.items()}
+    dims = piece.dims.split()
+    read: list[slice] = []
+    single = [axis for axis in assembly.axes if axis not in piece.dims]
+    view, cut = dict.fromkeys(single, 1), dict.fromkeys(single, (0, 1))
+    for dim in dims:
+        slowest, others = dim[0], dim[1:]
+        # Only the slowest axis of a dimension is read in part; the others are cut afterwards.
+        stride = math.prod(extents[axis] for axis in others)
+        low, high = inside[slowest]
+        read.append(slice(low * stride, high * stride))
+        view[slowest], cut[slowest] = high - low, (0, high - low)
+        view |= {axis: extents[axis] for axis in others}
+        cut |= {axis: inside[axis] for axis in others}
+    held = list(view)
+    return Overlap(
+        tuple(read),
+        tuple(view.values()),
+        tuple(cut[axis] for axis in held),
+        tuple(held.index(axis) for axis in assembly.axes),
+        tuple(start[axis] for axis in assembly.axes),
+    )
+
+
+def _box(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Where a piece lies on every axis, from and to."""
+    return {
+        axis: piece.box.get(axis, slice(None)).indices(size)[:2]
+        for axis, size in zip(assembly.axes, shape, strict=True)
+    }

@@ -1,0 +1,246 @@
+"""Export: a `ModelConfig` and parameters as a directory that transformers loads."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rl_sync.models.config import DTYPES, ModelConfig
+from rl_sync.models.huggingface import architectures
+from rl_sync.models.huggingface.names import (
+    Assembly,
+    Piece,
+    assemblies,
+    overlap,
+    tensor_shape,
+)
+from rl_sync.models.huggingface.reading import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    TensorFiles,
+    read_values,
+)
+from rl_sync.types import Params
+
+MAX_FILE_BYTES = 5 * 10**9
+GENERATION_FILE = "generation_config.json"
+# What a source directory hands on beside its weights.
+_COPIED = (
+    GENERATION_FILE,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+class Tensor(NamedTuple):
+    """One tensor to be written.
+
+    Attributes:
+      name: in the file.
+      parameter: what it is a part of.
+      assembly, piece: which part.
+      shape: its own.
+      dtype: what it is stored as.
+    """
+
+    name: str
+    parameter: Array
+    assembly: Assembly
+    piece: Piece
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def values(self) -> np.ndarray:
+        """The tensor on the host."""
+        box = [self.piece.box.get(axis, slice(None)) for axis in self.assembly.axes]
+        part = overlap(self.assembly, self.piece, self.parameter.shape, box)
+        assert part is not None, "a piece lies within its parameter"
+        start = [slot.indices(n)[0] for slot, n in zip(box, self.parameter.shape, strict=True)]
+        return np.asarray(
+            _take(
+                self.parameter,
+                np.asarray(start, np.int32),
+                part.view,
+                part.order,
+                self.shape,
+                self.dtype,
+            )
+        )
+
+
+def write_checkpoint(
+    target: Path,
+    config: ModelConfig,
+    params: Params,
+    *,
+    source: Path | None = None,
+    dtype: str | None = None,
+    files: Mapping[str, str] | None = None,
+    token_ids: Mapping[str, int] | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Writes a checkpoint; it appears under its name when everything is in it.
+
+    On the host there is never more than one tensor of the files.
+
+    Args:
+      target: must not exist, or be empty.
+      config: the model.
+      params: jax arrays, all of them within reach of this process.
+      source: the directory that the parameters were imported from, which hands on its config.json
+        and its tokenizer. None for a model of our own.
+      dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32.
+      files: more files by name, such as those of a tokenizer.
+      token_ids: what config.json and generation_config.json say of the tokenizer without a
+        `source`, such as `eos_token_id`.
+      max_file_bytes: beyond it the tensors are split into several files with an index.
+
+    Raises:
+      ValueError: the target is in use, or transformers has no such model.
+    """
+    target = target.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} exists and is not empty; name a new directory.")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}.")
+    values = _config_values(config, source, dtype, token_ids or {})
+    tensors = _tensors(config, params, source, dtype)
+    unfinished = target.with_name(f".unfinished-{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    _write_json(unfinished / CONFIG_FILE, values)
+    if token_ids and source is None:
+        _write_json(unfinished / GENERATION_FILE, token_ids)
+    for name in _COPIED:
+        if source is not None and (source / name).exists():
+            shutil.copyfile(source / name, unfinished / name)
+    for name, text in (files or {}).items():
+        (unfinished / name).write_text(text)
+    _write_tensors(unfinished, tensors, max_file_bytes)
+    unfinished.rename(target)
+
+
+def _config_values(
+    config: ModelConfig, source: Path | None, dtype: str | None, token_ids: Mapping[str, int]
+) -> dict[str, Any]:
+    if source is None:
+        return architectures.config_values(config, dtype or "float32") | dict(token_ids)
+    values = dict(architectures.text_values(read_values(source)))
+    values["architectures"] = [architectures.FAMILIES[values["model_type"]].architecture]
+    if dtype is not None:
+        values["dtype" if "dtype" in values else "torch_dtype"] = dtype
+    return values
+
+
+def _tensors(
+    config: ModelConfig, params: Params, source: Path | None, dtype: str | None
+) -> list[Tensor]:
+    """All tensors, sorted by name."""
+    stored = TensorFiles(source) if source and dtype is None else None
+    prefix, head = (stored.prefix, stored.head) if stored else ("", "")
+    found = []
+    tree = assemblies(config)
+    for assembly, parameter in zip(jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
+        for piece in assembly.pieces:
+            kept = dtype or "float32"
+            if stored:
+                inner = piece.tensor.removeprefix("model.")
+                kept = stored.dtype(head if inner == piece.tensor else prefix + inner)
+            shape = tensor_shape(assembly, piece, parameter.shape)
+            found.append(Tensor(piece.tensor, parameter, assembly, piece, shape, jnp.dtype(kept)))
+    return sorted(found, key=lambda tensor: tensor.name)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def _take(
+    parameter: Array,
+    start: Array,
+    view: tuple[int, ...],
+    order: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> Array:
+    """A piece out of its parameter, in the tensor's own shape: the inverse of importing it."""
+    sizes = [view[place] for place in order]
+    block = jax.lax.dynamic_slice(parameter, tuple(start), sizes)
+    return block.transpose(np.argsort(order)).reshape(shape).astype(dtype)
+
+
+def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) -> None:
+    """The safetensors files, and their index where there are several."""
+    shares: list[list[Tensor]] = [[]]
+    for tensor in tensors:
+        held = sum(other.size_bytes for other in shares[-1])
+        if shares[-1] and held + tensor.size_bytes > max_file_bytes:
+            shares.append([])
+        shares[-1].append(tensor)
+    if len(shares) == 1:
+        _write_file(directory / WEIGHTS_FILE, tensors)
+        return
+    places: dict[str, str] = {}
+    for number, share in enumerate(shares, start=1):
+        name = f"model-{number:05d}-of-{len(shares):05d}.safetensors"
+        _write_file(directory / name, share)
+        places |= {tensor.name: name for tensor in share}
+    total = sum(tensor.size_bytes for tensor in tensors)
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    _write_json(directory / INDEX_FILE, index)
+
+
+def _write_file(path: Path, tensors: list[Tensor]) -> None:
+    """One safetensors file, a tensor at a time; the library's own writer wants them all at once.
+
+    The format: the header's length as eight bytes, the header in JSON, the bytes of the tensors
+    (https://github.com/huggingface/safetensors#format).
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    # The widest first, so that each begins at a multiple of its items.
+    ordered = sorted(tensors, key=lambda tensor: (-tensor.dtype.itemsize, tensor.name))
+    for tensor in ordered:
+        start, end = end, end + tensor.size_bytes
+        header[tensor.name] = {
+            "dtype": _STORED[tensor.dtype.name],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for tensor in ordered:
+            _write_values(file, tensor)
+
+
+def _write_values(file: BinaryIO, tensor: Tensor) -> None:
+    file.write(np.ascontiguousarray(tensor.values()).view(np.uint8).data)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")

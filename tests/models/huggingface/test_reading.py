@@ -1,0 +1,221 @@
+import json
+import shutil
+import subprocess
+import sys
+import weakref
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rl_sync.models.huggingface import reading
+from tests.models.huggingface import golden
+
+
+def stored(directory):
+    """All tensors of a directory."""
+    return {
+        name: values
+        for path in directory.glob("*.safetensors")
+        for name, values in load_file(path).items()
+    }
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A checkpoint to spoil."""
+    directory = tmp_path / "model"
+    shutil.copytree(golden.ROOT / "qwen2", directory)
+    return directory
+
+
+def rewrite(directory, change):
+    tensors = stored(directory)
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_host_memory_never_holds_more_than_one_tensor(monkeypatch):
+    directory = golden.ROOT / "qwen3_moe"
+    config = reading.load_config(directory)
+    alive, peak, total = [0], [0], [0]
+    read = reading.TensorFiles.read
+
+    def tracked(self, name, where):
+        values = np.array(read(self, name, where))  # Owns its memory, so that views keep it.
+        alive[0] += values.nbytes
+        total[0] += values.nbytes
+        peak[0] = max(peak[0], alive[0])
+        weakref.finalize(values, lambda size: alive.__setitem__(0, alive[0] - size), values.nbytes)
+        return values
+
+    monkeypatch.setattr(reading.TensorFiles, "read", tracked)
+    reading.load_params(directory, config, golden.like(config))
+    sizes = [values.nbytes for values in stored(directory).values()]
+    assert peak[0] == max(sizes)
+    assert total[0] == sum(sizes)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_half_precision_is_widened_to_the_bit_or_kept(copy, dtype):
+    wide = stored(copy)
+    rewrite(copy, lambda tensors: tensors.update({k: x.astype(dtype) for k, x in wide.items()}))
+    config = reading.load_config(copy)
+    _, params = golden.load(copy)
+    name = "model.layers.1.mlp.down_proj.weight"
+    rounded = wide[name].astype(dtype)
+    down = params["blocks"]["mlp"]["down"]
+    assert down.dtype == jnp.float32
+    np.testing.assert_array_equal(down[1], rounded.T.astype(np.float32))
+    kept = reading.load_params(copy, config, golden.like(config, dtype))
+    assert kept["blocks"]["mlp"]["down"].dtype == dtype
+    np.testing.assert_array_equal(np.asarray(kept["blocks"]["mlp"]["down"])[1], rounded.T)
+
+
+def test_a_cached_hub_name_is_found_and_another_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "abc"
+    shutil.copytree(golden.ROOT / "qwen2", snapshot)
+    refs = tmp_path / "models--some--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    found = reading.resolve("some/model")
+    assert reading.load_config(found).vocab_size == 96
+    with pytest.raises(ValueError, match=r"'other/model' is neither .* hf download other/model"):
+        reading.resolve("other/model")
+    with pytest.raises(ValueError, match="'no/such/place/at/all' is neither a directory"):
+        reading.resolve("no/such/place/at/all")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), r"lacks 1 of 38 tensors .* model\.norm\.weight"),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.o_proj.bias": np.zeros(32)}),
+            r"holds 1 tensors that its .* model\.layers\.0\.self_attn\.o_proj\.bias",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(31, np.float32)}),
+            r"model\.norm\.weight .* shape \[31\], but its config\.json implies \[32\]",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(32, np.int8)}),
+            r"model\.norm\.weight .* stored as I8",
+        ),
+        (lambda t: t.pop("model.embed_tokens.weight"), r"0 tensors called …embed_tokens\.weight"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_config_are_refused(copy, change, message):
+    rewrite(copy, change)
+    with pytest.raises(ValueError, match=message):
+        golden.load(copy)
+
+
+def test_what_a_tied_or_an_older_checkpoint_holds_besides_is_passed_over(copy):
+    _, before = golden.load(copy)
+    beside = {"lm_head.weight": "model.embed_tokens.weight"}
+    beside |= {"model.layers.0.self_attn.rotary_emb.inv_freq": "model.norm.weight"}
+    rewrite(copy, lambda t: t.update({name: t[other] for name, other in beside.items()}))
+    _, after = golden.load(copy)
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_language_model_of_gemma_with_vision_is_found(tmp_path, prefix):
+    values = golden.values("gemma3")
+    text = {key: value for key, value in values.items() if key != "architectures"}
+    outer = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    tensors = {
+        name.replace("model.", prefix): x for name, x in stored(golden.ROOT / "gemma3").items()
+    }
+    tensors["vision_tower.vision_model.post_layernorm.weight"] = np.zeros(3, np.float32)
+    tensors["multi_modal_projector.mm_soft_emb_norm.weight"] = np.zeros(3, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config, params = golden.load(tmp_path)
+    plain, same = golden.load(golden.ROOT / "gemma3")
+    assert config == plain
+    jax.tree.map(np.testing.assert_array_equal, params, same)
+
+
+def test_a_directory_without_a_model_is_refused(copy):
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"holds neither model\.safetensors nor model\.safe"):
+        golden.load(copy)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"names model-00001-of-00002\.safetensors, which is not"):
+        golden.load(copy)
+    (copy / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        reading.load_config(copy)
+
+
+SHARDED = """
+import sys
+import jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from rl_sync.models.huggingface import reading
+from rl_sync.models.transformer import hidden_states, logits, param_axes
+from tests.models.huggingface import golden
+
+mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+RULES = {
+    "usual": dict(embed="fsdp", kv="tensor", mlp="tensor", vocab="tensor", experts="data"),
+    "odd": {"head_dim": "fsdp", "embed": ("data", "tensor"), "mlp": "fsdp"},
+}
+for family, rules in (pair.split(":") for pair in sys.argv[1:]):
+    whole, here = golden.load(golden.ROOT / family)
+    read = []
+    counted = reading.TensorFiles.read
+    reading.TensorFiles.read = lambda *args: read.append(counted(*args).size) or counted(*args)
+    shard = lambda axes, x: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=NamedSharding(mesh, P(*(RULES[rules].get(a) for a in axes)))
+    )
+    like = jax.tree.map(shard, param_axes(whole), here, is_leaf=lambda x: isinstance(x, P))
+    there = reading.load_params(golden.ROOT / family, whole, like)
+    reading.TensorFiles.read = counted
+    jax.tree.map(lambda a, b: a.sharding == b.sharding or sys.exit("sharding"), there, like)
+    jax.tree.map(np.testing.assert_array_equal, here, there)
+    shards = there["blocks"]["attention"]["qkv"].addressable_shards
+    assert len({str(shard.index) for shard in shards}) == (4 if rules == "usual" else 8)
+    if rules == "usual":
+        expected = golden.expected(family)
+        tokens = expected["tokens"]
+        run = jax.jit(lambda params: logits(whole, params, hidden_states(whole, params, tokens)))
+        real = (np.arange(24) < expected["lengths"][:, None])[..., None]
+        error = np.abs(np.where(real, run(there), 0) - expected["logits"]).max()
+        assert error < 1e-4 * np.abs(expected["logits"]).max(), error
+    print(family, rules, sum(read))
+"""
+
+
+def test_parameters_land_in_their_shards_and_sharding_changes_nothing():
+    pairs = ["qwen2:odd", "qwen3_moe:usual", "gemma3:usual"]
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED, *pairs],
+        env={
+            "JAX_PLATFORMS": "cpu",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "PYTHONPATH": ":".join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [" ".join(line.split()[:2]) for line in done.stdout.splitlines()] == [
+        pair.replace(":", " ") for pair in pairs
+    ]
+    # Where parameters lie in whole heads and rows, nothing is read twice.
+    for line in done.stdout.splitlines():
+        family, rules, read = line.split()
+        if rules == "usual":
+            sizes = (x.size for x in stored(golden.ROOT / family).values())
+            assert int(read) == sum(sizes)
