@@ -32,12 +32,12 @@ from peers.serving import (
     WIDTH,
     prompts_of,
 )
-from rl_sync.rollout import engine as engines
-from rl_sync.rollout.request import Request as RolloutRequest
-from rl_sync.rollout.sampling import Sampling
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.transformer import init_params
+from rl_sync.rollout import engine as engines
+from rl_sync.rollout.request import Request as RolloutRequest
+from rl_sync.rollout.sampling import Sampling
 
 PROMPT_TOKENS, ROWS = 16, 64
 
@@ -78,7 +78,7 @@ def engine() -> engines.Engine:
 def ours(request: Request) -> float:
     """Has our engine complete the request's prompts, each to its length."""
     requests = [
-        RolloutRequest(np.array(prompt, np.int32), Sampling(length), seed=(request["seed"], i))
+        RolloutRequest(np.array(prompt, np.int32), Sampling(length, ()), seed=(request["seed"], i))
         for i, (prompt, length) in enumerate(
             zip(prompts_of(request), request["lengths"], strict=True)
         )

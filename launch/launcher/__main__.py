@@ -59,12 +59,13 @@ def _run() -> int:
 
 
 def _plan() -> int:
+    from launcher.memory import describe_memory
     from launcher.plan import describe
     from rl_sync.runtime.settings import RunSettings
 
     settings = RunSettings.from_config(_config())
     task = settings.load_task()
-    print(describe(settings), task.describe(), sep="\n\n")
+    print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
     return 0
 
 

@@ -15,9 +15,8 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 def describe_memory(settings: RunSettings, task: Task) -> str:
     """The bytes of parameters, optimizer, activations and cache, a role and a device."""
     model = settings.model_config(task)
-    return "\n".join(
-        ["Memory a device, from shapes:", _trainer(settings, model, task), _explorer(settings, model)]
-    )
+    roles = (_trainer(settings, model, task), _explorer(settings, model))
+    return "\n".join(["Memory a device, from shapes:", *roles])
 
 
 def _trainer(settings: RunSettings, model: ModelConfig, task: Task) -> str:

@@ -1,7 +1,14 @@
-"""Adapters apart from the parameters that they adapt, and both in one tree again."""
+"""Adapters apart from the parameters that they adapt, in one tree with them, or merged into them."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.types import Params
 
 _SUFFIX = "_lora"
@@ -32,3 +39,78 @@ def join(adapters: Params, base: Params) -> Params:
     for name in adapters.keys() & base.keys():
         joined[name] = join(adapters[name], base[name])
     return joined
+
+
+def merged_config(config: ModelConfig) -> ModelConfig:
+    """The config of what `merge` returns."""
+    return dataclasses.replace(config, lora=None)
+
+
+def merge(config: ModelConfig, params: Params) -> Params:
+    """Adds (alpha / rank) · A·B to every adapted kernel (LoRA, arXiv:2106.09685, section 4.1).
+
+    Args:
+      config: with `lora`.
+      params: of all layers, adapters included; they are not changed.
+
+    Returns:
+      Parameters without adapters, for `merged_config`, which compute the same function but for
+      rounding.
+    """
+    adapters, base = split(params)
+    blocks: dict[str, Any] = {**base["blocks"]}
+    for part, found in adapters["blocks"].items():
+        kernels = {**blocks[part]}
+        for name, adapter in found.items():
+            _MERGES[name](config, kernels, adapter)
+        blocks[part] = kernels
+    return {**base, "blocks": blocks}
+
+
+def _delta(
+    config: ModelConfig, adapter: dict[str, Array], target: LoraTarget, like: Array
+) -> Float[Array, ...]:
+    """The scaled product of one target, in the shape of what it is added to; 0 without one."""
+    assert config.lora is not None
+    if f"{target}_a" not in adapter:
+        return jnp.zeros_like(like)
+    down, up = adapter[f"{target}_a"], adapter[f"{target}_b"]
+    layers, _, rank = down.shape
+    product = jnp.einsum("LDR,LRF->LDF", down, up.reshape(layers, rank, -1))
+    return (config.lora.scale * product).reshape(like.shape).astype(like.dtype)
+
+
+def _merge_qkv(config: ModelConfig, kernels: dict[str, Array], adapter: dict[str, Array]) -> None:
+    fused, queries = kernels["qkv"], config.heads_per_kv
+    parts: dict[LoraTarget, slice] = {
+        "q": slice(0, queries),
+        "k": slice(queries, queries + 1),
+        "v": slice(queries + 1, queries + 2),
+    }
+    deltas = [_delta(config, adapter, name, fused[..., at, :]) for name, at in parts.items()]
+    kernels["qkv"] = fused + jnp.concatenate(deltas, axis=-2)
+
+
+def _merge_out(config: ModelConfig, kernels: dict[str, Array], adapter: dict[str, Array]) -> None:
+    kernels["out"] = kernels["out"] + _delta(config, adapter, "o", kernels["out"])
+
+
+def _merge_gate_up(
+    config: ModelConfig, kernels: dict[str, Array], adapter: dict[str, Array]
+) -> None:
+    fused = kernels["gate_up"]
+    targets: tuple[LoraTarget, LoraTarget] = ("gate", "up")
+    deltas = [_delta(config, adapter, name, fused[..., i, :]) for i, name in enumerate(targets)]
+    kernels["gate_up"] = fused + jnp.stack(deltas, axis=-2)
+
+
+def _merge_down(config: ModelConfig, kernels: dict[str, Array], adapter: dict[str, Array]) -> None:
+    kernels["down"] = kernels["down"] + _delta(config, adapter, "down", kernels["down"])
+
+
+_MERGES = {
+    "qkv_lora": _merge_qkv,
+    "out_lora": _merge_out,
+    "gate_up_lora": _merge_gate_up,
+    "down_lora": _merge_down,
+}

@@ -72,11 +72,11 @@ class RolloutSettings:
             min_p=self.min_p,
         )
 
-    def engine(self, model: ModelConfig, rows: int, decode: Decode) -> Engine:
-        """What an explorer generates with that has `rows` completions to make at a time."""
+    def engine(self, model: ModelConfig, slots: int, decode: Decode) -> Engine:
+        """What an explorer generates with."""
         return Engine(
             model,
-            self.slots or rows,
+            slots,
             chunk_tokens=self.chunk_tokens,
             cache=cast(CachePolicy, self.cache),
             decode=decode,

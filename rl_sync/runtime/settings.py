@@ -344,6 +344,11 @@ class RunSettings:
         return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
 
     @property
+    def slots(self) -> int:
+        """The most sequences that an explorer decodes at once."""
+        return self.rollout.slots or self.groups_per_lease * self.trainer.group_size
+
+    @property
     def roles(self) -> list[str]:
         """The roles that train, by name."""
         return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
@@ -390,8 +395,7 @@ class RunSettings:
 
     def engine(self, task: Task) -> Engine:
         """What an explorer generates with."""
-        rows = self.groups_per_lease * self.trainer.group_size
-        return self.rollout.engine(self.model_config(task), rows, task.tokenizer.decode)
+        return self.rollout.engine(self.model_config(task), self.slots, task.tokenizer.decode)
 
     def load_task(self) -> Task:
         """Loads the problems and their tokenizer.

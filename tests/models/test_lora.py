@@ -1,10 +1,13 @@
 import dataclasses
+from typing import get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rl_sync.models import lora
-from rl_sync.models.config import Lora
+from rl_sync.models.config import Lora, LoraTarget
 from tests.models import tiny
 
 
@@ -32,3 +35,22 @@ def test_a_model_without_adapters_is_all_base():
     adapters, base = lora.split(params)
     assert adapters == {}
     assert jax.tree.structure(lora.join(adapters, base)) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize(
+    "targets", [("q",), ("k", "v", "o"), ("gate", "down"), get_args(LoraTarget)], ids="".join
+)
+def test_merged_parameters_compute_the_same_function(targets):
+    config = dataclasses.replace(tiny.CONFIG, lora=Lora(2, 3.0, targets))
+    params = tiny.params(config)
+    merged = lora.merge(config, params)
+    plain = lora.merged_config(config)
+    assert plain == tiny.CONFIG
+    assert jax.tree.map(jnp.shape, merged) == jax.tree.map(jnp.shape, tiny.params())
+    tokens = np.array([[3, 1, 4, 1, 5]], np.int32)
+    np.testing.assert_allclose(
+        tiny.forward(plain, merged, tokens), tiny.forward(config, params, tokens), atol=2e-5
+    )
+    base = lora.split(params)[1]
+    change = tiny.forward(plain, base, tokens) - tiny.forward(plain, merged, tokens)
+    assert np.abs(change).max() > 0.1

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.models import decode
 from rl_sync.models.logprobs import token_logprobs
-from rl_sync.models.sampling import Sampling
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.request import Request
+from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 from tests.models.huggingface import golden
 
@@ -71,11 +72,12 @@ def test_rematerialization_and_the_way_to_attend_change_nothing(family):
 
 def test_cached_greedy_decoding_continues_as_transformers_does(model):
     config, params, expected = model
-    tokens, lengths = jnp.asarray(expected["tokens"]), jnp.asarray(expected["lengths"])
+    tokens, lengths = expected["tokens"], expected["lengths"]
     count = expected["greedy"].shape[1]
-    sampling = Sampling(max_new_tokens=count, eos_id=-1, greedy=True)
-    keys = jax.random.split(jax.random.key(0), len(lengths))
-    done = decode.generate(config, params, tokens, lengths, keys, sampling)
-    for row, greedy in enumerate(expected["greedy"]):
-        completion = np.asarray(done.tokens)[row][np.asarray(done.completion_mask)[row]]
-        np.testing.assert_array_equal(completion, greedy)
+    sampling = Sampling(max_new_tokens=count, stop_ids=(), greedy=True)
+    engine = Engine(config, slots=len(lengths))
+    engine.load(params, version=0)
+    prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+    generated = engine.generate([Request(prompt, sampling) for prompt in prompts])
+    for (completion,), greedy in zip(generated, expected["greedy"], strict=True):
+        np.testing.assert_array_equal(completion.tokens, greedy)
