@@ -59,6 +59,9 @@ def _run() -> int:
 
 
 def _plan() -> int:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
     from launcher.memory import describe_memory
     from launcher.plan import describe
     from rl_sync.runtime.settings import RunSettings

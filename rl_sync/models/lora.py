@@ -1,4 +1,4 @@
-"""Adapters apart from the parameters that they adapt, in one tree with them, or merged into them."""
+"""Adapters apart from the parameters that they adapt, beside them, or merged into them."""
 
 from __future__ import annotations
 
