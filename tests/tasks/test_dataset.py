@@ -117,9 +117,9 @@ def test_fields_may_lie_deep_and_override_the_format(tmp_path):
 
 
 def test_a_choice_may_be_named_within_a_text(tmp_path):
-    row = {"prompt": "Which?", "options": ["one", "two"], "answer": "It is (B)."}
+    row = {"prompt": "Which?", "options": ["one", "two"], "answer": "It is (two)."}
     path = write_lines(tmp_path / "c.jsonl", [row] * 10)
-    task = dataset(path, choices="options", answer_pattern=r"\((.)\)")
+    task = dataset(path, choices="options", answer_pattern=r"\((.+)\)")
     assert task.train[0].answer == "B"
 
 
