@@ -125,8 +125,8 @@ def _with_short_demonstrations(
     kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
     left_out = len(everything) - len(kept)
     note = (
-        f"{left_out} of {len(everything)} demonstrations are left out: with their end of sequence"
-        f" they are longer than task.max_completion_tokens={max_tokens}."
+        f"{left_out} of {len(everything)} demonstrations are left out of the warm-up: with their"
+        f" end of sequence they are longer than task.max_completion_tokens={max_tokens}."
     )
     notes = [*problems.notes, *([note] if left_out else [])]
     return dataclasses.replace(problems, demonstrations=kept, notes=notes)

@@ -66,12 +66,17 @@ def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
         return _letter(row, field, choices, _value(row, field))
     text = _text(row, field, lines=True)
     if row_format.answer_pattern is not None:
-        *_, found = None, *re.finditer(row_format.answer_pattern, text)
-        if found is None or not (text := (found[found.lastindex or 0] or "").strip()):
-            raise _refusal(
-                row, field, f"is {_shown(text)}, in which there is no {row_format.answer_pattern}"
-            )
+        text = _last_match(row_format.answer_pattern, text)
+        if not text:
+            there = _shown(_value(row, field))
+            raise _refusal(row, field, f"is {there}, which has no {row_format.answer_pattern}")
     return text if choices is None else _letter(row, field, choices, text)
+
+
+def _last_match(pattern: str, text: str) -> str:
+    """The last group of the last match, or all of it if there are no groups; empty if none."""
+    matches = list(re.finditer(pattern, text))
+    return (matches[-1][matches[-1].lastindex or 0] or "").strip() if matches else ""
 
 
 def _letter(row: Row, field: str, choices: Choices, answer: Any) -> str:

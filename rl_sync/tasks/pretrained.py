@@ -134,10 +134,13 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
             f"tokenizer.system={system!r} needs a chat template, and the tokenizer of {path} has"
             " none: leave it out."
         )
+    chats = chat != "no" and has_template
+    if chats and (end := _turn_end(backend, eos_ids)) is not None:
+        eos_ids = tuple(dict.fromkeys((end, *eos_ids)))
     pad_id = backend.pad_token_id
     return PretrainedTokenizer(
         backend=backend,
-        chat=chat != "no" and has_template,
+        chat=chats,
         system=system,
         vocab_size=max(backend.get_vocab().values()) + 1,
         pad_id=eos_ids[0] if pad_id is None else pad_id,
@@ -182,3 +185,10 @@ def _eos_ids(eos_id: int | None, path: str) -> tuple[int, ...]:
     more = json.loads(Path(file).read_text("utf-8")).get("eos_token_id") if file else None
     several = more if isinstance(more, list) else [more]
     return tuple(dict.fromkeys(i for i in (eos_id, *several) if i is not None))
+
+
+def _turn_end(backend: Any, eos_ids: Sequence[int]) -> int | None:
+    """The end that the chat template writes after an answer, if it is one of those that end."""
+    turns = [{"role": "user", "content": "Yes?"}, {"role": "assistant", "content": "Yes."}]
+    ids = backend.apply_chat_template(turns, return_dict=False)
+    return next((i for i in reversed(ids) if i in eos_ids), None)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rl_sync.tasks.arithmetic import ArithmeticConfig, answer, careless_answer, load
+from tests.tasks import loading
 
 CONFIG = ArithmeticConfig(
     operators="+-", least_operand=10, greatest_operand=29, forgotten=0.5, held_out_problems=50
@@ -98,3 +99,11 @@ def test_a_config_outside_its_range_is_refused(change, message):
 def test_holding_out_everything_is_refused():
     with pytest.raises(ValueError, match=r"held_out_problems=610 leaves none of the 610 problems"):
         load(dataclasses.replace(CONFIG, held_out_problems=610), seed=0)
+
+
+def test_the_shipped_task_keeps_its_tokens_and_lengths():
+    task = loading.load()
+    assert task.tokenizer.charset == "0123456789+-="
+    assert (task.max_prompt_tokens, task.max_completion_tokens) == (6, 4)
+    assert (len(task.train), len(task.held_out)) == (11_683, 512)
+    assert task.notes == ()

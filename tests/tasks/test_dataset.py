@@ -116,6 +116,13 @@ def test_fields_may_lie_deep_and_override_the_format(tmp_path):
     assert task.demonstrations[0].answer == "5"
 
 
+def test_a_choice_may_be_named_within_a_text(tmp_path):
+    row = {"prompt": "Which?", "options": ["one", "two"], "answer": "It is (two)."}
+    path = write_lines(tmp_path / "c.jsonl", [row] * 10)
+    task = dataset(path, choices="options", answer_pattern=r"\((.+)\)")
+    assert task.train[0].answer == "B"
+
+
 def test_a_null_gives_way_to_another_name(tmp_path):
     path = write_lines(tmp_path / "n.jsonl", _rows(other="x", text=None))
     assert dataset(path, prompt="text|other").train[0].text == "x"
@@ -180,7 +187,11 @@ def test_rows_without_a_demonstration_are_counted(tmp_path):
     ("row", "settings", "message"),
     [
         ({"question": "q", "answer": "a"}, {}, "'prompt' is missing.* has 'question', 'answer'"),
-        ({"prompt": "p", "answer": "no hashes"}, {"answer_pattern": "#### (.+)"}, "no #### "),
+        (
+            {"prompt": "p", "answer": "no hashes"},
+            {"answer_pattern": "#### (.+)"},
+            "which has no #### ",
+        ),
         ({"prompt": "p", "answer": {"a": 1}}, {}, r"'answer' is \{'a': 1\}; it must be text"),
         ({"prompt": "p", "answer": "a"}, {"template": "{prompt} {of}"}, "'of' is missing"),
         (

@@ -82,6 +82,17 @@ def test_the_generation_config_may_name_the_only_end(copy):
     assert pretrained.load(copy(eos_token=None), "auto", None).eos_ids == (2, 7)
 
 
+def test_a_demonstration_ends_as_the_chat_template_ends_an_answer(copy, tmp_path):
+    directory = copy()
+    template = tmp_path / "tokenizer" / "chat_template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}#{% endif %}"
+        "{% endfor %}"
+    )
+    assert pretrained.load(directory, "auto", None).eos_ids == (7, 2)
+    assert pretrained.load(directory, "no", None).eos_ids == (2, 7)
+
+
 def test_decoding_ends_at_any_end_and_shows_what_does_not_belong():
     tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
     assert tokenizer.decode([76, 77, 7, 76]) == "hi"
