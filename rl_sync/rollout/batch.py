@@ -104,20 +104,18 @@ class Batch:
             self._slots = self._call(key, core.rearrange, self._slots, sources)
         self.rows = rows
 
-    def prefill(self, prompts: Sequence[Int[np.ndarray, " P"]], tokens: int) -> Prefix:
-        """Reads prompts of up to `tokens` each, no more than `prefill_capacity` says."""
-        width = prompt_bucket(tokens, self.length)
-        rows = prefill_rows(len(prompts), width, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
+    def prefill_rows(self, prompts: int, width: int) -> int:
+        """How many prompts, padded to `width`, are read at once if there are so many."""
+        return prefill_rows(prompts, width, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
+
+    def prefill(self, prompts: Sequence[Int[np.ndarray, " P"]], width: int) -> Prefix:
+        """Reads prompts, padded to `width`."""
+        rows = self.prefill_rows(len(prompts), width)
         padded = np.zeros((rows, width), np.int32)
         for row, prompt in zip(padded, prompts, strict=False):
             row[: len(prompt)] = prompt
         key = ("prefill", rows, width)
         return self._call(key, core.prefill, self.config, self._params, padded)
-
-    def prefill_capacity(self, tokens: int) -> int:
-        """How many prompts of up to `tokens` each are read at once."""
-        width = prompt_bucket(tokens, self.length)
-        return prefill_rows(_MOST_PREFILL_TOKENS, width, 1, _MOST_PREFILL_TOKENS)
 
     def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
         """Starts sequences whose prompts are in a prefix."""

@@ -15,6 +15,7 @@ from jaxtyping import Bool, UInt32
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.batch import Batch, Start
 from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
+from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import Completion, Request
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.slots import Prefix
@@ -23,24 +24,7 @@ from rl_sync.types import Params
 
 CachePolicy = Literal["keep", "recompute"]
 
-_LOOKAHEAD = 8
 _REFILLED_SHARE = 8
-
-
-@dataclasses.dataclass
-class _Waiting:
-    """A request of which completions are still to be started, from number `next` on."""
-
-    ticket: int
-    request: Request
-    seed: tuple[int, ...]
-    next: int = 0
-    prefix: Prefix | None = None
-    row: int = 0
-
-    @property
-    def left(self) -> int:
-        return self.request.completions - self.next
 
 
 class Engine:
@@ -98,7 +82,7 @@ class Engine:
         self._batch = Batch(config, length, chunk_tokens)
         self._version = -1
         self._tickets = 0
-        self._waiting: deque[_Waiting] = deque()
+        self._queue = Queue()
         self._sequences: list[GrowingSequence | None] = []
         self._counted = Stats()
 
@@ -115,7 +99,7 @@ class Engine:
     @property
     def unfinished(self) -> int:
         """How many completions wait or are under way."""
-        return sum(waiting.left for waiting in self._waiting) + len(self._live())
+        return self._queue.completions + len(self._live())
 
     @property
     def stats(self) -> Stats:
@@ -130,8 +114,7 @@ class Engine:
         """
         self._batch.load(params)
         self._version = version
-        for waiting in self._waiting:
-            waiting.prefix = None
+        self._queue.forget_prefixes()
         live = self._live()
         if live and self._cache_policy == "recompute":
             started, compiled = time.monotonic(), self._batch.compile_secs
@@ -154,7 +137,7 @@ class Engine:
         first = self._tickets
         for request in requests:
             seed = (self._seed, self._tickets) if request.seed is None else request.seed
-            self._waiting.append(_Waiting(self._tickets, request, seed))
+            self._queue.append(Waiting(self._tickets, request, seed))
             self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
             self._tickets += 1
         return list(range(first, self._tickets))
@@ -173,7 +156,7 @@ class Engine:
         prefixes, prompt_tokens = self._admit()
         live = self._live()
         chunk = self._batch.decode(
-            self._mask(live), self._enough(len(live)), max(s.length for s in live.values())
+            self._mask(live), self._enough(live), max(s.length for s in live.values())
         )
         # The device works from here on; stop strings in the last chunk's text are looked for
         # meanwhile, and what is drawn after them now is thrown away.
@@ -276,15 +259,21 @@ class Engine:
         mask[list(live)] = True
         return mask
 
-    def _enough(self, live: int) -> int:
+    def _enough(self, live: dict[int, GrowingSequence]) -> int:
         """With how many rows left a chunk ends, because others can start or the batch can shrink.
 
         While requests wait it does not end for every single row: each end costs a round trip.
         """
-        if self._waiting:
-            return min(live - 1, self._batch.rows - max(1, self._batch.rows // _REFILLED_SHARE))
+        if self._queue:
+            rows = self._batch.rows
+            return min(len(live) - 1, rows - max(1, rows // _REFILLED_SHARE))
         smaller = next_smaller(self._batch.rows, self._most_rows)
-        return smaller if live > smaller else 0
+        return smaller if len(live) > smaller and self._may_shrink(live) else 0
+
+    def _may_shrink(self, live: dict[int, GrowingSequence]) -> bool:
+        """Whether more is to come than a chunk, so that a smaller batch is worth compiling."""
+        longest = max((sequence.left for sequence in live.values()), default=0)
+        return max(longest, self._queue.most_new_tokens) > self.chunk_tokens
 
     def _take_out(self, done: dict[int, GrowingSequence]) -> list[Completion]:
         for slot in done:
@@ -292,23 +281,19 @@ class Engine:
         return [sequence.finished() for sequence in done.values()]
 
     def _admit(self) -> tuple[list[Prefix], int]:
-        """Fills free slots, in a batch as large as what is there asks for.
+        """Fills free slots.
 
         Returns:
           The prompts that were read for it, and how many tokens those have.
         """
-        live = self._live()
-        rows = row_bucket(self.unfinished, self._most_rows)
-        if rows != self._batch.rows:
-            self._batch.resize(rows, list(live))
-            self._sequences = [*live.values(), *[None] * (rows - len(live))]
+        self._fit()
         free = deque(slot for slot, sequence in enumerate(self._sequences) if sequence is None)
         starts: dict[int, list[Start]] = {}
         used: dict[int, Prefix] = {}
         read: list[Prefix] = []
         prompt_tokens = 0
-        while free and self._waiting:
-            waiting = self._waiting[0]
+        while free and self._queue:
+            waiting = self._queue.head
             if waiting.prefix is None:
                 prompt_tokens += self._prefill(len(free))
                 assert waiting.prefix is not None
@@ -317,13 +302,20 @@ class Engine:
             group = starts.setdefault(id(waiting.prefix), [])
             while free and waiting.left:
                 group.append(self._start(waiting, free.popleft()))
-            if not waiting.left:
-                self._waiting.popleft()
+            self._queue.drop_finished_head()
         for name, group in starts.items():
             self._batch.insert(used[name], group)
         return read, prompt_tokens
 
-    def _start(self, waiting: _Waiting, slot: int) -> Start:
+    def _fit(self) -> None:
+        """Makes the batch as large as what is there asks for."""
+        live = self._live()
+        rows = row_bucket(self.unfinished, self._most_rows)
+        if rows > self._batch.rows or (rows < self._batch.rows and self._may_shrink(live)):
+            self._batch.resize(rows, list(live))
+            self._sequences = [*live.values(), *[None] * (rows - len(live))]
+
+    def _start(self, waiting: Waiting, slot: int) -> Start:
         request, index = waiting.request, waiting.next
         waiting.next += 1
         self._sequences[slot] = GrowingSequence(waiting.ticket, index, request)
@@ -337,18 +329,16 @@ class Engine:
         Returns:
           How many tokens they have.
         """
-        width = prompt_bucket(len(self._waiting[0].request.prompt), self._length)
-        batch: list[_Waiting] = []
-        ahead = 0
-        for waiting in self._waiting:
-            ahead = ahead + 1 if free <= 0 else 0
-            if ahead > _LOOKAHEAD or len(batch) == self._batch.prefill_capacity(width):
-                break
-            free -= waiting.left
-            prompt = waiting.request.prompt
-            if waiting.prefix is None and prompt_bucket(len(prompt), self._length) == width:
-                batch.append(waiting)
-        prefix = self._batch.prefill([waiting.request.prompt for waiting in batch], width)
-        for row, waiting in enumerate(batch):
-            waiting.prefix, waiting.row = prefix, row
-        return sum(len(waiting.request.prompt) for waiting in batch)
+
+        def width_of(request: Request) -> int:
+            return prompt_bucket(len(request.prompt), self._length)
+
+        width = width_of(self._queue.head.request)
+        read = self._queue.unread(
+            free,
+            lambda request: width_of(request) == width,
+            lambda prompts: self._batch.prefill_rows(prompts, width),
+        )
+        prompts = [waiting.request.prompt for waiting in read]
+        self._queue.put_prefix(read, self._batch.prefill(prompts, width))
+        return sum(map(len, prompts))

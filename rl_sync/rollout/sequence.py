@@ -40,6 +40,11 @@ class GrowingSequence:
         """Tokens of the prompt and the completion so far."""
         return len(self.request.prompt) + len(self.tokens)
 
+    @property
+    def left(self) -> int:
+        """The most tokens that are still to come."""
+        return self.request.sampling.max_new_tokens - len(self.tokens)
+
     def append(
         self, tokens: Int[np.ndarray, " C"], logprobs: Float[np.ndarray, " C"], version: int
     ) -> None:

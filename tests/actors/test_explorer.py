@@ -102,11 +102,12 @@ def test_randomness_comes_from_seed_ordinal_attempt_and_row_alone():
     assert len({row.tobytes() for row in first}) == 3, "the rows of a group are one and the same"
 
 
-def test_a_full_rollout_with_other_weights_compiles_nothing():
+def test_fewer_leases_and_other_weights_compile_nothing():
     EXPLORER.compile(STATE.params)
     compiled = slots.prefill._cache_size(), slots.decode_chunk._cache_size()
-    other = ExplorerState(6, init_params(MODEL, jax.random.key(1)))
-    EXPLORER.rollout(other, [_lease(i) for i in range(4)])
+    other = ExplorerState(6, jax.tree.map(lambda x: 0.5 * x, STATE.params))
+    for leases in (1, 3, 4):
+        EXPLORER.rollout(other, [_lease(i) for i in range(leases)])
     assert (slots.prefill._cache_size(), slots.decode_chunk._cache_size()) == compiled
 
 
