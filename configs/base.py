@@ -41,6 +41,7 @@ def get_config() -> ConfigDict:
             "remat": "none",
         }
     )
+    config.model.path = placeholder(str)
     config.warm_up = ConfigDict(
         {
             "steps": 400,

@@ -141,7 +141,10 @@ class Trainer:
 
     def init(self, key: Array) -> TrainState:
         """A random policy that is ready for `warm_up_step`."""
-        params = jax.jit(init_params, static_argnums=0)(self.model, key)
+        return self.start(jax.jit(init_params, static_argnums=0)(self.model, key))
+
+    def start(self, params: Params) -> TrainState:
+        """A given policy that is ready for `warm_up_step`."""
         transformation = self.optimizer.transformation(self.optimizer.warm_up_learning_rate)
         return TrainState(jnp.int32(0), params, transformation.init(params), None)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.trainer import AlgorithmConfig, OptimizerConfig
-from rl_sync.models.config import ModelConfig
+from rl_sync.models.config import ModelConfig, Remat
+from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.models.sampling import Sampling
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.schedule import MODES, SyncSchedule, resolve
@@ -26,8 +27,16 @@ BACKENDS = ("reverb", "embedded")
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """`config.model`: see `ModelConfig`; its vocabulary and length come from the task."""
+    """`config.model`: see `ModelConfig`; its vocabulary and length come from the task.
 
+    Attributes:
+      path: a Hugging Face checkpoint that the run starts from: its directory, or a hub name in the
+        local cache. Vocabulary, sizes and parameters are then the checkpoint's, and of the fields
+        here only `dtype` and `remat` count. None for a random start.
+      others: as there.
+    """
+
+    path: str | None
     embed_dim: int
     num_layers: int
     num_heads: int
@@ -341,12 +350,41 @@ class RunSettings:
         )
 
     def model_config(self, task: Task) -> ModelConfig:
-        """The model for a task's vocabulary and lengths."""
+        """The model for a task's vocabulary and lengths.
+
+        Raises:
+          ConfigError: `model.path` is no checkpoint of ours, or does not fit the task.
+        """
         return self._model_config(task.tokenizer.vocab_size, task.row_tokens)
 
     def _model_config(self, vocab_size: int, max_length: int) -> ModelConfig:
-        sizes = dataclasses.asdict(self.model)
+        if self.model.path is not None:
+            return self._stored_config(self.model.path, vocab_size, max_length)
+        sizes = {k: v for k, v in dataclasses.asdict(self.model).items() if k != "path"}
         return ModelConfig(vocab_size=vocab_size, max_length=max_length, **sizes)
+
+    def _stored_config(self, path: str, vocab_size: int, max_length: int) -> ModelConfig:
+        try:
+            stored = load_config(locate(path))
+        except ValueError as error:
+            raise ConfigError(f"config.model.path={path!r}: {error}") from error
+        require(
+            vocab_size <= stored.vocab_size,
+            f"The task's tokenizer has {vocab_size} tokens, but the model in config.model.path="
+            f"{path!r} knows {stored.vocab_size}: use the tokenizer that belongs to the model.",
+        )
+        require(
+            max_length <= stored.max_length,
+            f"The task's rows have {max_length} tokens, but the model in config.model.path={path!r}"
+            f" was made for at most {stored.max_length} (max_position_embeddings): shorten prompts"
+            " or completions.",
+        )
+        return dataclasses.replace(
+            stored,
+            max_length=max_length,
+            dtype=self.model.dtype,
+            remat=cast(Remat, self.model.remat),
+        )
 
     def sampling(self, task: Task) -> Sampling:
         """How explorers sample completions."""
@@ -360,9 +398,11 @@ class RunSettings:
         """Loads the problems.
 
         Raises:
-          ConfigError: the data cannot be read; the message says where.
+          ConfigError: the data cannot be read, or does not fit the model; the message says where.
         """
         try:
-            return load_task(self.task, self.seed)
+            task = load_task(self.task, self.seed)
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
+        self.model_config(task)
+        return task
