@@ -61,8 +61,11 @@ def get_config() -> ConfigDict:
             "tie_embeddings": True,
             "dtype": "float32",
             "remat": "none",
+            "attention": "auto",
         }
     )
+    config.model.lora = ConfigDict({"rank": 0, "alpha": 32.0, "targets": "q,k,v,o,gate,up,down"})
+    config.model.path = placeholder(str)
     config.warm_up = ConfigDict(
         {
             "steps": 400,

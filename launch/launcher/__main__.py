@@ -1,8 +1,9 @@
-"""`python -m launcher`: runs a config, prints its plan, or draws a run's timeline.
+"""`python -m launcher`: runs a config, prints its plan, draws a run's timeline, exports its policy.
 
 python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchronous …]
 python -m launcher plan --config=configs/arithmetic.py
 python -m launcher timeline --workdir=runs/… [--steps=1:8]
+python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16]
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
-COMMANDS = ("run", "plan", "timeline")
+COMMANDS = ("run", "plan", "timeline", "export")
 MISTAKE = 2
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A config file; --config.SECTION.FIELD=VALUE changes a field.", lock_config=True
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "timeline: the work directory of a run.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "timeline, export: the work directory of a run.")
 _OUT = flags.DEFINE_string(
     "out", None, "timeline: where the pictures go; the work directory if not set."
 )
 _STEPS = flags.DEFINE_string("steps", None, "timeline: which trainer steps to draw, as FIRST:LAST.")
+_TO = flags.DEFINE_string("to", None, "export: a new directory for the checkpoint.")
+_DTYPE = flags.DEFINE_string(
+    "dtype", None, "export: what parameters are stored as; as imported, or float32, if not set."
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if command == "timeline":
             return _timeline()
+        if command == "export":
+            return _export()
         return _plan() if command == "plan" else _run()
     except ConfigError as error:
         _fail(str(error))
@@ -88,6 +95,17 @@ def _timeline() -> int:
         _fail(str(error))
     for path in (*pictures, trace):
         print(path)
+    return 0
+
+
+def _export() -> int:
+    from rl_sync.runtime.export import export
+
+    if not _WORKDIR.value or not _TO.value:
+        _fail("export writes the policy of a run: give --workdir=runs/… and --to=….")
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file that it reads.
+    step = export(Path(_WORKDIR.value), Path(_TO.value), _DTYPE.value)
+    print(f"The policy after trainer step {step} is in {_TO.value}.")
     return 0
 
 

@@ -70,7 +70,10 @@ class Trainer:
 
     def init(self, key: Array) -> TrainState:
         """A random policy that is ready for `warm_up_step`."""
-        params = jax.jit(init_params, static_argnums=0)(self.model, key)
+        return self.start(jax.jit(init_params, static_argnums=0)(self.model, key))
+
+    def start(self, params: Params) -> TrainState:
+        """A given policy that is ready for `warm_up_step`."""
         opt_state = self.optimizer.warm_up().init(self._split(params)[0])
         return TrainState(jnp.int32(0), params, opt_state, None)
 

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from rl_sync.actors.explorer import Explorer
-from rl_sync.actors.trainer import Trainer
+from rl_sync.actors.trainer import Trainer, TrainState
+from rl_sync.models.huggingface.reading import load_params, locate
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
@@ -106,6 +107,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
             session,
             trainer,
             settings.batching(task.row_tokens),
+            lambda: _initial(settings, trainer),
             WarmUp(session, trainer, evaluator, task),
             evaluator,
             publishing,
@@ -183,6 +185,21 @@ def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> None:
             process_id,
             timeout_secs=settings.launch.start_secs,
         )
+
+
+def _initial(settings: RunSettings, trainer: Trainer) -> TrainState:
+    """The state of a new run: the checkpoint that it starts from, or random parameters.
+
+    Raises:
+      ConfigError: the checkpoint's weights cannot be read, or are not those of its config.json.
+    """
+    path = settings.model.path
+    if path is None:
+        return trainer.init(jax.random.key(settings.seed))
+    try:
+        return trainer.start(load_params(locate(path), trainer.model, _params_like(settings)))
+    except ValueError as error:
+        raise ConfigError(f"config.model.path={path!r}: {error}") from error
 
 
 def _params_like(settings: RunSettings) -> Params:

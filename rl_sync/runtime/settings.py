@@ -16,9 +16,11 @@ from rl_sync.actors.batching import Batching
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.objective import AlgorithmConfig
 from rl_sync.actors.optimizer import OptimizerConfig
+from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime.model_settings import ModelSettings
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.runtime.rollout_settings import RolloutSettings
 from rl_sync.schedule import MODES, SyncSchedule, resolve
@@ -28,23 +30,6 @@ from rl_sync.tasks.task import Task
 
 TRANSFERS = ("collective", "checkpoint")
 BACKENDS = ("reverb", "embedded")
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelSettings:
-    """`config.model`: see `ModelConfig`; its vocabulary and length come from the task."""
-
-    embed_dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp_dim: int
-    rope_base: float
-    norm_eps: float
-    tie_embeddings: bool
-    dtype: str
-    remat: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +241,7 @@ class RunSettings:
             settings = build(cls, config, "config")
             settings._validate()
             settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_id=0)
-            settings._model_config(vocab_size=1, max_length=1)
+            settings.model.config(vocab_size=1, max_length=1)
             settings.batching(row_tokens=1)
         except ConfigError:
             raise
@@ -365,12 +350,12 @@ class RunSettings:
         )
 
     def model_config(self, task: Task) -> ModelConfig:
-        """The model for a task's vocabulary and lengths."""
-        return self._model_config(task.tokenizer.vocab_size, task.row_tokens)
+        """The model for a task's vocabulary and lengths.
 
-    def _model_config(self, vocab_size: int, max_length: int) -> ModelConfig:
-        sizes = dataclasses.asdict(self.model)
-        return ModelConfig(vocab_size=vocab_size, max_length=max_length, **sizes)
+        Raises:
+          ConfigError: `model.path` is no checkpoint of ours, or does not fit the task.
+        """
+        return self.model.config(task.tokenizer.vocab_size, task.row_tokens)
 
     def batching(self, row_tokens: int) -> Batching:
         """How the trainer's batches are laid out, of trajectories of at most `row_tokens`."""
@@ -395,20 +380,22 @@ class RunSettings:
 
     def engine(self, task: Task) -> Engine:
         """What an explorer generates with."""
-        return self.rollout.engine(self.model_config(task), self.slots, task.tokenizer.decode)
+        model = lora.merged_config(self.model_config(task))
+        return self.rollout.engine(model, self.slots, task.tokenizer.decode)
 
     def load_task(self) -> Task:
         """Loads the problems and their tokenizer.
 
         Raises:
-          ConfigError: they cannot be read (the message says where), or the warm-up has nothing to
-            imitate.
+          ConfigError: they cannot be read (the message says where), do not fit the model, or the
+            warm-up has nothing to imitate.
         """
-        path = self.tokenizer.path or getattr(self.model, "path", None)
+        path = self.tokenizer.path or self.model.path
         try:
             task = load_task(self.task, dataclasses.replace(self.tokenizer, path=path), self.seed)
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
+        self.model_config(task)
         require(
             not self.warm_up.steps or len(task.demonstrations) > 0,
             " ".join(

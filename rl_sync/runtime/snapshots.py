@@ -82,6 +82,29 @@ def load_snapshot(directory: Path, step: int | None, like: Any) -> tuple[int, An
       FileNotFoundError: there is no such snapshot.
       ValueError: the snapshot is of another structure than `like`.
     """
+    chosen, state = _load(directory, step, like, partial=False)
+    return chosen, state, json.loads((_path(Path(directory), chosen) / _METADATA).read_text())
+
+
+def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any]:
+    """Loads a part of a state, such as its parameters alone.
+
+    Args:
+      directory, step: see `load_snapshot`.
+      like: the wanted part in its place in the state: `{"params": …}` for the field `params`. Its
+        leaves stand for what `load_snapshot` says.
+
+    Returns:
+      The step and the part.
+
+    Raises:
+      FileNotFoundError: there is no such snapshot.
+      ValueError: the snapshot has no such part.
+    """
+    return _load(directory, step, like, partial=True)
+
+
+def _load(directory: Path, step: int | None, like: Any, *, partial: bool) -> tuple[int, Any]:
     directory = Path(directory)
     chosen = latest_snapshot(directory) if step is None else step
     if chosen is None or not _path(directory, chosen).exists():
@@ -89,12 +112,10 @@ def load_snapshot(directory: Path, step: int | None, like: Any) -> tuple[int, An
             f"There is no snapshot{'' if step is None else f' of step {step}'} in {directory}"
             f" (steps there: {_steps(directory)})."
         )
-    path = _path(directory, chosen)
-    plain_like = jax.tree.map(_plain_like, like)
+    arrays, plain_like = _path(directory, chosen) / _ARRAYS, jax.tree.map(_plain_like, like)
     with contextlib.closing(ArrayStorage()) as storage:
-        named = storage.read(path / _ARRAYS, flatten_named(plain_like))
-    state = jax.tree.map(_restored, like, unflatten_named(plain_like, named))
-    return chosen, state, json.loads((path / _METADATA).read_text())
+        named = storage.read(arrays, flatten_named(plain_like), partial=partial)
+    return chosen, jax.tree.map(_restored, like, unflatten_named(plain_like, named))
 
 
 def latest_snapshot(directory: Path) -> int | None:

@@ -34,6 +34,7 @@ class TrainerProgram:
       session: this process's part in the run.
       trainer: the actor.
       batching: the layout of its batches.
+      initial: makes the state of a new run.
       warm_up: the supervised steps before the first rollout.
       evaluator: measures greedy accuracy on held-out problems.
       publishing: from the schedule, which knows where the run starts, to the sender of weights.
@@ -44,6 +45,7 @@ class TrainerProgram:
     session: Session
     trainer: Trainer
     batching: Batching
+    initial: Callable[[], TrainState]
     warm_up: WarmUp
     evaluator: Evaluator
     publishing: Callable[[SyncSchedule], Publishing]
@@ -86,20 +88,20 @@ class TrainerProgram:
         consumed.close()
 
     def _start(self) -> TrainState:
-        """The state of the newest snapshot, or of a new policy after its warm-up."""
-        state = self.trainer.init(jax.random.key(self.session.settings.seed))
+        """The state of the newest snapshot, or of the initial policy after its warm-up."""
+        like = jax.eval_shape(self.trainer.init, jax.random.key(0))
         self._steps = CompiledSteps(
-            self.session, self.trainer, jax.eval_shape(self.trainer.begin, state)
+            self.session, self.trainer, jax.eval_shape(self.trainer.begin, like)
         )
         self._steps.prepare(self.batching.largest())
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
         if latest_snapshot(self.snapshots) is not None:
-            like = self.trainer.begin(state)
+            like = jax.eval_shape(self.trainer.begin, like)
             _, state, metadata = load_snapshot(self.snapshots, None, like)
             position = metadata["position"]
         else:
             self.session.call("phase", phase="warm-up")
-            state = self.warm_up.run(state)
+            state = self.warm_up.run(self.initial())
             state = self.trainer.begin(state)
             self._evaluate(state, "before RL")
         self.session.call("begin", **position)

@@ -47,7 +47,9 @@ class ArrayStorage:
             full = jax.device_get(full)
         self._checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(full))
 
-    def read(self, directory: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+    def read(
+        self, directory: Path, like: Mapping[str, Any], *, partial: bool = False
+    ) -> dict[str, Any]:
         """Reads named arrays.
 
         Args:
@@ -55,6 +57,7 @@ class ArrayStorage:
           like: for each name that was written, the array or `jax.ShapeDtypeStruct` to read into:
             a numpy array gives a numpy array, any other a jax array in its sharding, or
             uncommitted on the default device where it has none.
+          partial: whether more may be stored, which is left unread.
 
         Raises:
           ValueError: another set of names, shapes or dtypes is stored; the message names the first
@@ -68,11 +71,17 @@ class ArrayStorage:
         stored = self._checkpointer.metadata(directory.absolute()).item_metadata
         if stored is None:
             raise FileNotFoundError(f"{directory} holds no arrays.")
-        _check_names(directory, set(stored.tree), set(full))
+        names = set(stored.tree) & set(full) if partial else set(stored.tree)
+        _check_names(directory, names, set(full))
         for name, x in full.items():
             _check_array(directory, name, stored.tree[name], x)
         read = self._checkpointer.restore(
-            directory.absolute(), args=ocp.args.PyTreeRestore(restore_args=restore_args)
+            directory.absolute(),
+            args=ocp.args.PyTreeRestore(
+                item=dict.fromkeys(full, 0) if partial else None,
+                restore_args=restore_args,
+                partial_restore=partial,
+            ),
         )
         return {name: _place(read.get(name), x) for name, x in like.items()}
 

@@ -43,6 +43,8 @@ CONFIG = "--config=configs/arithmetic.py"
         (["timeline", "--workdir=no/such/run"], ["no/such/run"]),
         (["timeline", "--workdir=tests"], ["tests holds no spans"]),
         (["timeline", "--workdir=tests", "--steps=x"], ["--steps=x", "3:8"]),
+        (["export", "--workdir=tests"], ["--workdir=", "--to="]),
+        (["export", "--workdir=tests", "--to=x"], ["tests is not the work directory", "config"]),
     ],
 )
 def test_a_mistake_gets_one_clear_message_and_starts_nothing(arguments, parts, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +158,37 @@ def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
     assert asked.answer == "12"
     tokens, lengths = task.encode_prompts([asked.text])
     assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")
+
+
+CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "models"
+
+
+def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
+    path = str(CHECKPOINTS / "qwen2")
+    settings = settings_with(model__path=path, model__embed_dim=7, model__dtype="bfloat16")
+    task = settings.load_task()
+    model = settings.model_config(task)
+    assert (model.vocab_size, model.embed_dim, model.qkv_bias) == (96, 32, True)
+    assert (model.max_length, model.dtype) == (task.row_tokens, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"vocab_size": 5}, ["tokens, but the model", "knows 5"]),
+        ({"max_position_embeddings": 4}, ["at most 4 (max_position_embeddings)", "shorten"]),
+        ({"rope_scaling": {"type": "yarn"}}, ["config.model.path=", "rope_type='yarn'"]),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(changes, parts, tmp_path):
+    values = json.loads((CHECKPOINTS / "qwen2" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
+    with pytest.raises(ConfigError) as refused:
+        settings_with(model__path=str(tmp_path)).load_task()
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"config.model.path='no/such/model'.* hf download"):
+        settings_with(model__path="no/such/model")

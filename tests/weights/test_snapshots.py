@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.runtime.snapshots import latest_snapshot, load_part, load_snapshot, save_snapshot
 
 
 class State(NamedTuple):
@@ -97,3 +97,17 @@ def test_what_is_not_there_and_what_does_not_fit_is_said(tmp_path):
         load_snapshot(tmp_path, 1, {"x": jnp.zeros(3), "y": jnp.zeros(1)})
     with pytest.raises(ValueError, match="keep=0"):
         save_snapshot(tmp_path, 1, {}, {}, keep=0)
+
+
+def test_a_part_is_loaded_without_the_rest(tmp_path):
+    save_snapshot(tmp_path, 1, make_state(3), {})
+    step, part = load_part(tmp_path, None, {"params": make_state(0).params})
+    assert step == 1
+    wanted = make_state(3).params
+    assert part["params"].keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert np.asarray(part["params"][name]).tobytes() == np.asarray(values).tobytes()
+    with pytest.raises(ValueError, match=r"it lacks \['params/other'\]"):
+        load_part(tmp_path, None, {"params": {**make_state(0).params, "other": jnp.zeros(2)}})
+    with pytest.raises(FileNotFoundError, match="no snapshot"):
+        load_part(tmp_path / "none", None, {"params": make_state(0).params})

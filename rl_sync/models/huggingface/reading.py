@@ -38,7 +38,7 @@ _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(.*\.)?(vision_tower|multi_modal_
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def resolve(path: str) -> Path:
+def locate(path: str) -> Path:
     """The directory that a path means, or a hub name whose files are in the local cache.
 
     Raises:
@@ -176,7 +176,7 @@ def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
     process's devices need it, put into their buffers, and dropped.
 
     Args:
-      directory: see `resolve`.
+      directory: see `locate`.
       config: what `load_config` says of it, but for what is our choice.
       like: the tree of `init_params` with the dtype and the sharding that each array shall have,
         as `jax.ShapeDtypeStruct`.

@@ -101,7 +101,7 @@ def write_checkpoint(
     source: Path | None = None,
     dtype: str | None = None,
     files: Mapping[str, str] | None = None,
-    token_ids: Mapping[str, int] | None = None,
+    token_ids: Mapping[str, int | None] | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Writes a checkpoint; it appears under its name when everything is in it.
@@ -115,9 +115,8 @@ def write_checkpoint(
       source: the directory that the parameters were imported from, which hands on its config.json
         and its tokenizer. None for a model of our own.
       dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32.
-      files: more files by name, such as those of a tokenizer.
-      token_ids: what config.json and generation_config.json say of the tokenizer without a
-        `source`, such as `eos_token_id`.
+      files: by name, those of a tokenizer of our own, in place of the source's.
+      token_ids: what config.json and generation_config.json say of it, such as `eos_token_id`.
       max_file_bytes: beyond it the tensors are split into several files with an index.
 
     Raises:
@@ -134,11 +133,12 @@ def write_checkpoint(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     _write_json(unfinished / CONFIG_FILE, values)
-    if token_ids and source is None:
+    if source is not None and files is None:
+        for name in _COPIED:
+            if (source / name).exists():
+                shutil.copyfile(source / name, unfinished / name)
+    if token_ids is not None:
         _write_json(unfinished / GENERATION_FILE, token_ids)
-    for name in _COPIED:
-        if source is not None and (source / name).exists():
-            shutil.copyfile(source / name, unfinished / name)
     for name, text in (files or {}).items():
         (unfinished / name).write_text(text)
     _write_tensors(unfinished, tensors, max_file_bytes)
@@ -146,7 +146,10 @@ def write_checkpoint(
 
 
 def _config_values(
-    config: ModelConfig, source: Path | None, dtype: str | None, token_ids: Mapping[str, int]
+    config: ModelConfig,
+    source: Path | None,
+    dtype: str | None,
+    token_ids: Mapping[str, int | None],
 ) -> dict[str, Any]:
     if source is None:
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)
@@ -154,7 +157,7 @@ def _config_values(
     values["architectures"] = [architectures.FAMILIES[values["model_type"]].architecture]
     if dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = dtype
-    return values
+    return values | dict(token_ids)
 
 
 def _tensors(

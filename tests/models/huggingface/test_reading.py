@@ -82,12 +82,12 @@ def test_a_cached_hub_name_is_found_and_another_is_refused(tmp_path, monkeypatch
     refs = tmp_path / "models--some--model" / "refs"
     refs.mkdir()
     (refs / "main").write_text("abc")
-    found = reading.resolve("some/model")
+    found = reading.locate("some/model")
     assert reading.load_config(found).vocab_size == 96
     with pytest.raises(ValueError, match=r"'other/model' is neither .* hf download other/model"):
-        reading.resolve("other/model")
+        reading.locate("other/model")
     with pytest.raises(ValueError, match="'no/such/place/at/all' is neither a directory"):
-        reading.resolve("no/such/place/at/all")
+        reading.locate("no/such/place/at/all")
 
 
 @pytest.mark.parametrize(

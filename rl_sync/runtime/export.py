@@ -1,0 +1,76 @@
+"""The policy of a run as a checkpoint that transformers loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rl_sync.models.huggingface.reading import locate
+from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.transformer import init_params
+from rl_sync.runtime.programs import CHECKPOINTS_DIR
+from rl_sync.runtime.settings import ConfigError, RunSettings
+from rl_sync.runtime.snapshots import load_part
+from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizer_files import token_ids, tokenizer_files
+
+_CONFIG_FILE = "config.json"
+
+
+def export(workdir: Path, target: Path, dtype: str | None) -> int:
+    """Writes the policy of a run's newest snapshot to a new directory.
+
+    Args:
+      dtype: float32, bfloat16 or float16; None for as imported, or float32.
+
+    Returns:
+      The trainer step of the snapshot.
+
+    Raises:
+      ConfigError: there is no run or no snapshot, or it cannot be written there or so.
+    """
+    settings = _settings(workdir)
+    task = settings.load_task()
+    model = settings.model_config(task)
+    # Beside a run that still holds the accelerators, and in the host's memory.
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+    try:
+        step, part = load_part(workdir / CHECKPOINTS_DIR, None, {"params": like})
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The run in {workdir} has no snapshot yet: one is taken every"
+            f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0 for"
+            " none), and when the run ends or is stopped."
+        ) from error
+    path = settings.model.path
+    source = None if path is None else locate(path)
+    try:
+        write_checkpoint(
+            target, model, part["params"], source=source, dtype=dtype, **_tokenizer(task)
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error
+    return step
+
+
+def _settings(workdir: Path) -> RunSettings:
+    try:
+        return RunSettings.from_config(json.loads((workdir / _CONFIG_FILE).read_text()))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{workdir} is not the work directory of a run: it holds no {_CONFIG_FILE}."
+        ) from error
+
+
+def _tokenizer(task: Task) -> dict[str, Any]:
+    """The files of a tokenizer of our own; the source hands on its own otherwise."""
+    tokenizer = task.tokenizer
+    if not isinstance(tokenizer, CharacterTokenizer):
+        return {}
+    return {"files": tokenizer_files(tokenizer), "token_ids": token_ids(tokenizer)}
