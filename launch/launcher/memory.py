@@ -50,10 +50,12 @@ def _trainer(settings: RunSettings, model: ModelConfig, task: Task) -> str:
 
 
 def _explorer(settings: RunSettings, model: ModelConfig) -> str:
-    params = memory.tree_bytes(memory.param_shapes(model))
-    slots = settings.slots
-    cache = memory.cache_bytes(model, slots, model.max_length)
-    parts = {"parameters": params, "parameters that arrive": params, "KV cache": cache}
+    adapters, base = lora.split(memory.param_shapes(model))
+    slots, size = settings.slots, memory.tree_bytes(base)
+    parts = {"parameters": size, "parameters that arrive": size}
+    if adapters:
+        parts |= {"base": size, "adapters": memory.tree_bytes(adapters)}
+    parts["KV cache"] = memory.cache_bytes(model, slots, model.max_length)
     return (
         f"  explorer   {_list(parts)} for {slots} slots of {model.max_length} tokens:"
         f" {format_bytes(sum(parts.values()))}"

@@ -10,13 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
-import jax
-import jax.numpy as jnp
-
 from rl_sync.actors.explorer import Explorer
-from rl_sync.actors.trainer import Trainer, TrainState
-from rl_sync.models.huggingface.reading import load_params, locate
-from rl_sync.models.transformer import init_params
+from rl_sync.actors.trainer import Trainer
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
@@ -25,6 +20,7 @@ from rl_sync.runtime.batches import BatchReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
+from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishing, Publishing
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
@@ -34,7 +30,6 @@ from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.tasks.task import Task
-from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePuller
@@ -87,7 +82,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
-        trainer = trainer_of(settings, task)
+        trainer, parameters = trainer_of(settings, task), parameters_of(settings, task)
         problems = settings.trainer.evaluation_problems
         rows = min(problems, settings.warm_up.probe_problems)
         evaluator = Evaluator(session, trainer.model, task, problems, rows)
@@ -96,7 +91,8 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         def publishing(schedule: SyncSchedule) -> Publishing:
             if settings.transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
-            return CollectivePublishing(session, schedule, _params_like(settings))
+            like = parameters.travelling(parameters.like())
+            return CollectivePublishing(session, schedule, like)
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
             _await_replay(session, replay)
@@ -107,7 +103,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
             session,
             trainer,
             settings.batching(task.row_tokens),
-            lambda: _initial(settings, trainer),
+            parameters,
             WarmUp(session, trainer, evaluator, task),
             evaluator,
             publishing,
@@ -150,7 +146,8 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         )
         collective = settings.transfer == "collective"
         rendezvous = ExplorerRendezvous(session)
-        like = _params_like(settings)
+        parameters = parameters_of(settings, task)
+        like = parameters.travelling(parameters.like())
         puller: Puller
         if collective:
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
@@ -164,8 +161,8 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             number,
             task,
             explorer,
-            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like),
-            puller,
+            parameters.blank(),
+            parameters.receiving(puller),
             lambda: rendezvous.granted_secs,
             SpanKind.SYNC_COLLECTIVE if collective else SpanKind.SYNC_CHECKPOINT,
             replay,
@@ -187,27 +184,9 @@ def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> None:
         )
 
 
-def _initial(settings: RunSettings, trainer: Trainer) -> TrainState:
-    """The state of a new run: the checkpoint that it starts from, or random parameters.
-
-    Raises:
-      ConfigError: the checkpoint's weights cannot be read, or are not those of its config.json.
-    """
-    path = settings.model.path
-    if path is None:
-        return trainer.init(jax.random.key(settings.seed))
-    try:
-        return trainer.start(load_params(locate(path), trainer.model, _params_like(settings)))
-    except ValueError as error:
-        raise ConfigError(f"config.model.path={path!r}: {error}") from error
-
-
-def _params_like(settings: RunSettings) -> Params:
-    """The parameters' shapes, on this process's device."""
-    model = settings.model_config(settings.load_task())
-    shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+def parameters_of(settings: RunSettings, task: Task) -> Parameters:
+    """The parameters of a run's policy."""
+    return Parameters(settings.model_config(task), settings.model.path, settings.seed)
 
 
 def _await_master(session: Session) -> None:

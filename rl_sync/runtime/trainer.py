@@ -17,6 +17,7 @@ from rl_sync.runtime.batches import BatchReader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.ledger import ConsumptionRecord
+from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import Publishing
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
@@ -34,7 +35,7 @@ class TrainerProgram:
       session: this process's part in the run.
       trainer: the actor.
       batching: the layout of its batches.
-      initial: makes the state of a new run.
+      parameters: where they start, and what of them is published.
       warm_up: the supervised steps before the first rollout.
       evaluator: measures greedy accuracy on held-out problems.
       publishing: from the schedule, which knows where the run starts, to the sender of weights.
@@ -45,7 +46,7 @@ class TrainerProgram:
     session: Session
     trainer: Trainer
     batching: Batching
-    initial: Callable[[], TrainState]
+    parameters: Parameters
     warm_up: WarmUp
     evaluator: Evaluator
     publishing: Callable[[SyncSchedule], Publishing]
@@ -71,13 +72,13 @@ class TrainerProgram:
         consumed = ConsumptionRecord(self.session.settings.workdir)
         ending = "the run ended"
         try:
-            publishing.publish(start, state.params)
+            publishing.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
                 groups = reader.next(step)
                 state = self._train(state, step, groups)
                 consumed.write(step, groups)
                 if self._is_wanted(schedule, step):
-                    publishing.publish(step, state.params)
+                    publishing.publish(step, self.parameters.travelling(state.params))
                 publishing.serve()
                 self._look_after(state, step)
         except RunStoppedError as error:
@@ -101,7 +102,7 @@ class TrainerProgram:
             position = metadata["position"]
         else:
             self.session.call("phase", phase="warm-up")
-            state = self.warm_up.run(self.initial())
+            state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
             state = self.trainer.begin(state)
             self._evaluate(state, "before RL")
         self.session.call("begin", **position)
