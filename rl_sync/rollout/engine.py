@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.rollout.batch import Batch, Start
+from rl_sync.rollout.batch import Batch, Program, Start
 from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import Completion, Request
@@ -100,6 +100,11 @@ class Engine:
     def unfinished(self) -> int:
         """How many completions wait or are under way."""
         return self._queue.completions + len(self._live())
+
+    @property
+    def programs(self) -> frozenset[Program]:
+        """What the engine has had compiled, if nobody had before."""
+        return frozenset(self._batch.compiled)
 
     @property
     def stats(self) -> Stats:
