@@ -369,9 +369,11 @@ class RunSettings:
         """Loads the problems.
 
         Raises:
-          ConfigError: the data cannot be read; the message says where.
+          ConfigError: the data cannot be read, or do not fit the settings; the message says where.
         """
         try:
-            return load_task(self.task, self.seed)
+            task = load_task(self.task, self.seed)
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
+        self.sampling(task)
+        return task

@@ -308,6 +308,7 @@ def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(chunk
     [
         (Request(PROMPTS[0], Sampling(20, ())), "need rows of 24, but the engine's have 16"),
         (Request(np.array([11]), SAMPLING), "the model knows 0 to 10"),
+        (Request(PROMPTS[0], Sampling(2, (11,))), "stop id 11 could never be drawn"),
         (Request(PROMPTS[0], Sampling(2, (), ("x",))), "make the engine with decode"),
     ],
 )

@@ -123,3 +123,9 @@ def test_the_users_own_file_without_a_path_is_refused():
     settings = RunSettings.from_config(config_with(jsonl.get_config()))
     with pytest.raises(ConfigError, match=r"task.jsonl.path is not set"):
         settings.load_task()
+
+
+def test_completions_cannot_have_to_be_longer_than_the_task_s():
+    settings = settings_with(rollout__min_new_tokens=1000)
+    with pytest.raises(ConfigError, match="min_new_tokens=1000 must be from 0 to max_new_tokens="):
+        settings.load_task()
