@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -25,6 +25,13 @@ _MOST_PREFILL_TOKENS = 8192
 _LEAST_STOP_IDS = 4
 
 T = TypeVar("T")
+
+
+class Program(NamedTuple):
+    """What was compiled: a function, for sizes that its arguments have."""
+
+    name: str
+    size: tuple[int, ...]
 
 
 class Start(NamedTuple):
@@ -62,7 +69,7 @@ class Batch:
     length: int
     chunk_tokens: int
     rows: int = 0
-    compiled: set[Hashable] = dataclasses.field(default_factory=set)
+    compiled: set[Program] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
     _params: Params = None
     _slots: Slots | None = None
@@ -100,8 +107,8 @@ class Batch:
         else:
             sources = np.zeros(rows, np.int32)
             sources[: len(kept)] = kept
-            key = ("rearrange", self.rows, rows)
-            self._slots = self._call(key, core.rearrange, self._slots, sources)
+            program = Program("rearrange", (self.rows, rows))
+            self._slots = self._call(program, core.rearrange, self._slots, sources)
         self.rows = rows
 
     def prefill_rows(self, prompts: int, width: int) -> int:
@@ -114,8 +121,8 @@ class Batch:
         padded = np.zeros((rows, width), np.int32)
         for row, prompt in zip(padded, prompts, strict=False):
             row[: len(prompt)] = prompt
-        key = ("prefill", rows, width)
-        return self._call(key, core.prefill, self.config, self._params, padded)
+        program = Program("prefill", (rows, width))
+        return self._call(program, core.prefill, self.config, self._params, padded)
 
     def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
         """Starts sequences whose prompts are in a prefix."""
@@ -127,10 +134,10 @@ class Batch:
         keys: Any = np.stack([start.key for start in filled])
         choice = knobs([start.sampling for start in filled], self._stop_ids)
         rows = Rows(lengths - 1, lengths, keys, choice)
-        key = ("insert", self.rows, prefix.tokens.shape, self._stop_ids)
+        program = Program("insert", (self.rows, *prefix.tokens.shape, self._stop_ids))
         count = np.int32(len(starts))
         self._slots = self._call(
-            key, core.insert, self._slots, prefix, count, sources, targets, rows
+            program, core.insert, self._slots, prefix, count, sources, targets, rows
         )
 
     def decode(self, live: Bool[np.ndarray, " B"], enough: int, longest: int) -> Chunk:
@@ -140,9 +147,9 @@ class Batch:
           longest: tokens of the longest live sequence.
         """
         span = span_bucket(longest + self.chunk_tokens, self.length)
-        key = ("decode", self.rows, span, self._stop_ids)
+        program = Program("decode", (self.rows, span, self._stop_ids))
         self._slots, chunk = self._call(
-            key,
+            program,
             core.decode_chunk,
             self.config,
             self._params,
@@ -164,7 +171,7 @@ class Batch:
         count = min(prefill_rows(self.rows, span, 1, _MOST_PREFILL_TOKENS), self.rows)
         for start in range(0, self.rows, count):
             self._slots = self._call(
-                ("recompute", self.rows, count, span),
+                Program("recompute", (self.rows, count, span)),
                 core.recompute,
                 self.config,
                 self._params,
@@ -182,12 +189,11 @@ class Batch:
             return NamedSharding(sharding.mesh, PartitionSpec())
         return sharding
 
-    def _call(self, key: Hashable, program: Callable[..., T], *args: Any, **sizes: Any) -> T:
-        """Runs a program, and takes note if it is one of new sizes."""
-        if key in self.compiled:
-            return program(*args, **sizes)
-        self.compiled.add(key)
+    def _call(self, program: Program, function: Callable[..., T], *args: Any, **sizes: Any) -> T:
+        if program in self.compiled:
+            return function(*args, **sizes)
+        self.compiled.add(program)
         started = time.monotonic()
-        result = program(*args, **sizes)
+        result = function(*args, **sizes)
         self.compile_secs += time.monotonic() - started
         return result

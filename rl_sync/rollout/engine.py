@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.rollout.batch import Batch, Start
+from rl_sync.rollout.batch import Batch, Program, Start
 from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import Completion, Request
+from rl_sync.rollout.request import Completion, Request, require_servable
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.slots import Prefix
 from rl_sync.rollout.stats import Stats
@@ -102,6 +102,11 @@ class Engine:
         return self._queue.completions + len(self._live())
 
     @property
+    def programs(self) -> frozenset[Program]:
+        """What the engine has had compiled, if nobody had before."""
+        return frozenset(self._batch.compiled)
+
+    @property
     def stats(self) -> Stats:
         """What the engine has done so far."""
         compiled, secs = len(self._batch.compiled), self._batch.compile_secs
@@ -133,7 +138,7 @@ class Engine:
           ValueError: a request that can never be served; none is taken then.
         """
         for request in requests:
-            self._check(request)
+            require_servable(request, self._config, self._length, self._decode is not None)
         first = self._tickets
         for request in requests:
             seed = (self._seed, self._tickets) if request.seed is None else request.seed
@@ -230,25 +235,6 @@ class Engine:
         for completion in found:
             by_ticket[completion.ticket].append(completion)
         return list(by_ticket.values())
-
-    def _check(self, request: Request) -> None:
-        prompt, new = request.prompt, request.sampling.max_new_tokens
-        if len(prompt) + new > self._length:
-            raise ValueError(
-                f"A prompt of {len(prompt)} tokens and completions of {new} need rows of"
-                f" {len(prompt) + new}, but the engine's have {self._length}: raise max_length"
-                " (of the engine and of the model), or shorten either."
-            )
-        if np.min(prompt) < 0 or np.max(prompt) >= self._config.vocab_size:
-            raise ValueError(
-                f"A prompt has the token ids {np.min(prompt)} to {np.max(prompt)}, but the model"
-                f" knows 0 to {self._config.vocab_size - 1}: is it another model's tokenizer?"
-            )
-        if request.sampling.stop_strings and self._decode is None:
-            raise ValueError(
-                f"Stop strings {request.sampling.stop_strings} are looked for in text: make the"
-                " engine with decode, from token ids to text."
-            )
 
     def _live(self) -> dict[int, GrowingSequence]:
         """The sequences under way, by slot."""

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
 
 Finish = Literal["stop", "length"]
@@ -57,3 +58,38 @@ class Completion:
     logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
     finish: Finish
+
+
+def require_servable(request: Request, config: ModelConfig, length: int, reads_text: bool) -> None:
+    """Refuses what an engine cannot do.
+
+    Args:
+      length: the most tokens of a sequence, prompt included.
+      reads_text: whether the engine can look for stop strings.
+
+    Raises:
+      ValueError: says what is wrong, and the way out.
+    """
+    prompt, sampling = request.prompt, request.sampling
+    needed, known = len(prompt) + sampling.max_new_tokens, config.vocab_size - 1
+    if needed > length:
+        raise ValueError(
+            f"A prompt of {len(prompt)} tokens and completions of {sampling.max_new_tokens} need"
+            f" rows of {needed}, but the engine's have {length}: raise max_length (of the engine"
+            " and of the model), or shorten either."
+        )
+    if np.min(prompt) < 0 or np.max(prompt) > known:
+        raise ValueError(
+            f"A prompt has the token ids {np.min(prompt)} to {np.max(prompt)}, but the model knows"
+            f" 0 to {known}: is it another model's tokenizer?"
+        )
+    if any(stop > known for stop in sampling.stop_ids):
+        raise ValueError(
+            f"The stop id {max(sampling.stop_ids)} could never be drawn: the model knows 0 to"
+            f" {known}."
+        )
+    if sampling.stop_strings and not reads_text:
+        raise ValueError(
+            f"Stop strings {sampling.stop_strings} are looked for in text: make the engine with"
+            " decode, from token ids to text."
+        )

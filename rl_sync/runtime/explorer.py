@@ -144,7 +144,10 @@ class ExplorerProgram:
 
     def _newer(self, state: ExplorerState) -> ExplorerState | None:
         """Weights that were published since, for completions that are under way."""
-        if time.monotonic() < self._next_look or self.puller.newest() <= state.version:
+        if time.monotonic() < self._next_look:
+            return None
+        self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
+        if self.puller.newest() <= state.version:
             return None
         with self.session.spans.span(self.sync_kind) as attributes:
             try:
@@ -153,8 +156,6 @@ class ExplorerProgram:
                 )
             except WeightsTimeoutError:
                 return None  # It was withdrawn: what is in use will do.
-            finally:
-                self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
             attributes["version"] = version
         return ExplorerState(version, params)
 

@@ -396,6 +396,7 @@ class RunSettings:
         except (ValueError, OSError) as error:
             raise ConfigError(str(error)) from error
         self.model_config(task)
+        self.sampling(task)
         require(
             not self.warm_up.steps or len(task.demonstrations) > 0,
             " ".join(

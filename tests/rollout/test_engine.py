@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models.logprobs import token_logprobs
-from rl_sync.rollout import slots
+from rl_sync.rollout import batch, slots
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
 from rl_sync.rollout.sampling import Sampling
@@ -55,6 +55,20 @@ def test_greedy_decoding_takes_the_argmax_of_the_full_forward_pass():
         assert completion.tokens.tolist() == best[first - 1 : first + 7].tolist()
         assert np.all(completion.logprobs == 0)
         assert completion.finish == "length"
+
+
+def test_the_cache_is_read_as_far_as_it_is_filled():
+    """Rows that outgrow the span that is read at first go on as the full forward pass does."""
+    config = dataclasses.replace(tiny.CONFIG, max_length=160)
+    engine = Engine(config, slots=8, chunk_tokens=16)
+    engine.load(PARAMS, version=0)
+    sampling = Sampling(max_new_tokens=110, stop_ids=(), greedy=True)
+    (completion,), _ = engine.generate([Request(p, sampling) for p in PROMPTS[:2]])
+    spans = {p.size[1] for p in engine.programs if p.name == "decode"}
+    assert spans == {80, 160}
+    row = np.concatenate([PROMPTS[0], completion.tokens])[None]
+    best = np.argmax(tiny.forward(config, PARAMS, row)[0], axis=-1)
+    assert completion.tokens.tolist() == best[3:-1].tolist()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -117,6 +131,13 @@ def test_requests_of_other_choices_do_not_disturb_each_other():
     engine = _engine()
     alone = [engine.generate([request])[0] for request in requests]
     _assert_same(_engine(slots=16).generate(requests), alone)
+
+
+def test_every_token_is_a_new_draw():
+    """Where all tokens are as good as equally likely, a completion does not repeat one of them."""
+    flat = dataclasses.replace(SAMPLING, temperature=1e6, stop_ids=())
+    for completion in _flat(_engine().generate(_requests(flat))):
+        assert len(set(completion.tokens.tolist())) > 2
 
 
 def test_every_call_draws_anew_unless_the_seed_is_given():
@@ -223,7 +244,8 @@ def test_a_token_budget_leaves_completions_to_go_on_later():
 
 
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
-def test_sequences_go_on_with_new_weights(cache):
+def test_sequences_go_on_with_new_weights(cache, monkeypatch):
+    monkeypatch.setattr(batch, "_MOST_PREFILL_TOKENS", 32)  # Of 8 rows, 2 at a time.
     other = tiny.params(seed=5)
     long = dataclasses.replace(SAMPLING, stop_ids=(), greedy=True)
     requests = _requests(long, completions=1)
@@ -286,6 +308,7 @@ def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(chunk
     [
         (Request(PROMPTS[0], Sampling(20, ())), "need rows of 24, but the engine's have 16"),
         (Request(np.array([11]), SAMPLING), "the model knows 0 to 10"),
+        (Request(PROMPTS[0], Sampling(2, (11,))), "stop id 11 could never be drawn"),
         (Request(PROMPTS[0], Sampling(2, (), ("x",))), "make the engine with decode"),
     ],
 )

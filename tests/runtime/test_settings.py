@@ -192,3 +192,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(changes, parts, tmp_path):
 def test_a_checkpoint_that_is_not_there_is_refused_at_once():
     with pytest.raises(ConfigError, match=r"config.model.path='no/such/model'.* hf download"):
         settings_with(model__path="no/such/model")
+
+
+def test_completions_cannot_have_to_be_longer_than_the_task_s():
+    settings = settings_with(rollout__min_new_tokens=1000)
+    with pytest.raises(ConfigError, match="min_new_tokens=1000 must be from 0 to max_new_tokens="):
+        settings.load_task()
