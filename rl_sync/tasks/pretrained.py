@@ -166,13 +166,15 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
 
+    way_out = "Give --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
     try:
         backend = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ValueError(
-            f"No tokenizer can be loaded from {path}: {str(error).splitlines()[0]} Give"
-            " --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
-        ) from error
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"No tokenizer can be loaded from {path}: {reason} {way_out}") from error
+    # Given a model's config and no tokenizer, transformers makes one that knows nothing.
+    if not backend.encode("0", add_special_tokens=False):
+        raise ValueError(f"{path} has a model's config but no tokenizer. {way_out}")
     generation = cached_file(
         path, "generation_config.json", _raise_exceptions_for_missing_entries=False
     )

@@ -141,6 +141,13 @@ def test_a_name_that_is_in_the_hubs_cache_needs_no_network(tmp_path, monkeypatch
     assert pretrained.load("someone/something", "auto", None).eos_ids == (2, 7)
 
 
+def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    # Which of the two it is depends on the version of transformers.
+    with pytest.raises(ValueError, match=r"([Nn]o tokenizer).*tokenizer.path="):
+        pretrained.load(str(tmp_path), "auto", None)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
