@@ -58,12 +58,11 @@ class RowFormat:
 
     def _check_template(self, template: str) -> None:
         try:
-            names = [
-                name for _, name, _, _ in string.Formatter().parse(template) if name is not None
-            ]
+            parts = [part for part in string.Formatter().parse(template) if part[1] is not None]
         except ValueError as error:
             raise ValueError(f"template={template!r} is not a format string: {error}.") from error
-        if not names or not all(map(_FIELD.fullmatch, names)):
+        named = [_FIELD.fullmatch(name or "") and not spec for _, name, spec, _ in parts]
+        if not named or not all(named):
             raise ValueError(
                 f"template={template!r} must name fields in braces, such as {{question}}; a brace"
                 " that stands for itself is doubled."

@@ -116,8 +116,7 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
         for.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # It misses torch; we do not.
-    backend = _backend(path)
-    eos_ids = _eos_ids(backend.eos_token_id, path)
+    backend, eos_ids = _read(path)
     if not eos_ids:
         raise ValueError(
             f"The tokenizer of {path} names no end-of-sequence token, so no completion would end:"
@@ -148,43 +147,40 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
     )
 
 
-def _backend(path: str) -> Any:
+def _read(path: str) -> tuple[Any, tuple[int, ...]]:
+    """The `PreTrainedTokenizerBase` of a path, and every id that its files call an end."""
+    from huggingface_hub import snapshot_download
+
     if Path(path).is_dir():
         return _from_pretrained(path)
     if path.startswith((".", "/", "~")):
         raise ValueError(f"The tokenizer's directory {path} does not exist.")
     try:
         # What is cached is taken as it is, so that every role of a run has the same.
-        return _from_pretrained(path, local_files_only=True)
-    except ValueError:
+        return _from_pretrained(snapshot_download(path, local_files_only=True))
+    except (OSError, ValueError):
         return _from_pretrained(path)
 
 
-def _from_pretrained(path: str, local_files_only: bool = False) -> Any:
+def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
     from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=local_files_only)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ValueError(
-            f"No tokenizer can be loaded from {path}: {str(error).splitlines()[0]} Give"
-            " --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
-        ) from error
-
-
-def _eos_ids(eos_id: int | None, path: str) -> tuple[int, ...]:
-    """The tokenizer's own end, then those of the generation config, which may name several."""
     from transformers.utils import cached_file
 
-    file = cached_file(
-        path,
-        "generation_config.json",
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
+    way_out = "Give --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
+    try:
+        backend = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"No tokenizer can be loaded from {path}: {reason} {way_out}") from error
+    # Given a model's config and no tokenizer, transformers makes one that knows nothing.
+    if not backend.encode("0", add_special_tokens=False):
+        raise ValueError(f"{path} has a model's config but no tokenizer. {way_out}")
+    generation = cached_file(
+        path, "generation_config.json", _raise_exceptions_for_missing_entries=False
     )
-    more = json.loads(Path(file).read_text("utf-8")).get("eos_token_id") if file else None
-    several = more if isinstance(more, list) else [more]
-    return tuple(dict.fromkeys(i for i in (eos_id, *several) if i is not None))
+    more = json.loads(Path(generation).read_text()).get("eos_token_id") if generation else None
+    named = [backend.eos_token_id, *(more if isinstance(more, list) else [more])]
+    return backend, tuple(dict.fromkeys(i for i in named if i is not None))
 
 
 def _turn_end(backend: Any, eos_ids: Sequence[int]) -> int | None:

@@ -238,6 +238,7 @@ def test_a_row_of_a_list_or_a_table_is_named_by_its_number(tmp_path):
         ({"answer_pattern": "("}, r"task.dataset.answer_pattern='\(' is not a regular expression"),
         ({"template": "{question"}, "task.dataset.template='{question' is not a format string"),
         ({"template": "no field"}, "template='no field' must name fields in braces"),
+        ({"template": "{a} {b:.2f}"}, "must name fields in braces"),
         ({"template": "{}"}, "must name fields in braces"),
         ({"prompt": "{question}"}, "prompt='{question}' must be the name of a field"),
         ({"answer": ""}, "needs a field for the answer"),

@@ -132,6 +132,22 @@ def test_a_directory_without_a_tokenizer_is_named(tmp_path):
         pretrained.load(str(tmp_path / "nowhere"), "auto", None)
 
 
+def test_a_name_that_is_in_the_hubs_cache_needs_no_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    checkpoint = tmp_path / "models--someone--something"
+    shutil.copytree(TOKENIZER, checkpoint / "snapshots" / "0123abc")
+    (checkpoint / "refs").mkdir()
+    (checkpoint / "refs" / "main").write_text("0123abc")
+    assert pretrained.load("someone/something", "auto", None).eos_ids == (2, 7)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    # Which of the two it is depends on the version of transformers.
+    with pytest.raises(ValueError, match=r"([Nn]o tokenizer).*tokenizer.path="):
+        pretrained.load(str(tmp_path), "auto", None)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
