@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,8 @@ def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(changes, parts, tmp_path):
     values = json.loads((CHECKPOINTS / "qwen2" / "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(CHECKPOINTS / "qwen2" / name, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
     with pytest.raises(ConfigError) as refused:
         settings_with(model__path=str(tmp_path)).load_task()
