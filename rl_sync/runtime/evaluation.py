@@ -58,7 +58,7 @@ class Evaluator:
         tokens, lengths = self.task.encode_prompts([prompt.text for prompt in prompts])
         sampling = Sampling(
             max_new_tokens=self.task.max_completion_tokens,
-            stop_ids=(self.task.tokenizer.eos_id,),
+            stop_ids=tuple(self.task.tokenizer.eos_ids),
             greedy=True,
         )
         requests = [

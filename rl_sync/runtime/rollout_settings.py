@@ -57,12 +57,12 @@ class RolloutSettings:
         one_of("rollout.swap", self.swap, ("between", "in_flight"))
         one_of("rollout.cache", self.cache, get_args(CachePolicy))
 
-    def sampling(self, max_new_tokens: int, eos_id: int) -> Sampling:
+    def sampling(self, max_new_tokens: int, eos_ids: tuple[int, ...]) -> Sampling:
         """How completions of a task are drawn."""
         more = [int(part) for part in self.stop_ids.split(",") if part.strip()]
         return Sampling(
             max_new_tokens=max_new_tokens,
-            stop_ids=(eos_id, *more),
+            stop_ids=(*eos_ids, *more),
             stop_strings=tuple(part for part in self.stop_strings.split("|") if part),
             min_new_tokens=self.min_new_tokens,
             repetition_penalty=self.repetition_penalty,

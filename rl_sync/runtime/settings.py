@@ -240,7 +240,7 @@ class RunSettings:
         try:
             settings = build(cls, config, "config")
             settings._validate()
-            settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_id=0)
+            settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_ids=(0,))
             settings.model.config(vocab_size=1, max_length=1)
             settings.batching(row_tokens=1)
         except ConfigError:
@@ -374,7 +374,7 @@ class RunSettings:
           ConfigError: the task's completions are shorter than the settings ask for.
         """
         try:
-            return self.rollout.sampling(task.max_completion_tokens, task.tokenizer.eos_id)
+            return self.rollout.sampling(task.max_completion_tokens, tuple(task.tokenizer.eos_ids))
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
