@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 from rl_sync.models.config import DTYPES, ModelConfig
 from rl_sync.models.huggingface import architectures
+from rl_sync.models.huggingface.families import FAMILIES
 from rl_sync.models.huggingface.names import (
     Assembly,
     Piece,
@@ -154,7 +155,7 @@ def _config_values(
     if source is None:
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)
     values = dict(architectures.text_values(read_values(source)))
-    values["architectures"] = [architectures.FAMILIES[values["model_type"]].architecture]
+    values["architectures"] = [FAMILIES[values["model_type"]].architecture]
     if dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = dtype
     return values | dict(token_ids)

@@ -2,9 +2,11 @@ import dataclasses
 import json
 
 import pytest
+from transformers import AutoConfig
 
 from rl_sync.models.config import Experts, ModelConfig, RopeScaling
 from rl_sync.models.huggingface.architectures import config_values, model_config
+from rl_sync.models.huggingface.families import FAMILIES
 from tests.models import tiny
 from tests.models.huggingface import golden
 
@@ -175,6 +177,16 @@ def test_what_the_transformer_does_not_do_is_refused_by_key_and_value(family, ch
         model_config({**golden.values(family), **changes})
     for part in parts:
         assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_config_is_silent_about_is_what_transformers_assumes(family):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 30, "num_attention_heads": 32}
+    sizes |= {"intermediate_size": 96, "vocab_size": 50}
+    if FAMILIES[family].slides == "late":
+        sizes["use_sliding_window"] = True
+    spoken = AutoConfig.for_model(family, **sizes).to_dict()
+    assert model_config({"model_type": family, **sizes}) == model_config(spoken)
 
 
 def test_late_layers_of_qwen_slide_where_the_config_says_so():
