@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.transformer import init_params
@@ -48,11 +49,17 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
             f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0 for"
             " none), and when the run ends or is stopped."
         ) from error
-    path = settings.model.path
-    source = None if path is None else locate(path)
+    params = lora.merge(model, part["params"]) if model.lora else part["params"]
+    path, tokenizer = settings.model.path, settings.tokenizer.path
     try:
         write_checkpoint(
-            target, model, part["params"], source=source, dtype=dtype, **_tokenizer(task)
+            target,
+            lora.merged_config(model),
+            params,
+            source=None if path is None else locate(path),
+            tokenizer=None if tokenizer is None else locate(tokenizer),
+            dtype=dtype,
+            **_tokenizer(task),
         )
     except (ValueError, OSError) as error:
         raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from rl_sync.actors.batching import Batching
 from rl_sync.actors.trainer import Trainer, TrainState
@@ -21,9 +19,9 @@ from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import Publishing
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.runtime.stepping import Stepping
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
-from rl_sync.types import Group
 from rl_sync.weights.digest import digest
 
 
@@ -70,19 +68,21 @@ class TrainerProgram:
         publishing = self.publishing(schedule)
         reader = self.reader(schedule, publishing.serve)
         consumed = ConsumptionRecord(self.session.settings.workdir)
+        stepping = Stepping(self.session, self.batching, self._steps, consumed)
         ending = "the run ended"
         try:
             publishing.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
                 groups = reader.next(step)
-                state = self._train(state, step, groups)
-                consumed.write(step, groups)
+                state = stepping.take(state, step, groups)
                 if self._is_wanted(schedule, step):
+                    stepping.settle()  # A version is published when it exists, not before.
                     publishing.publish(step, self.parameters.travelling(state.params))
                 publishing.serve()
-                self._look_after(state, step)
+                self._look_after(state, step, stepping)
         except RunStoppedError as error:
             ending = str(error)
+        stepping.settle()
         reader.close(ending)
         self._finish(state)
         publishing.close()
@@ -115,43 +115,17 @@ class TrainerProgram:
         first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
         return schedule.publishes_after(step) and first_user <= steps
 
-    def _train(self, state: TrainState, step: int, groups: list[Group]) -> TrainState:
-        leases = [group.lease_id for group in groups]
-        batch = self.batching.batch(groups)
-        tokens = int(batch.completion_mask.sum())
-        versions = np.unique(np.asarray(batch.policy_versions)[np.asarray(batch.completion_mask)])
-        started = time.monotonic()
-        with self.session.spans.span(
-            SpanKind.TRAIN, step=step, leases=leases, tokens=tokens, versions=versions.tolist()
-        ):
-            state, metrics = self._steps.of(batch)(state, batch)
-            values = {name: float(value) for name, value in metrics.items()}
-        values["step_secs"] = time.monotonic() - started
-        values["tokens_per_sec"] = tokens / values["step_secs"]
-        updates = self.session.settings.optimizer.updates_per_batch
-        values["staleness_max_updates"] = values["staleness_max"] * updates
-        self.session.facts.update(
-            step=step,
-            version=step,
-            reward=values["reward_mean"],
-            tokens_per_sec=values["tokens_per_sec"],
-            staleness=values["staleness_mean"],
-        )
-        self.session.call("trained", step=step, lease_ids=leases, values=values)
-        self.session.call("result", values={"rl": {"step": step, **values}})
-        return state
-
-    def _look_after(self, state: TrainState, step: int) -> None:
+    def _look_after(self, state: TrainState, step: int, stepping: Stepping) -> None:
         """Evaluates and saves where the settings ask for it; the last step has its own."""
         settings = self.session.settings
-        if step == settings.trainer.steps:
+        evaluates = _is_due(step, settings.trainer.evaluate_every_steps)
+        saves = _is_due(step, settings.checkpoint.every_steps)
+        if step == settings.trainer.steps or not (evaluates or saves):
             return
-        if (
-            settings.trainer.evaluate_every_steps
-            and step % settings.trainer.evaluate_every_steps == 0
-        ):
+        stepping.settle()
+        if evaluates:
             self._evaluate(state, f"after step {step}")
-        if settings.checkpoint.every_steps and step % settings.checkpoint.every_steps == 0:
+        if saves:
             self._save(state)
 
     def _finish(self, state: TrainState) -> None:
@@ -177,3 +151,8 @@ class TrainerProgram:
             keep = self.session.settings.checkpoint.keep
             save_snapshot(self.snapshots, step, state, metadata, keep=keep)
         self.session.call("result", values={"checkpoint": str(self.snapshots)})
+
+
+def _is_due(step: int, every_steps: int) -> bool:
+    """Whether a step is one of every so many; 0 for never."""
+    return every_steps > 0 and step % every_steps == 0

@@ -100,6 +100,7 @@ def write_checkpoint(
     params: Params,
     *,
     source: Path | None = None,
+    tokenizer: Path | None = None,
     dtype: str | None = None,
     files: Mapping[str, str] | None = None,
     token_ids: Mapping[str, int | None] | None = None,
@@ -115,6 +116,7 @@ def write_checkpoint(
       params: jax arrays, all of them within reach of this process.
       source: the directory that the parameters were imported from, which hands on its config.json
         and its tokenizer. None for a model of our own.
+      tokenizer: the directory whose tokenizer it is, where that is not the source.
       dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32.
       files: by name, those of a tokenizer of our own, in place of the source's.
       token_ids: what config.json and generation_config.json say of it, such as `eos_token_id`.
@@ -134,10 +136,11 @@ def write_checkpoint(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     _write_json(unfinished / CONFIG_FILE, values)
-    if source is not None and files is None:
+    giver = tokenizer or source
+    if giver is not None and files is None:
         for name in _COPIED:
-            if (source / name).exists():
-                shutil.copyfile(source / name, unfinished / name)
+            if (giver / name).exists():
+                shutil.copyfile(giver / name, unfinished / name)
     if token_ids is not None:
         _write_json(unfinished / GENERATION_FILE, token_ids)
     for name, text in (files or {}).items():

@@ -1,0 +1,111 @@
+"""Trainer steps on their way: dispatched by one thread, watched and reported by others."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from rl_sync.actors.batching import Batching
+from rl_sync.actors.trainer import Metrics, TrainState
+from rl_sync.observe.spans import SpanKind
+from rl_sync.runtime.compilation import CompiledSteps
+from rl_sync.runtime.ledger import ConsumptionRecord
+from rl_sync.runtime.session import Session
+from rl_sync.types import Group
+
+
+class Stepping:
+    """Takes steps without waiting for them, so that the next batch is read while one is computed.
+
+    A step is reported as trained, and its span ends, when its metrics are there, in the order of
+    the steps. At most two are on their way: one computed and one behind it.
+
+    Args:
+      session: the trainer's.
+      batching: the layout of batches.
+      steps: the compiled steps.
+      consumed: where to record what each step has consumed.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        batching: Batching,
+        steps: CompiledSteps,
+        consumed: ConsumptionRecord,
+    ):
+        self._session, self._batching = session, batching
+        self._steps, self._consumed = steps, consumed
+        # One thread each, so that a step's span begins when the one before it has ended.
+        self._watcher = ThreadPoolExecutor(1, "watcher")
+        self._reporter = ThreadPoolExecutor(1, "reporter")
+        self._reported: Future[None] | None = None
+
+    def take(self, state: TrainState, step: int, groups: list[Group]) -> TrainState:
+        """Dispatches a step; then waits for the report of the one before.
+
+        Raises:
+          Exception: whatever the step before failed with.
+        """
+        batch = self._batching.batch(groups)
+        versions = np.concatenate(
+            [group.policy_versions[group.completion_mask] for group in groups]
+        )
+        attributes = {
+            "step": step,
+            "leases": [group.lease_id for group in groups],
+            "tokens": len(versions),
+            "versions": np.unique(versions).tolist(),
+        }
+        compiled = self._steps.of(batch)
+        # Watched from before the dispatch, which on a CPU may well be the computation itself.
+        dispatched: Future[Metrics] = Future()
+        ready = self._watcher.submit(self._watch, attributes, dispatched)
+        try:
+            state, metrics = compiled(state, batch)
+        except BaseException as error:
+            dispatched.set_exception(error)
+            raise
+        dispatched.set_result(metrics)
+        before = self._reported
+        self._reported = self._reporter.submit(self._report, step, groups, ready)
+        if before is not None:
+            before.result()
+        return state
+
+    def settle(self) -> None:
+        """Waits until every step is computed and reported; raises what one failed with."""
+        if self._reported is not None:
+            self._reported.result()
+
+    def _watch(self, attributes: dict[str, Any], dispatched: Future[Metrics]) -> dict[str, float]:
+        started = time.monotonic()
+        with self._session.spans.span(SpanKind.TRAIN, **attributes):
+            values = {name: float(value) for name, value in dispatched.result().items()}
+        values["step_secs"] = time.monotonic() - started
+        values["tokens_per_sec"] = attributes["tokens"] / values["step_secs"]
+        updates = self._session.settings.optimizer.updates_per_batch
+        values["staleness_max_updates"] = values["staleness_max"] * updates
+        return values
+
+    def _report(
+        self,
+        step: int,
+        groups: list[Group],
+        ready: Future[dict[str, float]],
+    ) -> None:
+        values = ready.result()
+        self._session.facts.update(
+            step=step,
+            version=step,
+            reward=values["reward_mean"],
+            tokens_per_sec=values["tokens_per_sec"],
+            staleness=values["staleness_mean"],
+        )
+        leases = [group.lease_id for group in groups]
+        self._session.call("trained", step=step, lease_ids=leases, values=values)
+        self._session.call("result", values={"rl": {"step": step, **values}})
+        self._consumed.write(step, groups)

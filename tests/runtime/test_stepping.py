@@ -1,0 +1,114 @@
+"""Steps are dispatched ahead, and reported in order, when they are really done."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans, spans_path
+from rl_sync.runtime.stepping import Stepping
+from rl_sync.types import Group
+
+
+class Computation:
+    """A metric that is there when it is told to be, or fails."""
+
+    def __init__(self):
+        self.done, self.error = threading.Event(), None
+
+    def __float__(self):
+        assert self.done.wait(10)
+        if self.error:
+            raise self.error
+        return 1.0
+
+
+class Run:
+    """What `Stepping` sees of a run: steps that end when told, and what was reported."""
+
+    def __init__(self, workdir):
+        self.computations, self.events = [], []
+        self.spans = SpanRecorder(spans_path(workdir, "trainer"), "trainer")
+        self.settings = SimpleNamespace(optimizer=SimpleNamespace(updates_per_batch=2))
+        self.facts = {}
+        self.stepping = Stepping(self, self, self, self)
+
+    def batch(self, groups):
+        return groups
+
+    def of(self, batch):
+        def compiled(state, batch):
+            self.computations.append(Computation())
+            names = ("reward_mean", "staleness_mean", "staleness_max")
+            return state + 1, dict.fromkeys(names, self.computations[-1])
+
+        return compiled
+
+    def call(self, method, **arguments):
+        if method == "trained":
+            self.events.append(("trained", arguments["step"], arguments["lease_ids"]))
+
+    def write(self, step, groups):
+        self.events.append(("consumed", step, [group.lease_id for group in groups]))
+
+
+def _groups(step):
+    mask = np.array([[False, True, True], [False, True, False]])
+    versions = np.array([[-1, 3, 4], [-1, 3, -1]])
+    return [Group(10 * step + i, 0, 0, 1, versions, mask, versions, versions, versions[:, 0])
+            for i in range(2)]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(tmp_path)
+    yield run
+    for computation in run.computations:
+        computation.done.set()
+
+
+def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when_it_is_done(run):
+    assert run.stepping.take(0, 1, _groups(1)) == 1
+    assert run.events == []
+    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
+    second.start()
+    while len(run.computations) < 2:
+        assert second.is_alive()
+    assert run.events == []
+    run.computations[0].done.set()
+    second.join(10)
+    assert run.events == [("trained", 1, [10, 11]), ("consumed", 1, [10, 11])]
+    run.computations[1].done.set()
+    run.stepping.settle()
+    assert [event[:2] for event in run.events[2:]] == [("trained", 2), ("consumed", 2)]
+
+
+def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_before(run, tmp_path):
+    run.stepping.take(0, 1, _groups(1))
+    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
+    second.start()
+    while run.spans.current is None:
+        assert second.is_alive()
+    assert run.spans.current.kind is SpanKind.TRAIN
+    run.computations[0].done.set()
+    while len(run.computations) < 2:
+        assert second.is_alive()
+    run.computations[1].done.set()
+    second.join(10)
+    run.stepping.settle()
+    run.spans.close()
+    one, two = read_spans(tmp_path)
+    assert (one.step, two.step) == (1, 2)
+    assert two.start_secs >= one.end_secs
+    assert one.attributes["tokens"] == 6
+    assert one.attributes["versions"] == [3, 4]
+
+
+def test_a_step_that_fails_is_not_reported(run):
+    run.stepping.take(0, 1, _groups(1))
+    run.computations[0].error = RuntimeError("the device is gone")
+    run.computations[0].done.set()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        run.stepping.settle()
+    assert run.events == []
