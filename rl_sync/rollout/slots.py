@@ -161,7 +161,7 @@ def decode_chunk(
     """Draws up to `chunk_tokens` tokens a live row.
 
     Args:
-      live: rows that go on. What is in the others stays.
+      live: rows that go on; the others are done with.
       enough: ends early when no more rows than that are live.
       span: how much of the cache is read: more than the position of any token that is drawn.
     """
@@ -182,9 +182,7 @@ def decode_chunk(
         )
         drawn, logprobs = draw(uniforms(rows.keys, generated), scores, rows.choice.greedy)
         newest = rows.newest + live
-        # Rows that are done write nothing: there is no position S.
-        places = jnp.where(live, newest, tokens.shape[1])
-        tokens = tokens.at[everyone, places].set(drawn, mode="drop")
+        tokens = tokens.at[everyone, newest].set(drawn)
         stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
         after = Chunk(
             tokens=chunk.tokens.at[chunk.steps].set(jnp.where(live, drawn, NOT_DRAWN)),

@@ -208,12 +208,14 @@ def test_stats_tell_what_was_done():
 
 
 def test_finished_rows_cost_nothing_more():
-    """One long completion among short ones is decoded in the smallest batch, not in 32 rows."""
-    short = dataclasses.replace(SAMPLING, max_new_tokens=2)
-    long = dataclasses.replace(SAMPLING, max_new_tokens=12, stop_ids=())
-    engine = _engine(slots=32)
-    engine.generate([Request(PROMPTS[0], short, 31, (0,)), Request(PROMPTS[1], long, 1, (1,))])
+    """Two long completions among short ones end in the smallest batch, and as if alone."""
+    short = Request(PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=2), 30, (0,))
+    lasting = dataclasses.replace(SAMPLING, max_new_tokens=12, stop_ids=())
+    long = Request(PROMPTS[1], lasting, 2, (1,))
+    engine = _engine(slots=32, chunk_tokens=2)
+    _, found = engine.generate([short, long])
     assert engine.stats.row_steps == 2 * 32 + 10 * 8
+    _assert_same([found], _engine().generate([long]))
 
 
 def test_free_slots_are_given_to_those_that_wait():
