@@ -302,3 +302,8 @@ def test_rotation_turns_by_position_and_keeps_relative_angles():
     turned_k = rotate(jnp.broadcast_to(k, (1, 4, 2)), at)[0]
     np.testing.assert_allclose(turned_q[1], [np.cos(1), np.sin(1)], atol=1e-6)
     np.testing.assert_allclose(turned_q[1] @ turned_k[0], turned_q[3] @ turned_k[2], atol=1e-6)
+
+
+def test_a_fresh_mlp_is_not_zero():
+    mlp = jax.jit(init_params, static_argnums=0)(tiny.CONFIG, jax.random.key(0))["blocks"]["mlp"]
+    assert all(np.all(np.std(kernel, axis=(-2, -1)) > 0) for kernel in jax.tree.leaves(mlp))
