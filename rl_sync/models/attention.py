@@ -209,7 +209,7 @@ def attend_cached(
         behind = positions[:, None] - (start + jnp.arange(size))
         return slots, ((behind >= 0) & (behind < layer.window))[:, None, None]
 
-    if config.attention == "auto" and jax.default_backend() == "cpu":
+    if reads_by_blocks(config):
         query = queries[:, 0].astype(jnp.float32) * config.attention_scale
         block = min(_BLOCK_SLOTS, span)
         first = jnp.maximum(positions.min() - layer.window + 1, 0) // block
@@ -219,6 +219,11 @@ def attend_cached(
     slots, visible = read(0, span)
     keys, values = slots.keys.swapaxes(1, 2), slots.values.swapaxes(1, 2)
     return _attend_all(config, queries, keys, values, visible[:, 0])
+
+
+def reads_by_blocks(config: ModelConfig) -> bool:
+    """Whether a cache is read as far as its rows reach, so that one span serves all lengths."""
+    return config.attention == "auto" and jax.default_backend() == "cpu"
 
 
 def _attend_by_blocks(

@@ -171,8 +171,10 @@ def decode_chunk(
     def step(carry: tuple[Slots, Chunk]) -> tuple[Slots, Chunk]:
         slots, chunk = carry
         (tokens, cache, rows), live = slots, chunk.live
+        # Rows that are done with must not make the others read further.
+        places = jnp.where(live, rows.newest, 0)
         hidden, cache = transformer.decode_step(
-            config, params, tokens[everyone, rows.newest], rows.newest, cache, span
+            config, params, tokens[everyone, places], places, cache, span
         )
         generated = rows.newest + 1 - rows.prompt_lengths
         scores = adjusted_scores(
