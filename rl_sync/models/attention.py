@@ -16,7 +16,7 @@ from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.config import LoraTarget, ModelConfig
-from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param
+from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
 from rl_sync.models.rope import Rotation, rotate
 
 _MASKED = -1e30
@@ -87,7 +87,7 @@ class Attention(nn.Module):
             (K, N, H, D),
             ("kv", None, "head_dim", "embed"),
         )
-        qkv = jnp.einsum("BTD,DKCH->BTKCH", x, kernel.astype(x.dtype))
+        qkv = project(x, kernel)
         if config.qkv_bias:
             bias = param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:])
             qkv = qkv + bias.astype(x.dtype)
@@ -106,7 +106,7 @@ class Attention(nn.Module):
             cache = write(cache, layer.number, keys[:, 0], values[:, 0], context.positions[:, 0])
             fresh = cache
             attended = attend_cached(config, queries, cache, layer, context, self.span)
-        y = jnp.einsum("BTKNH,KNHD->BTD", attended, out.astype(x.dtype))
+        y = project(attended, out, inputs=3)
         if config.lora:
             adapter = Adapter(config, {"o": ((D,), ("embed",))}, inputs=3, name="out_lora")
             y = y + adapter(attended)["o"]
@@ -180,10 +180,14 @@ def _attend_all(
             flat, keys, values, mask=mask, scale=config.attention_scale
         )
         return attended.reshape(B, T, K, N, H)
-    scores = jnp.einsum("BTKNH,BSKH->BKNTS", queries, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, None], scores * config.attention_scale, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1)
-    return jnp.einsum("BKNTS,BSKH->BTKNH", weights.astype(values.dtype), values)
+    # One matrix product a kv head: queries that share it are rows of one matrix.
+    B, T, K, N, H = queries.shape
+    rows = (queries * config.attention_scale).transpose(0, 2, 3, 1, 4).reshape(B, K, N * T, H)
+    scores = jnp.matmul(rows, keys.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
+    scores = scores.reshape(B, K, N, T, -1) + jnp.where(visible, 0.0, _MASKED)[:, None, None]
+    weights = jax.nn.softmax(scores, axis=-1).reshape(B, K, N * T, -1)
+    mixed = jnp.matmul(weights.astype(values.dtype), values.transpose(0, 2, 1, 3))
+    return mixed.reshape(B, K, N, T, H).transpose(0, 3, 1, 2, 4)
 
 
 def attend_cached(

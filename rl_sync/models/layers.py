@@ -5,6 +5,7 @@ Letters in shapes: B rows, T positions, D embed, F mlp, E experts, R rank of an 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import cast
 
@@ -92,6 +93,26 @@ class Adapter(nn.Module):
         return deltas
 
 
+def project(
+    x: Float[Array, "B T ..."], kernel: Float[Array, ...], inputs: int = 1
+) -> Float[Array, "B T ..."]:
+    """Sums the products over the last `inputs` axes of x and the first of the kernel.
+
+    As one product of two matrices: with more axes XLA transposes whole activations on CPUs, in the
+    backward pass above all.
+    """
+    outputs = kernel.shape[inputs:]
+    size = math.prod(kernel.shape[:inputs])
+    flat = x.reshape(-1, size) @ kernel.astype(x.dtype).reshape(size, -1)
+    return flat.reshape(*x.shape[:2], *outputs)
+
+
+@functools.partial(jax.checkpoint, static_argnums=0)
+def _gated(activation: str, both: Float[Array, "B T 2 F"]) -> Float[Array, "B T F"]:
+    """act(gate) · up; computed again in the backward pass, which costs less than to keep it."""
+    return ACTIVATIONS[activation](both[..., 0, :]) * both[..., 1, :]
+
+
 class GatedMLP(nn.Module):
     """down(act(gate(x)) · up(x)). Gate and up share one kernel (GLU Variants, arXiv:2002.05202)."""
 
@@ -103,14 +124,14 @@ class GatedMLP(nn.Module):
         D, F = config.embed_dim, config.mlp_dim
         gate_up = param(self, "gate_up", fan_in(D), (D, 2, F), ("embed", None, "mlp"))
         down = param(self, "down", fan_in(F, config.num_layers), (F, D), ("mlp", "embed"))
-        both = jnp.einsum("BTD,DCF->BTCF", x, gate_up.astype(x.dtype))
+        both = project(x, gate_up)
         if config.lora:
             targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]
             targets = {"gate": ((F,), ("mlp",)), "up": ((F,), ("mlp",))}
             deltas = Adapter(config, targets, name="gate_up_lora")(x)
             both = both + jnp.stack([deltas["gate"], deltas["up"]], axis=2)
-        hidden = ACTIVATIONS[config.activation](both[..., 0, :]) * both[..., 1, :]
-        out = jnp.einsum("BTF,FD->BTD", hidden, down.astype(x.dtype))
+        hidden = _gated(config.activation, both)
+        out = project(hidden, down)
         if config.lora:
             out = (
                 out
