@@ -1,0 +1,180 @@
+"""The config's sections of a few fields each, as frozen records that validate themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.runtime.records import one_of, require
+
+BACKENDS = ("reverb", "embedded")
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUpSettings:
+    """`config.warm_up`: supervised steps on the task's demonstrations before the first rollout.
+
+    Attributes:
+      steps: 0 for no warm-up.
+      batch_size: demonstrations a step.
+      probe_every_steps, probe_problems: how often greedy accuracy is measured, and on how many
+        held-out problems.
+    """
+
+    steps: int
+    batch_size: int
+    probe_every_steps: int
+    probe_problems: int
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, f"warm_up.steps must be at least 0, not {self.steps}.")
+        for name in ("batch_size", "probe_every_steps", "probe_problems"):
+            value = getattr(self, name)
+            require(value >= 1, f"warm_up.{name} must be at least 1, not {value}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerSettings:
+    """`config.trainer`.
+
+    Attributes:
+      steps: trainer steps of the run.
+      groups_per_step: groups (prompts) that a step consumes.
+      group_size: completions a prompt.
+      evaluate_every_steps: greedy held-out accuracy every so many steps; 0 for the ends only.
+      evaluation_problems: the most held-out problems that an evaluation uses.
+      batching: how trajectories are laid out in rows: `padded`, `bucketed` or `packed`; see
+        `Batching`.
+      microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
+      logits_bytes: memory that logits may take at once in the loss.
+    """
+
+    steps: int
+    groups_per_step: int
+    group_size: int
+    evaluate_every_steps: int
+    evaluation_problems: int
+    batching: str
+    microbatch_rows: int
+    logits_bytes: int
+
+    def __post_init__(self) -> None:
+        for name in (
+            "steps",
+            "groups_per_step",
+            "group_size",
+            "evaluation_problems",
+            "logits_bytes",
+        ):
+            value = getattr(self, name)
+            require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
+        require(
+            self.group_size >= 2,
+            f"trainer.group_size must be at least 2, not {self.group_size}: a group's completions"
+            " are compared with each other.",
+        )
+        require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncSettings:
+    """`config.sync`: see `rl_sync.schedule`; None stands for the mode's own."""
+
+    mode: str
+    interval: int | None
+    offset: int | None
+    max_staleness: int | None
+    pull: str | None
+    transfer: str | None
+    verify: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplorerSettings:
+    """`config.explorer`.
+
+    Attributes:
+      count: how many explorers; None for the least that the mode takes.
+      groups_per_lease: groups that an explorer generates at once; None for its share of a batch.
+    """
+
+    count: int | None
+    groups_per_lease: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaySettings:
+    """`config.replay`.
+
+    Attributes:
+      backend: `reverb`, the real server; `embedded`, the same semantics in Python.
+      port: 0 for any free one.
+      address: host:port of a server that runs already and has the table of `replay_tables`; None
+        to start one.
+      sampler: in which order groups leave the buffer (exact pulls: fifo).
+    """
+
+    backend: str
+    port: int
+    address: str | None
+    sampler: str
+
+    def __post_init__(self) -> None:
+        one_of("replay.backend", self.backend, BACKENDS)
+        one_of("replay.sampler", self.sampler, ("fifo", "lifo", "uniform"))
+
+
+@dataclasses.dataclass(frozen=True)
+class MasterProcessSettings:
+    """`config.master`.
+
+    Attributes:
+      port: 0 for any free one.
+      reward_workers: processes that judge; 0 judges in the master's own.
+      lease_secs: a lease expires after so long without a sign of life from its explorer.
+    """
+
+    port: int
+    reward_workers: int
+    lease_secs: float
+
+    def __post_init__(self) -> None:
+        require(
+            self.reward_workers >= 0,
+            f"master.reward_workers must be at least 0, not {self.reward_workers}.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSettings:
+    """`config.checkpoint`: snapshots of the trainer, that a run goes on from.
+
+    Attributes:
+      every_steps: 0 for one at the end only.
+      keep: how many are kept.
+    """
+
+    every_steps: int
+    keep: int
+
+    def __post_init__(self) -> None:
+        require(self.every_steps >= 0, "checkpoint.every_steps must be at least 0.")
+        require(self.keep >= 1, f"checkpoint.keep must be at least 1, not {self.keep}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchSettings:
+    """`config.launch`: patience, in seconds.
+
+    Attributes:
+      start_secs: until a role or a server is up.
+      wait_secs: the longest that a role waits for another.
+      call_secs: the longest that the master takes to answer.
+      master_lost_secs: a role ends itself when the master was silent for so long.
+      stop_secs: from asking a role to stop to killing it.
+    """
+
+    start_secs: float
+    wait_secs: float
+    call_secs: float
+    master_lost_secs: float
+    stop_secs: float
