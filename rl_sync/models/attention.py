@@ -1,7 +1,7 @@
 """Grouped-query attention: the Linen module, and the functions that attend.
 
 Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, N query heads that
-share a kv head, H head dim, L layers.
+share a kv head, H head dim, L layers, C slots of a page.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.models.cache import (
+    KVCache,
+    Page,
+    cached,
+    read_page,
+    read_span,
+    reads_by_pages,
+    write,
+)
 from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
 from rl_sync.models.rope import Rotation, rotate
 
 _MASKED = -1e30
-_BLOCK_SLOTS = 64
-
-
-class KVCache(NamedTuple):
-    """Keys and values of the tokens seen so far; the token at position s is in slot s."""
-
-    keys: Float[Array, "L B K S H"]
-    values: Float[Array, "L B K S H"]
 
 
 class Layer(NamedTuple):
@@ -100,7 +101,7 @@ class Attention(nn.Module):
         by = _rotation_of(layer, context)
         queries, keys = rotate(queries, by), rotate(keys, by)
         if cache is None:
-            fresh = KVCache(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+            fresh = cached(config, keys, values)
             attended = attend(config, queries, keys, values, layer.window, context)
         else:
             cache = write(cache, layer.number, keys[:, 0], values[:, 0], context.positions[:, 0])
@@ -129,21 +130,6 @@ def _rotation_of(layer: Layer, context: Context) -> Rotation:
         lambda local, other: jnp.where(layer.slides, local, other),
         context.local,
         context.everywhere,
-    )
-
-
-def write(
-    cache: KVCache,
-    layer: Int[Array, ""],
-    keys: Float[Array, "B K H"],
-    values: Float[Array, "B K H"],
-    positions: Int[Array, " B"],
-) -> KVCache:
-    """Puts one new token a row into the slot of its position, in one layer."""
-    rows = jnp.arange(keys.shape[0])
-    return KVCache(
-        cache.keys.at[layer, rows, :, positions].set(keys.astype(cache.keys.dtype)),
-        cache.values.at[layer, rows, :, positions].set(values.astype(cache.values.dtype)),
     )
 
 
@@ -200,63 +186,49 @@ def attend_cached(
 ) -> Float[Array, "B 1 K N H"]:
     """Attends from one token a row to the slots of its own and earlier positions.
 
-    On CPUs reads no further than the longest row, and no less than the windows reach, whatever the
-    span; elsewhere all of the span at once, which keeps the device busy.
+    Where the cache is read by pages, none is that no row's window reaches, whatever the span;
+    elsewhere all of the span is read at once.
     """
-    _, B, K, _, H = cache.keys.shape
     positions = context.positions[:, 0]
 
-    def read(start: Int[Array, ""] | int, size: int) -> tuple[KVCache, Bool[Array, "B 1 1 S"]]:
-        """Some slots of the layer, and which of them each row's token sees."""
-        corner, shape = (layer.number, 0, 0, start, 0), (1, B, K, size, H)
-        slots = KVCache(*(jax.lax.dynamic_slice(array, corner, shape)[0] for array in cache))
-        behind = positions[:, None] - (start + jnp.arange(size))
-        return slots, ((behind >= 0) & (behind < layer.window))[:, None, None]
+    def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:
+        behind = positions[:, None] - slots
+        return (behind >= 0) & (behind < layer.window)
 
-    if reads_by_blocks(config):
-        query = queries[:, 0].astype(jnp.float32) * config.attention_scale
-        block = min(_BLOCK_SLOTS, span)
-        first = jnp.maximum(positions.min() - layer.window + 1, 0) // block
-        last = jnp.minimum(positions.max(), span - 1) // block
-        attended = _attend_by_blocks(query, read, first, last, block, span)[:, None]
-        return attended.astype(queries.dtype)
-    slots, visible = read(0, span)
-    keys, values = slots.keys.swapaxes(1, 2), slots.values.swapaxes(1, 2)
-    return _attend_all(config, queries, keys, values, visible[:, 0])
+    if not reads_by_pages(config):
+        keys, values = read_span(cache, layer.number, span)
+        seen = visible(jnp.arange(span))[:, None]
+        return _attend_all(config, queries, keys, values, seen)
+    slots = cache.values.shape[4]
+    first = jnp.maximum(positions.min() - layer.window + 1, 0) // slots
+    last = jnp.minimum(positions.max(), span - 1) // slots
 
+    def read(number: Int[Array, ""]) -> tuple[Page, Bool[Array, "B C"]]:
+        page = read_page(cache, layer.number, number)
+        return page, visible(number * slots + jnp.arange(slots))
 
-def reads_by_blocks(config: ModelConfig) -> bool:
-    """Whether a cache is read as far as its rows reach, so that one span serves all lengths."""
-    return config.attention == "auto" and jax.default_backend() == "cpu"
+    query = queries[:, 0].astype(jnp.float32) * config.attention_scale
+    return _attend_by_pages(query, read, first, last)[:, None].astype(queries.dtype)
 
 
-def _attend_by_blocks(
+def _attend_by_pages(
     query: Float[Array, "B K N H"],
-    read: Callable[[Int[Array, ""], int], tuple[KVCache, Bool[Array, "B 1 1 S"]]],
+    read: Callable[[Int[Array, ""]], tuple[Page, Bool[Array, "B C"]]],
     first: Int[Array, ""],
     last: Int[Array, ""],
-    block: int,
-    span: int,
 ) -> Float[Array, "B K N H"]:
-    """A softmax that is kept up to date block by block (Online normalizer calculation for softmax,
-    arXiv:1805.02867, algorithm 3).
-
-    Products are written as multiply-and-reduce: as matrix products, batches of matrices this thin
-    are not faster with short rows on CPUs, and several times slower with long ones.
-    """
+    """A softmax that is kept up to date page by page (Online normalizer calculation for softmax,
+    arXiv:1805.02867, algorithm 3)."""
 
     def add(number: Int[Array, ""], seen: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, mixed = seen
-        start = jnp.minimum(number * block, span - block)
-        slots, visible = read(start, block)
-        fresh = start + jnp.arange(block) >= number * block  # The last block may overlap another.
-        scores = jnp.sum(query[:, :, :, None] * slots.keys[:, :, None].astype(jnp.float32), axis=-1)
-        scores = jnp.where(visible & fresh, scores, _MASKED)
+        page, visible = read(number)
+        scores = jnp.einsum("BKNH,BKHC->BKNC", query, page.keys.astype(jnp.float32))
+        scores = jnp.where(visible[:, None, None], scores, _MASKED)
         higher = jnp.maximum(highest, scores.max(axis=-1))
         weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(highest - higher)
-        values = slots.values[:, :, None].astype(jnp.float32)
-        mixed = mixed * shrunk[..., None] + jnp.sum(weights[..., None] * values, axis=3)
-        return higher, total * shrunk + weights.sum(axis=-1), mixed
+        fresh = jnp.einsum("BKNC,BKCH->BKNH", weights, page.values.astype(jnp.float32))
+        return higher, total * shrunk + weights.sum(axis=-1), mixed * shrunk[..., None] + fresh
 
     nothing = jnp.zeros(query.shape[:-1])
     start = (nothing + _MASKED, nothing, jnp.zeros(query.shape))

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
 
+from rl_sync.models.cache import empty_cache
 from rl_sync.models.config import ModelConfig, Remat
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
-from rl_sync.models.transformer import empty_cache, init_params
+from rl_sync.models.transformer import init_params
 
 
 def tree_bytes(tree: Any) -> int:

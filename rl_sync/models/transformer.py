@@ -23,7 +23,8 @@ import numpy as np
 from jax.nn import initializers
 from jaxtyping import Array, Float, Int
 
-from rl_sync.models.attention import Attention, Context, KVCache, Layer
+from rl_sync.models.attention import Attention, Context, Layer
+from rl_sync.models.cache import KVCache
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.layers import GatedMLP, MixtureMLP, RMSNorm, param
 from rl_sync.models.rope import rotations
@@ -140,12 +141,6 @@ def param_axes(config: ModelConfig) -> Params:
     """The logical axis names of every parameter, as PartitionSpecs in the tree of `init_params`."""
     boxed = jax.eval_shape(lambda key: _init_boxed(config, key), jax.random.key(0))
     return nn.get_partition_spec(boxed)
-
-
-def empty_cache(config: ModelConfig, batch_size: int, length: int) -> KVCache:
-    """A cache of `length` slots a row."""
-    shape = (config.num_layers, batch_size, config.num_kv_heads, length, config.head_dim)
-    return KVCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
 
 
 def hidden_states(

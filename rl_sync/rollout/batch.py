@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Bool, Int, UInt32
 
-from rl_sync.models.attention import reads_by_blocks
+from rl_sync.models.cache import reads_by_pages
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import power_of_two, prefill_rows, prompt_bucket, span_bucket
@@ -148,7 +148,7 @@ class Batch:
           longest: tokens of the longest live sequence.
         """
         span = self.length
-        if not reads_by_blocks(self.config):
+        if not reads_by_pages(self.config):
             span = span_bucket(longest + self.chunk_tokens, self.length)
         program = Program("decode", (self.rows, span, self._stop_ids))
         self._slots, chunk = self._call(

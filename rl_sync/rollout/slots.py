@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rl_sync.models import transformer
-from rl_sync.models.attention import KVCache
+from rl_sync.models.cache import KVCache, empty_cache
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import (
     History,
@@ -96,7 +96,7 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
     nothing = Sampling(max_new_tokens=1, stop_ids=())
     return Slots(
         tokens=jnp.zeros((rows, length), jnp.int32),
-        cache=transformer.empty_cache(config, rows, length),
+        cache=empty_cache(config, rows, length),
         rows=Rows(
             newest=jnp.zeros(rows, jnp.int32),
             prompt_lengths=jnp.ones(rows, jnp.int32),
@@ -136,8 +136,8 @@ def insert(
         tokens = jax.lax.dynamic_update_slice(tokens, row, (target, 0))
 
         def copy(to: Array, of: Array) -> Array:
-            one = jax.lax.dynamic_slice_in_dim(of, source, 1, axis=1)
-            return jax.lax.dynamic_update_slice(to, one, (0, target, 0, 0, 0))
+            one = jax.lax.dynamic_slice_in_dim(of, source, 1, axis=2)
+            return jax.lax.dynamic_update_slice(to, one, (0, 0, target, 0, 0, 0))
 
         return tokens, jax.tree.map(copy, cache, prefix.cache)
 
@@ -211,7 +211,7 @@ def decode_chunk(
 def rearrange(slots: Slots, sources: Int[Array, " R"]) -> Slots:
     """Slots of another number: slot i is what slot `sources[i]` was."""
     take = functools.partial(jax.tree.map, lambda x: x[sources])
-    cache = jax.tree.map(lambda x: x[:, sources], slots.cache)
+    cache = jax.tree.map(lambda x: x[:, :, sources], slots.cache)
     return Slots(slots.tokens[sources], cache, take(slots.rows))
 
 
@@ -229,6 +229,6 @@ def recompute(
     fresh = prefill(config, params, tokens).cache
 
     def put(to: Array, of: Array) -> Array:
-        return jax.lax.dynamic_update_slice(to, of, (0, start, 0, 0, 0))
+        return jax.lax.dynamic_update_slice(to, of, (0, 0, start, 0, 0, 0))
 
     return slots._replace(cache=jax.tree.map(put, slots.cache, fresh))

@@ -1,18 +1,18 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.models import attention
-from rl_sync.models.attention import KVCache
+from rl_sync.models import cache as cache_module
+from rl_sync.models.cache import KVCache, cached, empty_cache, read_span
 from rl_sync.models.config import Lora, RopeScaling
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.rope import frequencies, rotate, rotations
 from rl_sync.models.transformer import (
     decode_step,
-    empty_cache,
     init_params,
     logits,
     param_axes,
@@ -69,6 +69,10 @@ def test_logits_are_those_of_the_written_out_formulas(tied):
     np.testing.assert_allclose(scores[0], _reference_logits(config, params, TOKENS[0]), atol=2e-5)
 
 
+def _in_corner(whole, part):
+    return whole.at[tuple(map(slice, part.shape))].set(part)
+
+
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     config = tiny.VARIANTS[name]
@@ -79,7 +83,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     scores = logits(config, params, hidden)
     np.testing.assert_allclose(scores[0], full[0, :4], atol=1e-5)
     np.testing.assert_allclose(scores[1, :2], full[1, :2], atol=1e-5)
-    cache = KVCache(*(jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 12), (0, 0))) for x in filled))
+    cache = jax.tree.map(_in_corner, empty_cache(config, 2, 16), filled)
     step_of = jax.jit(decode_step, static_argnums=(0, 5))
     for step in range(3):
         positions = np.array([4 + step, 2 + step])
@@ -96,17 +100,18 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
     config = tiny.VARIANTS[name]
     params = tiny.params(config)
     rng = np.random.default_rng(0)
-    shape = empty_cache(config, 3, 50).keys.shape
-    cache = KVCache(*(jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2)))
+    shape = (2, config.num_layers, 3, 50, config.num_kv_heads, config.head_dim)
+    keys, values = jnp.asarray(rng.standard_normal(shape), jnp.float32)
     tokens, positions = np.array([3, 4, 5]), np.array([49, 7, 20])
 
     def after(config):
-        hidden, cache_after = decode_step(config, params, tokens, positions, cache, span=50)
-        return hidden, cache_after.keys
+        cache = jax.vmap(functools.partial(cached, config))(keys, values)
+        hidden, cache = decode_step(config, params, tokens, positions, cache, span=50)
+        return hidden, [read_span(cache, layer, 50) for layer in range(config.num_layers)]
 
     expected = after(dataclasses.replace(config, attention=path))
-    for block in (1, 7, 16, 64):  # The last of these blocks overlap the ones before.
-        monkeypatch.setattr(attention, "_BLOCK_SLOTS", block)
+    for slots in (1, 7, 16, 64):
+        monkeypatch.setattr(cache_module, "_PAGE_SLOTS", slots)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after(config), expected
         )
@@ -115,7 +120,7 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
 def test_slots_beyond_the_longest_row_are_not_read():
     config = tiny.CONFIG
     params = tiny.params(config)
-    cache = KVCache(*(x.at[:, :, :, 64:].set(jnp.nan) for x in empty_cache(config, 2, 500)))
+    cache = KVCache(*(x.at[:, 2:].set(jnp.nan) for x in empty_cache(config, 2, 500)))
     hidden, _ = decode_step(config, params, np.array([3, 4]), np.array([9, 63]), cache, span=500)
     assert np.isfinite(hidden).all()
 

@@ -1,0 +1,117 @@
+"""Keys and values of the tokens that a model has seen, kept for the tokens to come.
+
+In memory a cache is a row of pages, each with the slots of some positions of all rows: the token
+at position s is in slot s mod C of page s div C. On CPUs pages are small, so that attention reads
+no further than the longest row, each page being one piece of memory; elsewhere one page holds all
+positions, which keeps the device busy.
+
+Letters in shapes: B rows, T positions, S key positions, K kv heads, H head dim, L layers, Z pages,
+C slots of a page.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rl_sync.models.config import ModelConfig
+
+_PAGE_SLOTS = 32
+
+
+class KVCache(NamedTuple):
+    """Keys and values by layer.
+
+    The slots of keys are innermost: of all layouts, both products of attention read this one
+    fastest on CPUs.
+    """
+
+    keys: Float[Array, "L Z B K H C"]
+    values: Float[Array, "L Z B K C H"]
+
+
+class Page(NamedTuple):
+    """Some slots of a layer."""
+
+    keys: Float[Array, "B K H C"]
+    values: Float[Array, "B K C H"]
+
+
+def reads_by_pages(config: ModelConfig) -> bool:
+    """Whether a cache is read as far as its rows reach, so that one span serves all lengths."""
+    return config.attention == "auto" and jax.default_backend() == "cpu"
+
+
+def empty_cache(config: ModelConfig, rows: int, length: int) -> KVCache:
+    """A cache with `length` slots a row, or somewhat more."""
+    pages, slots = _paging(config, length)
+    shape = (config.num_layers, pages, rows, config.num_kv_heads)
+    return KVCache(
+        jnp.zeros((*shape, config.head_dim, slots), config.dtype),
+        jnp.zeros((*shape, slots, config.head_dim), config.dtype),
+    )
+
+
+def cached(
+    config: ModelConfig, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"]
+) -> KVCache:
+    """What one layer holds after T tokens a row: a cache without the axis of layers.
+
+    Its pages may have fewer slots than those of a longer cache, whose first slots they then are.
+    """
+    pages, slots = _paging(config, keys.shape[1])
+
+    def paged(x: Float[Array, "B T K H"], order: tuple[int, ...]) -> Array:
+        x = jnp.pad(x, ((0, 0), (0, pages * slots - x.shape[1]), (0, 0), (0, 0)))
+        return x.reshape(x.shape[0], pages, slots, *x.shape[2:]).transpose(order)
+
+    return KVCache(paged(keys, (1, 0, 3, 4, 2)), paged(values, (1, 0, 3, 2, 4)))
+
+
+def write(
+    cache: KVCache,
+    layer: Int[Array, ""],
+    keys: Float[Array, "B K H"],
+    values: Float[Array, "B K H"],
+    positions: Int[Array, " B"],
+) -> KVCache:
+    """Puts one new token a row into the slot of its position, in one layer."""
+    rows = jnp.arange(keys.shape[0])
+    page, slot = jnp.divmod(positions, cache.values.shape[4])
+    return KVCache(
+        cache.keys.at[layer, page, rows, :, :, slot].set(keys.astype(cache.keys.dtype)),
+        cache.values.at[layer, page, rows, :, slot].set(values.astype(cache.values.dtype)),
+    )
+
+
+def read_page(cache: KVCache, layer: Int[Array, ""], number: Int[Array, ""]) -> Page:
+    """One page of a layer."""
+
+    def read(x: Float[Array, "L Z ..."]) -> Array:
+        return jax.lax.dynamic_slice(x, (layer, number, 0, 0, 0, 0), (1, 1, *x.shape[2:]))[0, 0]
+
+    return Page(read(cache.keys), read(cache.values))
+
+
+def read_span(
+    cache: KVCache, layer: Int[Array, ""], span: int
+) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+    """Keys and values of a layer's first `span` positions."""
+    _, _, B, K, H, C = cache.keys.shape
+    pages, slots = -(-span // C), min(span, C)
+
+    def read(x: Array, sizes: tuple[int, ...], order: tuple[int, ...]) -> Array:
+        x = jax.lax.dynamic_slice(x, (layer, 0, 0, 0, 0, 0), (1, pages, B, K, *sizes))[0]
+        return x.transpose(order).reshape(B, pages * slots, K, H)[:, :span]
+
+    keys = read(cache.keys, (H, slots), (1, 0, 4, 2, 3))
+    return keys, read(cache.values, (slots, H), (1, 0, 3, 2, 4))
+
+
+def _paging(config: ModelConfig, length: int) -> tuple[int, int]:
+    """How many pages, and how many slots each."""
+    slots = min(length, _PAGE_SLOTS) if reads_by_pages(config) else length
+    return -(-length // slots), slots
