@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from launcher.memory import describe_memory, format_bytes
+
 from rl_sync.runtime.settings import RunSettings
 from tests.launcher.command import launcher
 from tests.runs import tiny
