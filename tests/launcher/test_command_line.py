@@ -83,4 +83,11 @@ def test_plan_reads_the_users_own_file(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "at most 4 tokens a prompt and 3 a completion" in done.stdout
+    assert "starts at random" not in done.stdout
     assert "training problems are dropped: their prompts are longer than" in done.stdout
+
+
+def test_plan_warns_of_a_policy_that_has_learned_nothing():
+    done = launcher("plan", CONFIG, "--config.warm_up.steps=0")
+    assert done.returncode == 0, done.stderr
+    assert "starts at random and imitates nothing (model.path is not set" in done.stdout
