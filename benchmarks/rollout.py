@@ -22,16 +22,7 @@ import random
 import jax
 import numpy as np
 from peers.asking import Ask, Peer, Request, in_turns, timed
-from peers.serving import (
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    LAYERS,
-    MLP,
-    VOCAB,
-    WIDTH,
-    prompts_of,
-)
+from peers.serving import SHAPE, prompts_of
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.transformer import init_params
@@ -60,9 +51,7 @@ CASES = {
 
 def model_config(**changes: object) -> ModelConfig:
     """The shape that the peers have too."""
-    return ModelConfig(
-        VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, MLP, 1024, qk_norm=True, **changes
-    )
+    return ModelConfig(*SHAPE, max_length=1024, qk_norm=True, **changes)
 
 
 @functools.cache

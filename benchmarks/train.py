@@ -19,17 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from peers.asking import Ask, Peer, Request, in_turns, timed
-from peers.serving import (
-    CLIP,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    LAYERS,
-    LEARNING_RATE,
-    MLP,
-    VOCAB,
-    WIDTH,
-)
+from peers.serving import CLIP, LEARNING_RATE, SHAPE
 from rollout import model_config
 
 from configs import base
@@ -78,7 +68,7 @@ def ours(request: Request) -> float:
     shape = (ROWS, PROMPT_TOKENS + NEW_TOKENS)
     mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape)
     batch = TrainBatch(
-        tokens=jnp.asarray(rng.integers(3, VOCAB, shape), jnp.int32),
+        tokens=jnp.asarray(rng.integers(3, SHAPE.vocab, shape), jnp.int32),
         completion_mask=jnp.asarray(mask),
         behavior_logprobs=jnp.asarray(np.where(mask, -6.2, 0.0), jnp.float32),
         policy_versions=jnp.zeros(shape, jnp.int32),
@@ -91,9 +81,8 @@ def ours(request: Request) -> float:
 @functools.cache
 def _kernels() -> list[jax.Array]:
     """The matrices that a token's activations are multiplied with, layer after layer."""
-    heads = HEADS * HEAD_DIM
-    shapes = [(WIDTH, heads + 2 * KV_HEADS * HEAD_DIM), (heads, WIDTH), (WIDTH, 2 * MLP)]
-    shapes = [*shapes, (MLP, WIDTH)] * LAYERS + [(WIDTH, VOCAB)]
+    V, D, L, N, K, H, F = SHAPE
+    shapes = [(D, (N + 2 * K) * H), (N * H, D), (D, 2 * F), (F, D)] * L + [(D, V)]
     return [jnp.full(shape, 0.01) for shape in shapes]
 
 

@@ -12,9 +12,22 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM, MLP = 512, 256, 4, 4, 2, 64, 1024
+
+class Shape(NamedTuple):
+    """The model that all sides have; the fields in the order of `rl_sync.models.config`."""
+
+    vocab: int = 512
+    width: int = 256
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    mlp: int = 1024
+
+
+SHAPE = Shape()
 LEARNING_RATE, CLIP = 1e-5, 0.2
 
 Request = Mapping[str, Any]
@@ -24,7 +37,7 @@ def prompts_of(request: Request) -> list[list[int]]:
     """The prompts of a request: as many as it has lengths, all of one size, none of special ids."""
     rng = random.Random(request["seed"])
     size = request["prompt_tokens"]
-    return [[rng.randrange(3, VOCAB) for _ in range(size)] for _ in request["lengths"]]
+    return [[rng.randrange(3, SHAPE.vocab) for _ in range(size)] for _ in request["lengths"]]
 
 
 def serve(actions: Mapping[str, Callable[[Request], Callable[[], None]]]) -> None:

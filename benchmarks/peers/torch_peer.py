@@ -10,20 +10,7 @@ import functools
 from collections.abc import Callable
 
 import torch
-from serving import (
-    CLIP,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    LAYERS,
-    LEARNING_RATE,
-    MLP,
-    VOCAB,
-    WIDTH,
-    Request,
-    prompts_of,
-    serve,
-)
+from serving import CLIP, LEARNING_RATE, SHAPE, Request, prompts_of, serve
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
@@ -31,13 +18,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 def model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        vocab_size=SHAPE.vocab,
+        hidden_size=SHAPE.width,
+        intermediate_size=SHAPE.mlp,
+        num_hidden_layers=SHAPE.layers,
+        num_attention_heads=SHAPE.heads,
+        num_key_value_heads=SHAPE.kv_heads,
+        head_dim=SHAPE.head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         pad_token_id=0,
@@ -80,7 +67,7 @@ def train(request: Request) -> Callable[[], None]:
     """One step on rows of random tokens."""
     generator = torch.Generator().manual_seed(request["seed"])
     rows, asked, drawn = request["rows"], request["prompt_tokens"], request["new_tokens"]
-    tokens = torch.randint(3, VOCAB, (rows, asked + drawn), generator=generator)
+    tokens = torch.randint(3, SHAPE.vocab, (rows, asked + drawn), generator=generator)
     old = torch.full((rows, drawn), -6.2)
     advantages = torch.randn(rows, 1, generator=generator)
 

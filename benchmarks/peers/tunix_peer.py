@@ -15,26 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from serving import (
-    CLIP,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    LAYERS,
-    LEARNING_RATE,
-    MLP,
-    VOCAB,
-    WIDTH,
-    Request,
-    prompts_of,
-    serve,
-)
+from serving import CLIP, LEARNING_RATE, SHAPE, Request, prompts_of, serve
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.qwen3.model import ModelConfig, Qwen3
 from tunix.rl.common import compute_per_token_logps
 
 PAD_ID, EOS_ID = 0, 1
-NEVER = VOCAB + 1  # An end of sequence that no row reaches.
+NEVER = SHAPE.vocab + 1  # An end of sequence that no row reaches.
 
 
 class Tokenizer:
@@ -59,13 +46,13 @@ class Tokenizer:
 @functools.cache
 def model() -> Qwen3:
     config = ModelConfig(
-        num_layers=LAYERS,
-        vocab_size=VOCAB,
-        embed_dim=WIDTH,
-        hidden_dim=MLP,
-        num_heads=HEADS,
-        head_dim=HEAD_DIM,
-        num_kv_heads=KV_HEADS,
+        num_layers=SHAPE.layers,
+        vocab_size=SHAPE.vocab,
+        embed_dim=SHAPE.width,
+        hidden_dim=SHAPE.mlp,
+        num_heads=SHAPE.heads,
+        head_dim=SHAPE.head_dim,
+        num_kv_heads=SHAPE.kv_heads,
         rope_theta=10_000,
         norm_eps=1e-6,
         use_tied_embedding=True,
@@ -75,7 +62,8 @@ def model() -> Qwen3:
 
 @functools.cache
 def sampler(cache_tokens: int) -> Sampler:
-    return Sampler(model(), Tokenizer(), CacheConfig(cache_tokens, LAYERS, KV_HEADS, HEAD_DIM))
+    cache = CacheConfig(cache_tokens, SHAPE.layers, SHAPE.kv_heads, SHAPE.head_dim)
+    return Sampler(model(), Tokenizer(), cache)
 
 
 def rollout(request: Request) -> Callable[[], None]:
@@ -140,7 +128,7 @@ def train(request: Request) -> Callable[[], None]:
     """One step on rows of random tokens."""
     rng = np.random.default_rng(request["seed"])
     rows, asked, drawn = request["rows"], request["prompt_tokens"], request["new_tokens"]
-    tokens = rng.integers(3, VOCAB, (rows, asked + drawn)).astype(np.int32)
+    tokens = rng.integers(3, SHAPE.vocab, (rows, asked + drawn)).astype(np.int32)
     old = np.full((rows, drawn), -6.2, np.float32)
     advantages = rng.standard_normal((rows, 1)).astype(np.float32)
     batch = (tokens[:, :asked], tokens[:, asked:], old, advantages)

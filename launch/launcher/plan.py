@@ -32,11 +32,21 @@ def describe(settings: RunSettings) -> str:
         f"A run of {settings.trainer.steps} trainer steps consumes"
         f" {settings.trainer.steps * settings.trainer.groups_per_step} groups of"
         f" {settings.trainer.group_size} completions.",
+        *_warnings(settings),
         "",
         "The first steps" + (", as if rollouts and train steps took equally long:"),
         draw(schedule, settings.explorers, settings.transfer),
     ]
     return "\n".join(lines)
+
+
+def _warnings(settings: RunSettings) -> list[str]:
+    if settings.model.path is not None or settings.warm_up.steps:
+        return []
+    return [
+        "The policy starts at random and imitates nothing (model.path is not set, warm_up.steps=0):"
+        " hardly any completion will earn a reward."
+    ]
 
 
 def _headline(settings: RunSettings) -> str:

@@ -24,8 +24,10 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
     result, balance = summary["result"], summary["balance"]
     lines = ["", *_accuracy(result), *_throughput(settings), _account(balance)]
     workdir = Path(settings.workdir)
-    places = {
-        "checkpoint": result.get("checkpoint", "none was saved"),
+    places = {"checkpoint": result.get("checkpoint", "none was saved")}
+    if "checkpoint" in result:
+        places["export"] = f"python -m launcher export --workdir={workdir} --to=DIRECTORY"
+    places |= {
         "metrics": f"{workdir / METRICS_FILE}, TensorBoard: {workdir / TENSORBOARD_DIR}",
         "timeline": f"python -m launcher timeline --workdir={workdir}",
         "digest": result.get("digest", "none"),

@@ -25,6 +25,7 @@ class Evaluator:
       session: the trainer's part in the run; the master has completions judged.
       model: the policy's shape.
       task: the problems.
+      sampling: how completions are drawn, and what ends them.
       problems: the most problems of an evaluation.
       rows: the most that are generated at once.
     """
@@ -32,6 +33,7 @@ class Evaluator:
     session: Session
     model: ModelConfig
     task: Task
+    sampling: Sampling
     problems: int
     rows: int
 
@@ -56,16 +58,12 @@ class Evaluator:
     def _rewards(self, params: Params, prompts: Sequence[Prompt]) -> list[float]:
         """Rewards of greedy completions."""
         tokens, lengths = self.task.encode_prompts([prompt.text for prompt in prompts])
-        sampling = Sampling(
-            max_new_tokens=self.task.max_completion_tokens,
-            stop_ids=tuple(self.task.tokenizer.eos_ids),
-            greedy=True,
-        )
         requests = [
-            Request(row[:length], sampling) for row, length in zip(tokens, lengths, strict=True)
+            Request(row[:length], self.sampling)
+            for row, length in zip(tokens, lengths, strict=True)
         ]
         # A new one each time: it holds on to weights that train steps donate, and to its cache.
-        engine = Engine(self.model, self.rows)
+        engine = Engine(self.model, self.rows, decode=self.task.tokenizer.decode)
         engine.load(params, version=0)
         completions = [
             self.task.tokenizer.decode(completion.tokens.tolist())

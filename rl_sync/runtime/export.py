@@ -50,16 +50,15 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
             " none), and when the run ends or is stopped."
         ) from error
     params = lora.merge(model, part["params"]) if model.lora else part["params"]
-    path, tokenizer = settings.model.path, settings.tokenizer.path
+    path = settings.model.path
     try:
         write_checkpoint(
             target,
             lora.merged_config(model),
             params,
             source=None if path is None else locate(path),
-            tokenizer=None if tokenizer is None else locate(tokenizer),
             dtype=dtype,
-            **_tokenizer(task),
+            **_tokenizer(settings, task),
         )
     except (ValueError, OSError) as error:
         raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error
@@ -75,9 +74,13 @@ def _settings(workdir: Path) -> RunSettings:
         ) from error
 
 
-def _tokenizer(task: Task) -> dict[str, Any]:
-    """The files of a tokenizer of our own; the source hands on its own otherwise."""
-    tokenizer = task.tokenizer
-    if not isinstance(tokenizer, CharacterTokenizer):
+def _tokenizer(settings: RunSettings, task: Task) -> dict[str, Any]:
+    """The run's tokenizer, where it is not that of `model.path`, which hands on its own."""
+    tokenizer, path = task.tokenizer, settings.tokenizer.path
+    if isinstance(tokenizer, CharacterTokenizer):
+        return {"files": tokenizer_files(tokenizer), "token_ids": token_ids(tokenizer)}
+    if path is None:
         return {}
-    return {"files": tokenizer_files(tokenizer), "token_ids": token_ids(tokenizer)}
+    ends = list(tokenizer.eos_ids)
+    ids = {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": tokenizer.pad_id}
+    return {"tokenizer": locate(path), "token_ids": ids}

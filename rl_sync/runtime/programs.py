@@ -85,7 +85,8 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         trainer, parameters = trainer_of(settings, task), parameters_of(settings, task)
         problems = settings.trainer.evaluation_problems
         rows = min(problems, settings.warm_up.probe_problems)
-        evaluator = Evaluator(session, trainer.model, task, problems, rows)
+        greedy = settings.greedy_sampling(task)
+        evaluator = Evaluator(session, trainer.model, task, greedy, problems, rows)
         replay = ReplayClient(addresses.replay)
 
         def publishing(schedule: SyncSchedule) -> Publishing:

@@ -218,6 +218,10 @@ class RunSettings:
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
+    def greedy_sampling(self, task: Task) -> Sampling:
+        """How evaluations complete: as explorers do, but always with the likeliest token."""
+        return dataclasses.replace(self.sampling(task), greedy=True)
+
     def engine(self, task: Task) -> Engine:
         """What an explorer generates with."""
         model = lora.merged_config(self.model_config(task))

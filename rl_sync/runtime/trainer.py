@@ -101,7 +101,6 @@ class TrainerProgram:
             _, state, metadata = load_snapshot(self.snapshots, None, like)
             position = metadata["position"]
         else:
-            self.session.call("phase", phase="warm-up")
             state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
             state = self.trainer.begin(state)
             self._evaluate(state, "before RL")

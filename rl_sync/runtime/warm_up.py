@@ -38,6 +38,8 @@ class WarmUp:
         """
         settings, step = self.session.settings.warm_up, 0
         metrics: Metrics = {}
+        if settings.steps:
+            self.session.call("phase", phase="warm-up")
         while step < settings.steps:
             with self.session.spans.span(SpanKind.WARM_UP, step=step + 1) as attributes:
                 until = min(step + settings.probe_every_steps, settings.steps)

@@ -5,21 +5,10 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.actors.optimizer import OPTIMIZERS, OptimizerConfig
+from rl_sync.actors.optimizer import OPTIMIZERS
+from tests.actors.tiny import OPTIMIZER
 
-CONFIG = OptimizerConfig(
-    name="adamw",
-    learning_rate=0.4,
-    warm_up_learning_rate=0.2,
-    schedule="constant",
-    final_share=0.0,
-    ramp_updates=0,
-    b1=0.9,
-    b2=0.95,
-    weight_decay=0.0,
-    max_gradient_norm=1.0,
-    updates_per_batch=1,
-)
+CONFIG = dataclasses.replace(OPTIMIZER, learning_rate=0.4, warm_up_learning_rate=0.2)
 
 
 def _moved(transformation, updates, start=0.0):

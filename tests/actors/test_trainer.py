@@ -8,12 +8,12 @@ import pytest
 
 from rl_sync.actors.batching import Batching
 from rl_sync.actors.objective import AlgorithmConfig
-from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.models import lora
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.types import Group
+from tests.actors.tiny import OPTIMIZER
 from tests.models import tiny
 
 MODEL = ModelConfig(
@@ -28,19 +28,6 @@ MODEL = ModelConfig(
 )
 ALGORITHM = AlgorithmConfig(
     advantage="dr_grpo", clip_low=0.2, clip_high=0.28, kl_coefficient=0.0, kl_estimator="k3"
-)
-OPTIMIZER = OptimizerConfig(
-    name="adamw",
-    learning_rate=0.01,
-    warm_up_learning_rate=0.02,
-    schedule="constant",
-    final_share=0.0,
-    ramp_updates=0,
-    b1=0.9,
-    b2=0.95,
-    weight_decay=0.0,
-    max_gradient_norm=1.0,
-    updates_per_batch=1,
 )
 GROUP_SIZE = 4
 

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def launcher(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
+from tests.launcher.command import launcher
 
 CONFIG = "--config=configs/arithmetic.py"
 
@@ -98,4 +83,11 @@ def test_plan_reads_the_users_own_file(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "at most 4 tokens a prompt and 3 a completion" in done.stdout
+    assert "starts at random" not in done.stdout
     assert "training problems are dropped: their prompts are longer than" in done.stdout
+
+
+def test_plan_warns_of_a_policy_that_has_learned_nothing():
+    done = launcher("plan", CONFIG, "--config.warm_up.steps=0")
+    assert done.returncode == 0, done.stderr
+    assert "starts at random and imitates nothing (model.path is not set" in done.stdout

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
+from rl_sync.models import lora
 from rl_sync.observe.spans import SpanKind
 from rl_sync.observe.summary import overlap_secs, union_secs
-from rl_sync.runtime.snapshots import latest_snapshot
+from rl_sync.runtime.programs import WEIGHTS_DIR, parameters_of, trainer_of
+from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
+from rl_sync.weights.checkpoint import CheckpointPuller
 
 
 def flags(mode: str, **fields: object) -> tuple[str, ...]:
@@ -155,6 +159,23 @@ def test_both_transfers_give_the_same_bits(runs, one, other):
     assert_same_bits(runs.get(*RUNS[one]), runs.get(*RUNS[other]))
 
 
+def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
+    sizes = ("--config.model.lora.rank=2", "--config.model.lora.targets=q,down")
+    embedded = "--config.replay.backend=embedded"
+    transfers = ({}, {"transfer": "checkpoint"})
+    one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
+    assert_same_bits(one, other)
+    settings = other.settings
+    everything = parameters_of(settings, settings.load_task()).like()
+    # It refuses versions that hold anything else.
+    puller = CheckpointPuller(other.workdir / WEIGHTS_DIR, lora.split(everything)[0])
+    version, adapters = puller.pull(at_least=1, timeout_secs=10.0)
+    puller.close()
+    assert version == settings.trainer.steps - 1
+    learned = adapters["blocks"]["attention"]["qkv_lora"]["q_b"]
+    assert np.any(np.asarray(learned)), "adapters start at zero, and have not moved"
+
+
 def test_two_runs_with_one_seed_give_the_same_bits_and_another_seed_does_not(runs):
     again = runs.get(*ONE_STEP, "--config.replay.backend=embedded")
     assert_same_bits(runs.get(*ONE_STEP), again)
@@ -171,11 +192,6 @@ def assert_same_bits(one, other):
 
 def parameters(run) -> list[np.ndarray]:
     """The parameters in the last snapshot, as the files hold them."""
-    import jax
-
-    from rl_sync.runtime.programs import trainer_of
-    from rl_sync.runtime.snapshots import load_snapshot
-
     settings = run.settings
     trainer = trainer_of(settings, settings.load_task())
     like = trainer.begin(trainer.init(jax.random.key(9)))

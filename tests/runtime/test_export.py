@@ -13,17 +13,20 @@ from rl_sync.models.huggingface.reading import load_config
 from rl_sync.runtime.export import export
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.snapshots import save_snapshot
+from rl_sync.tasks import pretrained
 from tests.models import tiny as tiny_model
 from tests.models.huggingface import golden
 from tests.runs import tiny
 
 CHECKPOINT = golden.ROOT / "qwen2"
+TOKENIZER = golden.ROOT.parent / "tokenizer"
 
 
-def run_in(workdir: Path, **model: object):
+def run_in(workdir: Path, tokenizer: Path | None = None, **model: object):
     """The work directory of a run: its config, its model and the parameters of two snapshots."""
     config = {**tiny.get_config().to_dict(), "workdir": str(workdir)}
     config["model"] |= model
+    config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
     settings = RunSettings.from_config(config)
     workdir.mkdir()
     (workdir / "config.json").write_text(json.dumps(settings.resolved()))
@@ -56,6 +59,52 @@ def test_a_run_from_a_checkpoint_keeps_its_config_and_dtype(tmp_path):
     assert (values["model_type"], values["dtype"]) == ("qwen2", "bfloat16")
     norm = load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"]
     np.testing.assert_array_equal(norm, params["final_norm"]["scale"].astype(norm.dtype))
+
+
+def test_adapters_are_exported_merged_into_what_they_adapt(tmp_path):
+    adapters = {"rank": 2, "alpha": 3.0, "targets": "q,down"}
+    _, _, params = run_in(tmp_path / "run", path=str(CHECKPOINT), lora=adapters)
+    export(tmp_path / "run", tmp_path / "out", None)
+    assert load_config(tmp_path / "out") == load_config(CHECKPOINT)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == load_file(CHECKPOINT / "model.safetensors").keys()
+    attention, mlp = (params["blocks"][part] for part in ("attention", "mlp"))
+    layer, scale = 1, 3.0 / 2
+    down = (
+        mlp["down"][layer]
+        + scale * mlp["down_lora"]["down_a"][layer] @ (mlp["down_lora"]["down_b"][layer])
+    )
+    name = f"model.layers.{layer}.mlp.down_proj.weight"
+    np.testing.assert_allclose(written[name], down.T, atol=1e-6)
+    _, _, K, queries, H = attention["qkv"].shape
+    change = attention["qkv_lora"]["q_a"][layer] @ (
+        attention["qkv_lora"]["q_b"][layer].reshape(2, -1)
+    )
+    query = attention["qkv"][layer, :, :, :-2].reshape(-1, K * (queries - 2) * H) + scale * change
+    name = f"model.layers.{layer}.self_attn.q_proj.weight"
+    np.testing.assert_allclose(written[name], query.T, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", [None, str(CHECKPOINT)])
+def test_the_tokenizer_of_a_run_is_exported_with_the_ids_that_end_a_completion(path, tmp_path):
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(TOKENIZER, tokenizer)
+    generation = {"eos_token_id": [2, 7], "top_k": 20}
+    (tokenizer / "generation_config.json").write_text(json.dumps(generation))
+    settings, _, _ = run_in(tmp_path / "run", tokenizer, path=path)
+    export(tmp_path / "run", tmp_path / "out", None)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "out" / name).read_text() == (tokenizer / name).read_text()
+    stored = pretrained.load(str(tmp_path / "out"), "auto", None)
+    used = settings.load_task().tokenizer
+    assert (stored.eos_ids, stored.pad_id) == (used.eos_ids, used.pad_id)
+    values, generation = (
+        json.loads((tmp_path / "out" / name).read_text())
+        for name in ("config.json", "generation_config.json")
+    )
+    assert values["eos_token_id"] == generation["eos_token_id"] == list(used.eos_ids)
+    assert values["pad_token_id"] == generation["pad_token_id"] == used.pad_id
+    assert generation["top_k"] == 20
 
 
 def test_a_run_that_cannot_be_exported_is_named_with_the_reason(tmp_path):

@@ -53,6 +53,10 @@ _COPIED = (
 _STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
+TokenIds = Mapping[str, int | list[int] | None]
+"""Special tokens by the names that transformers' configs have for them."""
+
+
 class Tensor(NamedTuple):
     """One tensor to be written.
 
@@ -103,7 +107,7 @@ def write_checkpoint(
     tokenizer: Path | None = None,
     dtype: str | None = None,
     files: Mapping[str, str] | None = None,
-    token_ids: Mapping[str, int | None] | None = None,
+    token_ids: TokenIds | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Writes a checkpoint; it appears under its name when everything is in it.
@@ -142,7 +146,9 @@ def write_checkpoint(
             if (giver / name).exists():
                 shutil.copyfile(giver / name, unfinished / name)
     if token_ids is not None:
-        _write_json(unfinished / GENERATION_FILE, token_ids)
+        generation = unfinished / GENERATION_FILE
+        copied = json.loads(generation.read_text()) if generation.exists() else {}
+        _write_json(generation, copied | dict(token_ids))
     for name, text in (files or {}).items():
         (unfinished / name).write_text(text)
     _write_tensors(unfinished, tensors, max_file_bytes)
@@ -153,7 +159,7 @@ def _config_values(
     config: ModelConfig,
     source: Path | None,
     dtype: str | None,
-    token_ids: Mapping[str, int | None],
+    token_ids: TokenIds,
 ) -> dict[str, Any]:
     if source is None:
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)

@@ -1,0 +1,17 @@
+"""What the tests of the actors share."""
+
+from rl_sync.actors.optimizer import OptimizerConfig
+
+OPTIMIZER = OptimizerConfig(
+    name="adamw",
+    learning_rate=0.01,
+    warm_up_learning_rate=0.02,
+    schedule="constant",
+    final_share=0.0,
+    ramp_updates=0,
+    b1=0.9,
+    b2=0.95,
+    weight_decay=0.0,
+    max_gradient_norm=1.0,
+    updates_per_batch=1,
+)

@@ -1,0 +1,119 @@
+"""What `plan` says of memory, against figures worked out by hand for a tiny model."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from launcher.memory import describe_memory, format_bytes
+
+from rl_sync.runtime.settings import RunSettings
+from tests.launcher.command import launcher
+from tests.runs import tiny
+
+# float32, D = 32, one layer, N = 4, K = 2, H = 8, F = 64, and V = 15: ten digits, + - =, pad, end.
+EMBED = 15 * 32
+ATTENTION = 32 * (4 + 2 * 2) * 8 + 4 * 8 * 32
+MLP = 32 * 2 * 64 + 64 * 32
+NORMS = 3 * 32
+PARAMETERS = 4 * (EMBED + ATTENTION + MLP + NORMS)
+# Rank 2: from an input to 2, and from 2 to an output, of q, k, v, o, gate, up and down.
+ADAPTERS = 4 * 2 * sum([32 + 32, 32 + 16, 32 + 16, 32 + 32, 32 + 64, 32 + 64, 64 + 32])
+# A lease of 6 groups of 2; keys and values of 2 heads, at 10 positions: 6 + 4 tokens.
+CACHE = 4 * 2 * (6 * 2) * 2 * 10 * 8
+BLOCK_INPUT = 4 * 6 * 10 * 32
+
+
+def described(**fields: object) -> dict[str, dict[str, str]]:
+    """For each role, each part's size as it is printed; `model__remat` stands for model.remat."""
+    config = {**tiny.get_config().to_dict(), "workdir": "none"}
+    for name, value in fields.items():
+        *sections, field = name.split("__")
+        section = config
+        for part in sections:
+            section = section[part]
+        section[field] = value
+    settings = RunSettings.from_config(config)
+    return parts_of(describe_memory(settings, settings.load_task()))
+
+
+def parts_of(text: str) -> dict[str, dict[str, str]]:
+    """The sizes by role and part, the last one as `total`, and those of other policies."""
+    found = {}
+    _, _, memory = text.partition("Memory a device")
+    for role, line in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)?)$", memory, re.M):
+        parts = re.findall(r"(?:^|[,;] )([A-Za-z_ ]+) (\d[\d.]* (?:bytes|[kM]B))", line)
+        total = re.search(r": (\d[\d.]* [kM]B)$", line, re.M)
+        found[role] = {**dict(parts), "total": total[1]}
+    return found
+
+
+def size(text: str) -> float:
+    """Bytes of what `format_bytes` printed."""
+    number, unit = text.split()
+    return float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[unit]
+
+
+def assert_parts(found: dict[str, str], **expected: int) -> None:
+    """That the parts are these, and that activations and they are the total, as far as printed."""
+    for name, count in expected.items():
+        assert found[name.replace("_", " ")] == format_bytes(count), name
+    activations = size(found.get("activations", "0 bytes"))
+    assert size(found["total"]) == pytest.approx(sum(expected.values()) + activations, rel=6e-3)
+
+
+def test_plan_prints_figures_that_add_up():
+    done = launcher("plan", "--config=tests/runs/tiny.py", "--config.workdir=none")
+    assert done.returncode == 0, done.stderr
+    found = parts_of(done.stdout)
+    assert_parts(
+        found["trainer"],
+        parameters=PARAMETERS,
+        optimizer=2 * PARAMETERS + 2 * 4,  # Adam's two moments, its count and the schedule's.
+        gradients=PARAMETERS,
+        reference=PARAMETERS,
+    )
+    assert_parts(
+        found["explorer"],
+        parameters=PARAMETERS,
+        parameters_that_arrive=PARAMETERS,
+        KV_cache=CACHE,
+    )
+    assert "for 6 rows of 10 tokens" in done.stdout  # 12 trajectories in two updates.
+    assert "for 12 slots of 10 tokens" in done.stdout
+
+
+def test_without_a_penalty_there_is_no_reference():
+    assert "reference" not in described(algorithm__kl_coefficient=0.0)["trainer"]
+
+
+def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
+    found = described(model__lora__rank=2)
+    assert_parts(
+        found["trainer"],
+        parameters=PARAMETERS + ADAPTERS,
+        optimizer=2 * ADAPTERS + 2 * 4,
+        gradients=ADAPTERS,
+        reference=ADAPTERS,
+    )
+    assert_parts(
+        found["explorer"],
+        parameters=PARAMETERS,
+        parameters_that_arrive=PARAMETERS,
+        base=PARAMETERS,
+        adapters=ADAPTERS,
+        KV_cache=CACHE,
+    )
+
+
+def test_rematerialization_and_microbatches_save_activations_and_nothing_else():
+    plain, full = (described(model__remat=policy)["trainer"] for policy in ("none", "full"))
+    assert (plain["full"], full["none"]) == (full["activations"], plain["activations"])
+    assert size(full["activations"]) < size(plain["dots_no_batch"]) < size(plain["activations"]) / 2
+    saved = size(plain["activations"]) - size(full["activations"])
+    assert size(plain["total"]) - size(full["total"]) == pytest.approx(saved, rel=1e-2)
+    deeper = described(model__remat="full", model__num_layers=5)["trainer"]
+    more = size(deeper["activations"]) - size(full["activations"])
+    assert more == pytest.approx(4 * BLOCK_INPUT, rel=2e-2)
+    half = described(model__remat="full", trainer__microbatch_rows=3)["trainer"]
+    assert size(half["activations"]) == pytest.approx(size(full["activations"]) / 2, rel=2e-2)

@@ -1,0 +1,76 @@
+"""How held-out problems are completed and judged."""
+
+import contextlib
+import types
+
+import numpy as np
+import pytest
+
+from configs import gsm8k
+from rl_sync.rollout.request import Completion
+from rl_sync.runtime import evaluation
+from rl_sync.runtime.settings import RunSettings
+from tests.runtime.test_settings import config_with
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    path.write_text('{"question": "3 x 4?", "answer": "It is 3 x 4 = 12.\\n#### 12"}\n' * 20)
+    fields = {
+        "task__dataset__path": str(path),
+        "tokenizer__path": "tests/data/tokenizer",  # Which ends with 2 or 7.
+        "rollout__stop_ids": "9, 11",
+        "rollout__stop_strings": ".|!",
+        "rollout__temperature": 0.7,
+    }
+    return RunSettings.from_config(config_with(gsm8k.get_config(), **fields))
+
+
+@pytest.fixture(scope="module")
+def task(settings):
+    return settings.load_task()
+
+
+def test_every_end_of_the_tokenizer_and_every_one_of_the_users_ends_a_completion(settings, task):
+    for sampling in (settings.sampling(task), settings.greedy_sampling(task)):
+        assert set(sampling.stop_ids) == {2, 7, 9, 11}
+        assert sampling.stop_strings == (".", "!")
+        assert sampling.max_new_tokens == task.max_completion_tokens
+    assert not settings.sampling(task).greedy
+    assert settings.greedy_sampling(task).greedy
+
+
+def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
+    settings, task, monkeypatch
+):
+    """With an engine that completes every prompt with 12, ended in each of the two ways."""
+    asked, judged = [], []
+
+    class Scripted:
+        def __init__(self, config, slots, *, decode):
+            assert decode([*task.tokenizer.encode("12"), 7]) == "12"
+
+        def load(self, params, version):
+            assert params == "params"
+
+        def generate(self, requests):
+            asked.extend(requests)
+            ends = [(2, 7)[i % 2] for i in range(len(requests))]
+            tokens = [np.array([*task.tokenizer.encode("12"), end], np.int32) for end in ends]
+            return [[Completion(i, 0, x, x, x, "stop")] for i, x in enumerate(tokens)]
+
+    def judge(method, items):
+        judged.extend(items)
+        return [1.0, 0.5]
+
+    monkeypatch.setattr(evaluation, "Engine", Scripted)
+    span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
+    session = types.SimpleNamespace(spans=span, call=judge)
+    sampling = settings.greedy_sampling(task)
+    evaluator = evaluation.Evaluator(session, None, task, sampling, problems=8, rows=4)
+    assert evaluator.accuracy("params") == (0.5, len(task.held_out))
+    assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
+    prompt = task.tokenizer.encode_prompt(task.held_out[0].text)
+    assert asked[0].prompt.tolist() == prompt
+    assert judged == [[p.text, "12", "12"] for p in task.held_out]
