@@ -92,6 +92,8 @@ def main() -> None:
         sides: dict[str, tuple[Ask, Request]] = {"rl_sync": (ours, request)}
         for name, peer in peers.items():
             sides[name] = (peer.ask, {**request, "cache_tokens": caches[name]})
+        for peer in peers.values():
+            peer.await_imports()
         measured = in_turns(sides, rounds)
         for peer in peers.values():
             peer.close()

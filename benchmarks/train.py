@@ -115,6 +115,8 @@ def main() -> None:
     sides: dict[str, tuple[Ask, Request]] = {"rl_sync": (ours, request)}
     sides |= {peer.name: (peer.ask, request) for peer in peers}
     sides["matrix products"] = (products, request)
+    for peer in peers:
+        peer.await_imports()
     measured = in_turns(sides, rounds)
     for peer in peers:
         peer.close()

@@ -38,6 +38,11 @@ class Peer:
                 text=True,
             )
 
+    def await_imports(self) -> None:
+        """Waits until it has started, or ended: what starts disturbs others' measurements."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
     def ask(self, request: Request) -> float:
         """Has one request measured.
 
