@@ -91,6 +91,7 @@ class Chunk(NamedTuple):
     steps: Int[Array, ""]
 
 
+@functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width"))
 def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slots:
     """Slots without sequences, with room for `width` stop ids each."""
     nothing = Sampling(max_new_tokens=1, stop_ids=())
