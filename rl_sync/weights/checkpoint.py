@@ -65,7 +65,8 @@ class CheckpointPublisher:
       reader_expiry_secs: after this time a reader is taken for dead, and what it held may go.
       resume_from: where a trainer that resumes stands; newer versions, which belong to a future
         that is not going to happen, are deleted.
-      on_saved: called, in the saving thread, with each version and the seconds its save took.
+      on_saved: called, in the saving thread, with each version and the seconds its save took from
+        when its values were there.
 
     Raises:
       ValueError: `keep` is too small.
@@ -110,7 +111,7 @@ class CheckpointPublisher:
     def publish(self, version: int, params: Params) -> None:
         """Takes a copy of `params` on the device and queues it; see `interface.Publisher`.
 
-        A version that exists already is replaced.
+        It does not wait for what computes `params`. A version that exists already is replaced.
 
         Raises:
           WeightsTimeoutError: the version before this one still waits to be saved.
@@ -183,6 +184,7 @@ class CheckpointPublisher:
             return pending
 
     def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
+        jax.block_until_ready(pending)  # What computes it may only have been dispatched.
         start = time.monotonic()
         if pending.version in self._directory.versions():
             self._directory.delete(pending.version)

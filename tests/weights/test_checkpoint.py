@@ -69,6 +69,34 @@ def puller(tmp_path):
         yield puller
 
 
+def test_weights_that_are_still_computed_are_published_without_a_wait(publish, puller):
+    """The trainer goes on at once; the save is timed from when there are values."""
+
+    @jax.jit
+    def step(params, x):
+        x = jax.lax.fori_loop(0, 60, lambda _, x: jnp.tanh(x @ x), x)
+        return {**params, "count": params["count"] + (x[0, 0] < 2).astype(jnp.int32)}
+
+    saves = {}
+    publisher = publish(
+        on_saved=lambda version, secs: saves.update({version: time.monotonic() - secs})
+    )
+    publisher.publish(0, make_params(0))  # Compiles what is not to be timed.
+    puller.pull(exactly=0, timeout_secs=30)
+    x = jnp.full((1000, 1000), 1e-3)
+    compiled = step.lower(make_params(1), x).compile()
+    dispatched = time.monotonic()
+    params = compiled(make_params(1), x)
+    publisher.publish(1, params)
+    published = time.monotonic()
+    jax.block_until_ready(params)
+    half = (dispatched + time.monotonic()) / 2
+    _, received = puller.pull(exactly=1, timeout_secs=30)
+    assert received["count"] == 2
+    publisher.close()
+    assert published < half < saves[1]
+
+
 def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_for(
     publish, tmp_path
 ):
