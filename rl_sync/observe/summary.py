@@ -149,6 +149,17 @@ def overlap_secs(spans_a: Iterable[Span], spans_b: Iterable[Span]) -> float:
     return total
 
 
+def uncovered(span: Span, others: Iterable[Span]) -> list[Span]:
+    """The parts of a span in which none of the others is open."""
+    parts, start = [], span.start_secs
+    for left, right in [*union(others), (span.end_secs, span.end_secs)]:
+        end = min(left, span.end_secs)
+        if end > start:
+            parts.append(dataclasses.replace(span, start_secs=start, end_secs=end))
+        start = max(start, right)
+    return parts
+
+
 def rl_phase(spans: Iterable[Span]) -> Interval:
     """From the start of the first rollout to the end of the last train step, Unix seconds.
 
