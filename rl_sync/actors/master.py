@@ -197,8 +197,8 @@ def _oldest_under_way(state: MasterState, newest: int) -> int:
     """The version that decides how far ahead of the trainer groups may be begun.
 
     A group that is carried over is overtaken by others. So no more of those are begun than can be
-    trained before it becomes too stale: then it is still waited for, rather than refused, and long
-    completions are trained on like short ones.
+    trained before it becomes too stale: then it is still waited for, until its lease expires,
+    rather than refused, and long completions are trained on like short ones.
     """
     if not state.settings.carries_over:
         return newest

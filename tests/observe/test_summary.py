@@ -75,6 +75,13 @@ def test_a_hand_made_run_sums_up_as_by_hand():
     assert (summary.mean_staleness, summary.max_staleness) == (0.25, 1)
 
 
+def test_groups_that_were_carried_over_are_counted_and_told_where_there_are_any():
+    spans = _hand_made_run()
+    assert "carried over" not in "\n".join(describe(summarize(spans)))
+    spans[1].attributes["carried_over"], spans[3].attributes["carried_over"] = 2, 1
+    assert "carried over to the next rollout 3 times" in "\n".join(describe(summarize(spans)))
+
+
 def test_an_older_token_in_a_batch_than_its_rollouts_say_counts():
     spans = [
         _span(0, 1, step=1, version=5, leases=[0]),
