@@ -123,6 +123,7 @@ def get_config() -> ConfigDict:
             "chunk_tokens": 16,
             "swap": "between",
             "cache": "keep",
+            "budget_tokens": 0,
         }
     )
     config.rollout.slots = placeholder(int)

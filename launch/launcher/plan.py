@@ -85,6 +85,12 @@ def _who_waits(settings: RunSettings) -> list[str]:
             f"- Trainer step t waits for any {settings.trainer.groups_per_step} groups that are"
             " fresh enough; it never waits for its weights to be taken.",
         ]
+    if settings.rollout.budget_tokens:
+        lines.append(
+            f"- A rollout ends when {settings.rollout.budget_tokens} tokens were drawn. What is"
+            " unfinished then goes on in the next one, with its weights, and is waited for before"
+            " it becomes too stale."
+        )
     ahead = schedule.batches_ahead
     lines.append(
         f"- At most {_count(ahead, 'batch', 'batches')} are generated and not yet trained."

@@ -21,8 +21,10 @@ class MasterSettings:
       steps: trainer steps of the whole run.
       groups_per_step: groups that one trainer step consumes, B.
       explorers: how many explorers take part; under exact pulls in lockstep.
-      groups_per_lease: the most groups that are leased to an explorer at once.
+      groups_per_lease: the most groups that an explorer has under way at once.
       lease_secs: how long a lease lives without a sign of life from its explorer.
+      carries_over: whether explorers leave groups unfinished and go on with them in their next
+        rollouts; under latest pulls.
     """
 
     schedule: SyncSchedule
@@ -31,6 +33,7 @@ class MasterSettings:
     explorers: int
     groups_per_lease: int
     lease_secs: float
+    carries_over: bool = False
 
     def step_of(self, ordinal: int) -> int:
         """The explorer step that an ordinal belongs to under exact pulls."""
@@ -43,12 +46,17 @@ class MasterSettings:
 
 
 class LiveLease(NamedTuple):
-    """A lease that has not ended."""
+    """A lease that has not ended.
+
+    Attributes:
+      version: no token of its group is of an older one.
+    """
 
     lease_id: int
     ordinal: int
     attempt: int
     explorer: int
+    version: int
     buffered: bool
     deadline_secs: float
 
@@ -76,10 +84,15 @@ class Started(NamedTuple):
 
 
 class LeaseRequested(NamedTuple):
-    """An explorer asks for work."""
+    """An explorer asks for work.
+
+    Attributes:
+      unfinished: how many groups it has under way, those whose lease is over among them.
+    """
 
     explorer: int
     now_secs: float
+    unfinished: int = 0
 
 
 class GroupsBuffered(NamedTuple):
@@ -141,10 +154,12 @@ Event = (
 
 
 class GrantLeases(NamedTuple):
-    """Answers `LeaseRequested`: generate these, with weights of `version`.
+    """Answers `LeaseRequested`: generate these, and go on with what is unfinished.
 
     Attributes:
+      version: of the weights to do it with.
       exactly: whether only this version will do; else any that is not older.
+      leases: none where there is no room but the explorer has something unfinished.
     """
 
     step: int

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, Request
@@ -14,12 +15,36 @@ from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params
 
+_NO_VERSION = -1  # Of weights that nothing is generated with.
+
+
+class UnfinishedGroup(NamedTuple):
+    """A group of which completions are still in the engine.
+
+    Attributes:
+      lease: what it is generated for.
+      ticket: its request's, in the engine.
+      prompt: token ids.
+      completions: those that have finished.
+    """
+
+    lease: Lease
+    ticket: int
+    prompt: Int[np.ndarray, " P"]
+    completions: tuple[Completion, ...] = ()
+
 
 class ExplorerState(NamedTuple):
-    """The weights that an explorer generates with, and their version."""
+    """The weights that an explorer generates with, and what it has begun.
+
+    Attributes:
+      version, params: the weights.
+      unfinished: the groups that the next rollout goes on with, in the order of their leases.
+    """
 
     version: int
     params: Params
+    unfinished: tuple[UnfinishedGroup, ...] = ()
 
 
 Newer = Callable[[ExplorerState], ExplorerState | None]
@@ -32,12 +57,13 @@ class Explorer:
 
     Attributes:
       number: which explorer, from 1.
-      engine: what generates; nothing is left in it between two rollouts.
+      engine: what generates; between two rollouts it holds what the state calls unfinished.
       task: the problems.
       sampling: how completions are drawn.
       group_size: completions a prompt, G.
-      groups: the most groups of a rollout.
+      groups: the most groups that are under way at once.
       seed: the run's.
+      budget_tokens: a rollout ends when so many were drawn; 0 for when nothing is left to draw.
     """
 
     number: int
@@ -47,11 +73,12 @@ class Explorer:
     group_size: int
     groups: int
     seed: int
+    budget_tokens: int = 0
 
     def rollout(
         self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
     ) -> tuple[ExplorerState, list[Group]]:
-        """Generates a group for each lease; rewards are still 0.
+        """Goes on with what is unfinished, and begins a group for each lease.
 
         What is drawn depends on the weights, the prompt, and (seed, ordinal, attempt, row) alone.
 
@@ -60,54 +87,68 @@ class Explorer:
             that have begun go on with them.
 
         Returns:
-          The weights that were in use at the end, and the groups.
+          The weights that were in use at the end with what is unfinished then, and the groups that
+          are whole, in the order of their leases; rewards are still 0.
 
         Raises:
-          ValueError: more leases than there is room for.
+          ValueError: there is nothing to do, or more than there is room for.
         """
 
         def swap() -> None:
             nonlocal state
             if newer is not None and (found := newer(state)) is not None:
-                state = found
+                state = state._replace(version=found.version, params=found.params)
                 self.engine.load(state.params, state.version)
 
-        self.engine.load(state.params, state.version)
-        groups = self._groups(leases, self.sampling, swap)
-        return state, groups
+        under_way = len(state.unfinished) + len(leases)
+        if not 0 < under_way <= self.groups:
+            raise ValueError(
+                f"A rollout has 1 to {self.groups} groups under way, not {under_way}:"
+                f" {len(state.unfinished)} unfinished ones and {len(leases)} leases."
+            )
+        if self.engine.version != state.version:  # Else a cache would be recomputed for nothing.
+            self.engine.load(state.params, state.version)
+        begun = (*state.unfinished, *self._begin(leases, self.sampling))
+        finished = self.engine.advance(self.budget_tokens or None, swap)
+        groups = [_with_more(group, finished) for group in begun]
+        whole = [self._group(group) for group in groups if self._is_whole(group)]
+        unfinished = tuple(group for group in groups if not self._is_whole(group))
+        return state._replace(unfinished=unfinished), whole
 
     def compile(self, params: Params) -> None:
         """Compiles what a full rollout begins with, by doing one that is thrown away."""
         prompts = self.task.train[: self.groups]
         few = min(self.sampling.max_new_tokens, self.engine.chunk_tokens)
         sampling = dataclasses.replace(self.sampling, max_new_tokens=few, min_new_tokens=0)
-        leases = [Lease(0, ordinal, 0, prompt) for ordinal, prompt in enumerate(prompts)]
-        self.engine.load(params, version=0)
-        self._groups(leases, sampling, between=None)
+        self.engine.load(params, version=_NO_VERSION)
+        self._begin([Lease(0, i, 0, prompt) for i, prompt in enumerate(prompts)], sampling)
+        self.engine.advance()
 
-    def _groups(
-        self, leases: list[Lease], sampling: Sampling, between: Callable[[], None] | None
-    ) -> list[Group]:
-        if not 0 < len(leases) <= self.groups:
-            raise ValueError(f"A rollout takes 1 to {self.groups} leases, not {len(leases)}.")
+    def _begin(self, leases: list[Lease], sampling: Sampling) -> list[UnfinishedGroup]:
+        """Has the engine begin a group for each lease."""
+        if not leases:
+            return []
         tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in leases])
         prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
         requests = [
             Request(prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt))
             for prompt, lease in zip(prompts, leases, strict=True)
         ]
-        generated = self.engine.generate(requests, between)
-        return [
-            self._group(lease, prompt, completions)
-            for lease, prompt, completions in zip(leases, prompts, generated, strict=True)
-        ]
+        tickets = self.engine.submit(requests)
+        return [UnfinishedGroup(*parts) for parts in zip(leases, tickets, prompts, strict=True)]
 
-    def _group(self, lease: Lease, prompt: np.ndarray, completions: Sequence[Completion]) -> Group:
+    def _is_whole(self, group: UnfinishedGroup) -> bool:
+        return len(group.completions) == self.group_size
+
+    def _group(self, whole: UnfinishedGroup) -> Group:
+        """The record of a group of which every completion has finished."""
+        lease, prompt = whole.lease, whole.prompt
         shape = (self.group_size, self.task.row_tokens)
         tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
         logprobs, versions = np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
         tokens[:, : len(prompt)] = prompt
-        for row, completion in enumerate(completions):
+        for completion in whole.completions:
+            row = completion.index
             here = slice(len(prompt), len(prompt) + len(completion.tokens))
             tokens[row, here], mask[row, here] = completion.tokens, True
             logprobs[row, here], versions[row, here] = completion.logprobs, completion.versions
@@ -122,3 +163,9 @@ class Explorer:
             policy_versions=versions,
             rewards=np.zeros(self.group_size, np.float32),
         )
+
+
+def _with_more(group: UnfinishedGroup, finished: Iterable[Completion]) -> UnfinishedGroup:
+    """The group with those completions that are its own."""
+    own = tuple(completion for completion in finished if completion.ticket == group.ticket)
+    return group._replace(completions=group.completions + own)

@@ -88,8 +88,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
     match event:
         case Started(position):
             return _start(state, position)
-        case LeaseRequested(explorer, now):
-            return _lease(state, explorer, now)
+        case LeaseRequested():
+            return _lease(state, event)
         case GroupsBuffered(lease_ids):
             return _buffer(state, lease_ids)
         case BatchTrained(step, lease_ids):
@@ -141,68 +141,89 @@ def _start(state: MasterState, position: Position) -> Outcome:
     ), ()
 
 
-def _lease(state: MasterState, explorer: int, now: float) -> Outcome:
+def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
     if state.finished:
         return state, (Finish(state.stopping or RUN_ENDED),)
     if state.newest is None:
         return state, (HoldBack("the first weights"),)
     if state.settings.schedule.pull == "exact":
-        return _lease_exact(state, explorer, now)
-    return _lease_latest(state, explorer, now)
+        return _lease_exact(state, request)
+    return _lease_latest(state, request)
 
 
-def _lease_exact(state: MasterState, explorer: int, now: float) -> Outcome:
+def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
     """The explorer's share of the first explorer step in which something of it is left to do."""
     settings = state.settings
     taken = {lease.ordinal for lease in state.live.values()}
     attempts = dict(state.again)
     for step in range(state.trained_steps + 1, settings.steps + 1):
-        free = [ordinal for ordinal in settings.share(explorer, step) if ordinal not in taken]
+        share = settings.share(request.explorer, step)
+        free = [ordinal for ordinal in share if ordinal not in taken]
         if free:
             todo = [(ordinal, attempts.get(ordinal, 0)) for ordinal in free]
             version = settings.schedule.exact_version(step)
-            return _grant(
-                state, explorer, now, step, version, True, todo[: settings.groups_per_lease]
-            )
+            return _grant(state, request, step, version, True, todo[: settings.groups_per_lease])
     return state, (HoldBack("the end of training"),)
 
 
-def _lease_latest(state: MasterState, explorer: int, now: float) -> Outcome:
+def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     """As many groups as the staleness bound leaves room for.
 
     A group that gets the n-th place among those that are trained or live will be trained at step
-    n // B + 1 at the latest, if groups are consumed in the order in which they were leased.
+    n // B + 1 at the latest, if none that is leased later overtakes it.
+
+    An explorer with something unfinished is never held back: it may be what others wait for.
     """
     settings, newest = state.settings, state.newest
     assert newest is not None
-    placed = state.trained_steps * settings.groups_per_step + len(state.live)
-    if placed >= settings.steps * settings.groups_per_step:
-        return state, (HoldBack("the end of training"),)
-    last_step = min(settings.steps, newest + settings.schedule.max_staleness + 1)
-    count = min(settings.groups_per_lease, last_step * settings.groups_per_step - placed)
-    if count <= 0:
-        return state, (HoldBack("synchronization"),)
-    step = (placed + count - 1) // settings.groups_per_step + 1
-    assert settings.schedule.may_start(step, newest)
+    per_step = settings.groups_per_step
+    placed = state.trained_steps * per_step + len(state.live)
+    last_step = min(
+        settings.steps, _oldest_under_way(state, newest) + settings.schedule.max_staleness + 1
+    )
+    room = min(settings.groups_per_lease - request.unfinished, last_step * per_step - placed)
+    if room <= 0 and not request.unfinished:
+        ends = placed >= settings.steps * per_step
+        return state, (HoldBack("the end of training" if ends else "synchronization"),)
+    count = max(0, room)
+    step = max(0, placed + count - 1) // per_step + 1
+    assert not count or settings.schedule.may_start(step, newest)
     todo = list(state.again[:count])
     todo += [(state.next_ordinal + i, 0) for i in range(count - len(todo))]
-    return _grant(state, explorer, now, step, newest, False, todo)
+    return _grant(state, request, step, newest, False, todo)
+
+
+def _oldest_under_way(state: MasterState, newest: int) -> int:
+    """The version that decides how far ahead of the trainer groups may be begun.
+
+    A group that is carried over is overtaken by others. So no more of those are begun than can be
+    trained before it becomes too stale: then it is still waited for, until its lease expires,
+    rather than refused, and long completions are trained on like short ones.
+    """
+    if not state.settings.carries_over:
+        return newest
+    under_way = (lease.version for lease in state.live.values() if not lease.buffered)
+    return min([newest, *under_way])
 
 
 def _grant(
     state: MasterState,
-    explorer: int,
-    now: float,
+    request: LeaseRequested,
     step: int,
     version: int,
     exactly: bool,
     todo: list[tuple[int, int]],
 ) -> Outcome:
-    deadline = now + state.settings.lease_secs
+    deadline = request.now_secs + state.settings.lease_secs
     leases = tuple(
-        LiveLease(state.next_lease + i, ordinal, attempt, explorer, False, deadline)
+        LiveLease(
+            state.next_lease + i, ordinal, attempt, request.explorer, version, False, deadline
+        )
         for i, (ordinal, attempt) in enumerate(todo)
     )
+    grant = GrantLeases(step, version, exactly, leases)
+    if not leases:
+        return state, (grant,)
     granted = {ordinal for ordinal, _ in todo}
     state = dataclasses.replace(
         state,
@@ -212,7 +233,7 @@ def _grant(
         live={**state.live, **{lease.lease_id: lease for lease in leases}},
         leased=state.leased + len(leases),
     )
-    return state, (GrantLeases(step, version, exactly, leases), Record("leased", leases))
+    return state, (grant, Record("leased", leases))
 
 
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:

@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 
 from rl_sync.observe import buffer
 from rl_sync.observe.spans import Span, SpanKind, is_explorer, role_order
-from rl_sync.observe.summary import SYNC_KINDS, clipped, of_kind, overlap_secs
+from rl_sync.observe.summary import SYNC_KINDS, clipped, of_kind, overlap_secs, uncovered
 
 COLOURS = {
     SpanKind.ROLLOUT: "#F7C948",
@@ -152,6 +152,11 @@ class _Painter:
     def lane(self, spans: list[Span]) -> None:
         """One role's blocks: long work first, short work over it, syncs on top."""
         main = [span for span in spans if span.kind not in _QUIET_KINDS]
+        work = [span for span in main if span.kind not in (SpanKind.WAIT, *SYNC_KINDS)]
+        waits = of_kind(spans, SpanKind.WAIT)
+        # One thread may wait for the next batch while another computes: that is no idle time.
+        spans = [span for span in spans if span.kind is not SpanKind.WAIT]
+        spans += [part for wait in waits for part in uncovered(wait, work)]
         for span in sorted(spans, key=lambda span: span.kind in SYNC_KINDS):
             if span.duration_secs < _LEAST_DRAWN * self.window_secs and span.kind not in SYNC_KINDS:
                 continue

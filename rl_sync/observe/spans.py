@@ -127,6 +127,7 @@ class _Open:
     kind: SpanKind
     start_secs: float
     attributes: dict[str, Any]
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 
 class SpanRecorder:
@@ -184,11 +185,16 @@ class SpanRecorder:
 
     @property
     def current(self) -> OpenSpan | None:
-        """The span that was opened last and is still open, of whichever thread; None if none is."""
+        """The innermost open span of a thread that works, else of one that waits; None if none is.
+
+        Of several threads, of the one that opened its span last.
+        """
         with self._lock:
-            if not self._open:
-                return None
-            opened = self._open[-1]
+            innermost = {opened.thread: opened for opened in self._open}.values()
+        if not innermost:
+            return None
+        working = [opened for opened in innermost if opened.kind is not SpanKind.WAIT]
+        opened = max(working or innermost, key=lambda opened: opened.start_secs)
         attributes = dict(opened.attributes)
         reason = attributes.get("reason", "something") if opened.kind is SpanKind.WAIT else None
         lasted_secs = self.now() - opened.start_secs

@@ -59,6 +59,7 @@ class RunSummary:
       overlap_secs: seconds in which at least one explorer generated while the trainer trained.
       wait_secs: by reason, summed over roles.
       rollout_tokens, trained_tokens: totals, of the rollouts and train steps that ended by then.
+      carried_over: how often a rollout left a group to be finished in the next one.
       trainer_steps: how many were taken.
       mean_staleness, max_staleness: over trained groups, in trainer steps; None if none was.
     """
@@ -71,6 +72,7 @@ class RunSummary:
     wait_secs: dict[str, float]
     rollout_tokens: int
     trained_tokens: int
+    carried_over: int
     trainer_steps: int
     mean_staleness: float | None
     max_staleness: int | None
@@ -147,6 +149,17 @@ def overlap_secs(spans_a: Iterable[Span], spans_b: Iterable[Span]) -> float:
         else:
             j += 1
     return total
+
+
+def uncovered(span: Span, others: Iterable[Span]) -> list[Span]:
+    """The parts of a span in which none of the others is open."""
+    parts, start = [], span.start_secs
+    for left, right in [*union(others), (span.end_secs, span.end_secs)]:
+        end = min(left, span.end_secs)
+        if end > start:
+            parts.append(dataclasses.replace(span, start_secs=start, end_secs=end))
+        start = max(start, right)
+    return parts
 
 
 def rl_phase(spans: Iterable[Span]) -> Interval:
@@ -237,6 +250,7 @@ def summarize(spans: Iterable[Span]) -> RunSummary:
             if span.end_secs <= end_secs
         ),
         trained_tokens=sum(span.attributes.get("tokens", 0) for span in trains),
+        carried_over=sum(span.attributes.get("carried_over", 0) for span in rollouts),
         trainer_steps=len(trains),
         mean_staleness=sum(ages) / len(ages) if ages else None,
         max_staleness=max(ages) if ages else None,
@@ -255,6 +269,10 @@ def describe(summary: RunSummary) -> list[str]:
         lines.append(
             f"staleness: {summary.mean_staleness:.2f} trainer steps on average,"
             f" at most {summary.max_staleness}"
+        )
+    if summary.carried_over:
+        lines.append(
+            f"unfinished groups were carried over to the next rollout {summary.carried_over} times"
         )
     for role in summary.roles:
         waits = "".join(

@@ -80,28 +80,29 @@ class ExplorerProgram:
         with self.session.spans.span(SpanKind.COMPILE):
             self.explorer.compile(self.blank)
         try:
-            while (grant := self._lease()) is not None:
+            while (grant := self._lease(state)) is not None:
                 if state is None or state.version != grant.version:
-                    state = self._pull(grant)
+                    state = self._pull(grant, state)
                 state, groups = self._generate(grant, state)
-                groups = self._score(groups)
-                self._insert(groups)
+                if groups:
+                    self._insert(self._score(groups))
         except RunStoppedError:
             pass  # The master's ledger says of what this explorer held that it was dropped.
 
-    def _lease(self) -> Grant | None:
+    def _lease(self, state: ExplorerState | None) -> Grant | None:
         patience = self.session.patience("prompts", "the master")
-        answer = self.session.call("lease", explorer=self.number, poll_secs=0.0)
+        asking = {"explorer": self.number, "unfinished": len(state.unfinished) if state else 0}
+        answer = self.session.call("lease", **asking, poll_secs=0.0)
         while answer["kind"] == "hold":
             reason = answer["reason"]
             with self.session.spans.span(SpanKind.WAIT, reason=reason, for_whom="the trainer"):
                 while answer["kind"] == "hold" and answer["reason"] == reason:
                     patience()
-                    answer = self.session.call("lease", explorer=self.number, poll_secs=_POLL_SECS)
+                    answer = self.session.call("lease", **asking, poll_secs=_POLL_SECS)
         return Grant.from_answer(answer) if answer["kind"] == "grant" else None
 
-    def _pull(self, grant: Grant) -> ExplorerState:
-        """Waits for the version that is due, then receives it."""
+    def _pull(self, grant: Grant, state: ExplorerState | None) -> ExplorerState:
+        """Waits for the version that is due, then receives it; keeps what is unfinished."""
         wanted = {"exactly" if grant.exactly else "at_least": grant.version}
         what = f"the weights of version {grant.version}"
         patience = self.session.patience(what, "the trainer")
@@ -118,7 +119,7 @@ class ExplorerProgram:
             self.sync_kind, started, self.session.spans.now(), version=version, step=grant.step
         )
         self.session.facts["version"] = version
-        return ExplorerState(version, params)
+        return ExplorerState(version, params, state.unfinished if state else ())
 
     def _receive(self, wanted: dict[str, int], patience: Callable[[], None]) -> tuple[int, Params]:
         while True:
@@ -133,11 +134,13 @@ class ExplorerProgram:
         with self.session.spans.span(
             SpanKind.ROLLOUT, step=grant.step, version=state.version, leases=leases
         ) as attributes:
+            attributes["resumed"] = len(state.unfinished)
             newer = self._newer if self.session.settings.rollout.swap == "in_flight" else None
             state, groups = self.explorer.rollout(state, grant.leases, newer)
-            tokens = sum(int(group.completion_mask.sum()) for group in groups)
-            attributes["tokens"] = tokens
-            attributes["engine"] = (self.explorer.engine.stats - before).summary()
+            attributes["carried_over"] = len(state.unfinished)
+            stats = self.explorer.engine.stats - before
+            attributes["tokens"] = tokens = stats.decode_tokens
+            attributes["engine"] = stats.summary()
         rate = tokens / (time.monotonic() - started)
         self.session.facts.update(step=grant.step, version=state.version, tokens_per_sec=rate)
         return state, groups

@@ -108,11 +108,12 @@ class MasterProgram:
     def _begin(self, step: int, next_ordinal: int, again: list[int], next_lease: int) -> None:
         self._apply(Started(Position(step, next_ordinal, tuple(again), next_lease)))
 
-    def _lease(self, explorer: int, poll_secs: float) -> dict[str, Any]:
+    def _lease(self, explorer: int, poll_secs: float, unfinished: int = 0) -> dict[str, Any]:
         deadline = time.monotonic() + poll_secs
         with self._changed:
             while True:
-                (answer,) = self._apply(LeaseRequested(explorer, time.monotonic()))
+                request = LeaseRequested(explorer, time.monotonic(), unfinished)
+                (answer,) = self._apply(request)
                 left = deadline - time.monotonic()
                 if not isinstance(answer, HoldBack) or left <= 0:
                     return self._encode(answer)

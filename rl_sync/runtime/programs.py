@@ -144,6 +144,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             settings.trainer.group_size,
             settings.groups_per_lease,
             settings.seed,
+            settings.rollout.budget_tokens,
         )
         collective = settings.transfer == "collective"
         rendezvous = ExplorerRendezvous(session)

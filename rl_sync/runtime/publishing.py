@@ -17,6 +17,9 @@ from rl_sync.weights.collective import CollectivePublisher
 class Publishing(Protocol):
     """Publishes versions, and records what that takes."""
 
+    def awaits(self, version: int) -> bool:
+        """Whether the step that makes a version has to be over before it is published."""
+
     def publish(self, version: int, params: Params) -> None:
         """Offers a version to the explorers.
 
@@ -35,6 +38,9 @@ class Publishing(Protocol):
 class CheckpointPublishing:
     """Versions are saved in the background; explorers are told when one can be read.
 
+    The parameters may be on their way still: they are copied on the device, and whoever saves the
+    copy waits for it.
+
     Args:
       session: the trainer's.
       schedule: decides how many versions stay, and whether every one is needed.
@@ -42,7 +48,7 @@ class CheckpointPublishing:
     """
 
     def __init__(self, session: Session, schedule: SyncSchedule, directory: Path):
-        self._session = session
+        self._session, self._schedule = session, schedule
         self._publisher = CheckpointPublisher(
             directory,
             keep=schedule.versions_kept,
@@ -51,6 +57,14 @@ class CheckpointPublishing:
             resume_from=schedule.start,
             on_saved=self._saved,
         )
+
+    def awaits(self, version: int) -> bool:
+        """Where the next batch is made with the version there is nothing to go on with meanwhile.
+
+        The step's report, and the end of its span, then come before the first rollout that uses it.
+        """
+        schedule = self._schedule
+        return schedule.pull == "exact" and schedule.first_user(version) == version + 1
 
     def publish(self, version: int, params: Params) -> None:
         """See `Publishing`."""
@@ -92,6 +106,10 @@ class CollectivePublishing:
             meet=self._meet,
             timeout_secs=session.settings.launch.wait_secs,
         )
+
+    def awaits(self, version: int) -> bool:
+        """Always: explorers that are let in would stand in the transfer until there are values."""
+        return True
 
     def publish(self, version: int, params: Params) -> None:
         """See `Publishing`."""

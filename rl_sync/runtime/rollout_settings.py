@@ -26,6 +26,10 @@ class RolloutSettings:
         that completions go on with them (latest pulls over checkpoints alone).
       cache: what becomes of the keys and values of sequences that new weights find under way:
         `keep` them, or `recompute` them with the new weights.
+      budget_tokens: a rollout ends when so many were drawn, and the next one goes on with what is
+        unfinished, with whatever weights are in use then (latest pulls alone); 0 for no budget. A
+        group may take as many rollouts as it needs while it is not too stale to be trained on; from
+        then on the trainer waits for it.
     """
 
     temperature: float
@@ -40,6 +44,7 @@ class RolloutSettings:
     chunk_tokens: int
     swap: str
     cache: str
+    budget_tokens: int
 
     def __post_init__(self) -> None:
         require(
@@ -53,6 +58,11 @@ class RolloutSettings:
         require(
             self.chunk_tokens >= 1,
             f"rollout.chunk_tokens must be at least 1, not {self.chunk_tokens}.",
+        )
+        require(
+            self.budget_tokens >= 0,
+            "rollout.budget_tokens must be at least 1, or 0 for rollouts that finish all that they"
+            f" begin, not {self.budget_tokens}.",
         )
         one_of("rollout.swap", self.swap, ("between", "in_flight"))
         one_of("rollout.cache", self.cache, get_args(CachePolicy))

@@ -132,6 +132,13 @@ class RunSettings:
             f" but sync.pull={schedule.pull} over sync.transfer={self.transfer} has none: use"
             " sync.mode=asynchronous or multi_explorer, or rollout.swap=between.",
         )
+        require(
+            not self.rollout.budget_tokens or schedule.pull == "latest",
+            f"rollout.budget_tokens={self.rollout.budget_tokens} leaves groups to be finished with"
+            f" later weights, but sync.pull={schedule.pull} fixes the groups and the version of"
+            " every batch: use sync.mode=asynchronous or multi_explorer, or rollout.budget_tokens=0"
+            " (no budget).",
+        )
         updates = self.optimizer.updates_per_batch
         require(
             self.trainer.groups_per_step % updates == 0,
@@ -187,6 +194,7 @@ class RunSettings:
             explorers=self.explorers,
             groups_per_lease=self.groups_per_lease,
             lease_secs=self.master.lease_secs,
+            carries_over=self.rollout.budget_tokens > 0,
         )
 
     def model_config(self, task: Task) -> ModelConfig:

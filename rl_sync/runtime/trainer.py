@@ -76,7 +76,8 @@ class TrainerProgram:
                 groups = reader.next(step)
                 state = stepping.take(state, step, groups)
                 if self._is_wanted(schedule, step):
-                    stepping.settle()  # A version is published when it exists, not before.
+                    if publishing.awaits(step):
+                        stepping.settle()
                     publishing.publish(step, self.parameters.travelling(state.params))
                 publishing.serve()
                 self._look_after(state, step, stepping)

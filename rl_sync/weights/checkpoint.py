@@ -38,6 +38,7 @@ LEAST_KEPT = 3
 _PARAMS = "params"
 _DIGEST = "digest"
 _ATTEMPTS = 3
+_MOST_WAITING = 2
 _POLL_SECS = 0.02
 
 _log = logging.getLogger(__name__)
@@ -48,12 +49,17 @@ class _Pending(NamedTuple):
     params: Params
     digest: UInt32[Array, " 2"]
 
+    @property
+    def computed(self) -> bool:
+        return all(leaf.is_ready() for leaf in jax.tree.leaves((self.params, self.digest)))
+
 
 class CheckpointPublisher:
     """Saves versions from a thread of its own, so that the trainer only pays for a copy on device.
 
     At most one version is being saved and one waits for its turn; while one waits, `publish` waits
-    too, or replaces it where that is allowed.
+    too. Where versions may be skipped, two wait, and the older gives way to a third: not one alone,
+    since the newest may still be computed when the one before it could be saved.
 
     Args:
       directory: the weights directory; what a killed publisher left half written is removed.
@@ -65,7 +71,8 @@ class CheckpointPublisher:
       reader_expiry_secs: after this time a reader is taken for dead, and what it held may go.
       resume_from: where a trainer that resumes stands; newer versions, which belong to a future
         that is not going to happen, are deleted.
-      on_saved: called, in the saving thread, with each version and the seconds its save took.
+      on_saved: called, in the saving thread, with each version and the seconds its save took from
+        when its values were there.
 
     Raises:
       ValueError: `keep` is too small.
@@ -100,7 +107,7 @@ class CheckpointPublisher:
         self._on_saved = on_saved
         self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
         self._changed = threading.Condition()
-        self._pending: _Pending | None = None
+        self._pending: list[_Pending] = []
         self._saving: int | None = None
         self._error: BaseException | None = None
         self._closed = False
@@ -110,7 +117,7 @@ class CheckpointPublisher:
     def publish(self, version: int, params: Params) -> None:
         """Takes a copy of `params` on the device and queues it; see `interface.Publisher`.
 
-        A version that exists already is replaced.
+        It does not wait for what computes `params`. A version that exists already is replaced.
 
         Raises:
           WeightsTimeoutError: the version before this one still waits to be saved.
@@ -120,10 +127,10 @@ class CheckpointPublisher:
         pending = _Pending(version, copied, digest_words(copied))
         with self._changed:
             if not self._may_skip:
-                self._wait_until(lambda: self._pending is None, f"to publish version {version}")
+                self._wait_until(lambda: not self._pending, f"to publish version {version}")
             self._raise_error()
             assert not self._closed, "publish() after close()"
-            self._pending = pending
+            self._pending = [*self._pending, pending][-_MOST_WAITING:]
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -137,7 +144,7 @@ class CheckpointPublisher:
             self._closed = True
             self._changed.notify_all()
             self._wait_until(
-                lambda: self._pending is None and self._saving is None, "to save the last versions"
+                lambda: not self._pending and self._saving is None, "to save the last versions"
             )
             self._raise_error()
 
@@ -146,7 +153,7 @@ class CheckpointPublisher:
             lambda: ready() or self._error is not None, self._timeout_secs
         )
         if not done:
-            waiting = self._pending.version if self._pending else None
+            waiting = self._pending[0].version if self._pending else None
             raise WeightsTimeoutError(
                 f"Waited {self._timeout_secs:.0f} s {purpose}: version {self._saving} is still"
                 f" being saved to {self._directory.root}"
@@ -175,14 +182,18 @@ class CheckpointPublisher:
     def _next(self) -> _Pending | None:
         with self._changed:
             # No deadline: an idle publisher waits for the trainer, and `close` ends it.
-            self._changed.wait_for(lambda: self._pending is not None or self._closed)
-            pending, self._pending = self._pending, None
-            if pending is not None:
-                self._saving = pending.version
+            self._changed.wait_for(lambda: self._pending or self._closed)
+            if not self._pending:
+                return None
+            computed = sum(pending.computed for pending in self._pending)
+            # Of those that are computed the newest; else the one that is computed first.
+            chosen, *later = self._pending[max(computed - 1, 0) :]
+            self._pending, self._saving = later, chosen.version
             self._changed.notify_all()
-            return pending
+            return chosen
 
     def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
+        jax.block_until_ready(pending)  # What computes it may only have been dispatched.
         start = time.monotonic()
         if pending.version in self._directory.versions():
             self._directory.delete(pending.version)

@@ -48,15 +48,16 @@ def _lease(ordinal, attempt=0, prompt=None):
     return Lease(100 + ordinal, ordinal, attempt, TASK.train[prompt])
 
 
-def _assert_same(a: Group, b: Group):
+def _assert_same(a: Group, b: Group, atol=0.0):
+    others = b.to_columns()
     for name, column in a.to_columns().items():
-        np.testing.assert_array_equal(column, b.to_columns()[name], err_msg=name)
+        np.testing.assert_allclose(column, others[name], rtol=0, atol=atol, err_msg=name)
 
 
 def test_each_lease_becomes_a_group_of_its_prompt():
     leases = [_lease(3), _lease(8, attempt=1)]
     state, groups = EXPLORER.rollout(STATE, leases)
-    assert state is STATE
+    assert (state.version, state.unfinished) == (5, ())
     assert len(groups) == 2
     for lease, group in zip(leases, groups, strict=True):
         assert (group.lease_id, group.ordinal, group.explorer) == (lease.lease_id, lease.ordinal, 2)
@@ -117,7 +118,7 @@ def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
     state, groups = explorer.rollout(
         STATE, [_lease(0)], lambda state: other if state is STATE else None
     )
-    assert state is other
+    assert (state.version, state.params is other.params) == (6, True)
     (group,) = groups
     assert group.oldest_version == 5
     for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
@@ -126,7 +127,73 @@ def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
     assert np.any(group.policy_versions == 6)
 
 
+def _with_budget(budget_tokens):
+    """An explorer whose engine, with too few slots, finishes one group after the other."""
+    engine = Engine(MODEL, slots=4, chunk_tokens=1)
+    return dataclasses.replace(EXPLORER, engine=engine, budget_tokens=budget_tokens)
+
+
+OTHER = ExplorerState(6, jax.tree.map(lambda x: 0.5 * x, STATE.params))
+
+
+def test_a_group_that_takes_several_rollouts_is_the_one_that_takes_one():
+    leases = [_lease(i) for i in range(4)]
+    _, expected = EXPLORER.rollout(STATE, leases)
+    explorer = _with_budget(6)
+    state, groups = explorer.rollout(STATE, leases)
+    rollouts = 1
+    while state.unfinished:
+        held = [group.lease.ordinal for group in state.unfinished]
+        assert held == sorted({0, 1, 2, 3} - {group.ordinal for group in groups})
+        state, more = explorer.rollout(state, [])
+        groups += more
+        rollouts += 1
+    assert rollouts >= 4, "no group took several rollouts"
+    assert explorer.engine.unfinished == 0
+    for group, other in zip(groups, expected, strict=True):
+        _assert_same(group, other, atol=1e-6)
+
+
+def test_a_rollout_takes_new_leases_beside_what_is_unfinished():
+    explorer = _with_budget(12)
+    state, done = explorer.rollout(STATE, [_lease(i) for i in range(4)])
+    assert [group.ordinal for group in done] == [0]
+    new = _lease(7)
+    with pytest.raises(ValueError, match="not 5: 3 unfinished ones and 2 leases"):
+        explorer.rollout(state, [new, _lease(8)])
+    rest, late = dataclasses.replace(explorer, budget_tokens=0).rollout(state, [new])
+    assert rest.unfinished == ()
+    assert [group.ordinal for group in late] == [1, 2, 3, 7]
+    _assert_same(late[-1], EXPLORER.rollout(STATE, [new])[1][0], atol=1e-6)
+
+
+@pytest.mark.parametrize("cache", ["keep", "recompute"])
+def test_what_is_unfinished_goes_on_with_the_weights_of_the_next_rollout(cache):
+    engine = Engine(MODEL, slots=12, chunk_tokens=2, cache=cache)
+    explorer = dataclasses.replace(EXPLORER, engine=engine, budget_tokens=1)
+    state, none = explorer.rollout(STATE, [_lease(0)])
+    assert none == []
+    finishing = dataclasses.replace(explorer, budget_tokens=0)
+    state = state._replace(version=OTHER.version, params=OTHER.params)
+    state, (group,) = finishing.rollout(state, [])
+    assert state.version == 6
+    assert group.oldest_version == 5
+    for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
+        assert versions[mask].tolist() == [5, 5, *[6] * (mask.sum() - 2)]
+
+
+def test_a_cache_is_not_recomputed_for_the_weights_that_it_is_of():
+    engine = Engine(MODEL, slots=12, chunk_tokens=1, cache="recompute")
+    explorer = dataclasses.replace(EXPLORER, engine=engine, budget_tokens=1)
+    state, _ = explorer.rollout(STATE, [_lease(0)])
+    before = engine.stats.prefill_tokens
+    state, _ = explorer.rollout(state, [])
+    assert engine.stats.prefill_tokens == before
+    explorer.rollout(state._replace(version=6, params=OTHER.params), [])
+    assert engine.stats.prefill_tokens > before
+
+
 @pytest.mark.parametrize("leases", [0, 5])
 def test_leases_without_room_are_refused(leases):
-    with pytest.raises(ValueError, match=f"takes 1 to 4 leases, not {leases}"):
+    with pytest.raises(ValueError, match=f"1 to 4 groups under way, not {leases}"):
         EXPLORER.rollout(STATE, [_lease(i) for i in range(leases)])

@@ -30,8 +30,8 @@ from rl_sync.schedule import resolve
 EXACT_MODES = ("synchronous", "one_step_off_policy")
 
 
-def settings_of(schedule, steps=6, groups=4, explorers=1, groups_per_lease=4):
-    return MasterSettings(schedule, steps, groups, explorers, groups_per_lease, lease_secs=10.0)
+def settings_of(schedule, steps=6, groups=4, explorers=1, groups_per_lease=4, carries_over=False):
+    return MasterSettings(schedule, steps, groups, explorers, groups_per_lease, 10.0, carries_over)
 
 
 def take(state, *events):
@@ -48,8 +48,8 @@ def started(run_settings):
     return take(state, Started(Position(0, 0, (), 0)), VersionPublished(0))[0]
 
 
-def lease(state, explorer=1, now=0.0):
-    state, (answer, *_) = master.transition(state, LeaseRequested(explorer, now))
+def lease(state, explorer=1, now=0.0, unfinished=0):
+    state, (answer, *_) = master.transition(state, LeaseRequested(explorer, now, unfinished))
     return state, answer
 
 
@@ -112,6 +112,58 @@ def test_a_dropped_group_makes_room_and_its_prompt_is_leased_again_first():
     # Two of the batch's four places are free, and the bound leaves room for no more than those.
     assert [(one.ordinal, one.attempt) for one in again.leases] == [(1, 1), (2, 1)]
     assert lease(state)[1] == HoldBack("synchronization")
+
+
+def test_an_explorer_gets_as_many_new_groups_as_it_has_finished():
+    state = started(settings_of(resolve("asynchronous"), carries_over=True))
+    state, first = lease(state)
+    assert len(first.leases) == 4
+    state, _ = take(state, GroupsBuffered(ids(first)[:3]))
+    state, second = lease(state, unfinished=1)
+    assert [one.ordinal for one in second.leases] == [4, 5, 6]
+    state, none = lease(state, unfinished=4)
+    assert none == GrantLeases(2, 0, False, ())
+    assert (state.leased, len(state.live)) == (7, 7)
+
+
+@pytest.mark.parametrize("trained", [1, 6])
+def test_an_explorer_that_has_something_unfinished_is_never_held_back(trained):
+    """Neither for synchronization nor for the end of training: the trainer may wait for it."""
+    run = settings_of(resolve("asynchronous", max_staleness=0), trained, carries_over=True)
+    state = started(run)
+    state, grant = lease(state)
+    state, _ = take(state, GroupsBuffered(ids(grant)[:3]))
+    assert isinstance(lease(state, explorer=2)[1], HoldBack)
+    assert lease(state, unfinished=1)[1] == GrantLeases(1, 0, False, ())
+
+
+def test_a_group_that_is_carried_over_is_waited_for_before_it_gets_too_stale():
+    """Bound 1: a group of version 0 is of use until step 2, so only two batches come before it."""
+    state = started(settings_of(resolve("asynchronous", max_staleness=1), carries_over=True))
+    state, first = lease(state)
+    long = first.leases[0]
+    state, _ = take(state, GroupsBuffered(ids(first)[1:]))
+    state, second = lease(state, unfinished=1)
+    state, _ = take(state, GroupsBuffered(ids(second)))
+    state, third = lease(state, unfinished=1)
+    assert [len(grant.leases) for grant in (first, second, third)] == [4, 3, 1]
+    state, _ = take(state, GroupsBuffered(ids(third)))
+    batch = (*ids(first)[1:], *ids(second)[:1])
+    state, _ = take(state, BatchTrained(1, batch), VersionPublished(1))
+    assert lease(state, unfinished=1)[1] == GrantLeases(2, 1, False, ())
+    assert isinstance(lease(state, explorer=2)[1], HoldBack)
+    state, _ = take(state, GroupsBuffered((long.lease_id,)))
+    state, fourth = lease(state)
+    assert len(fourth.leases) == 4
+
+
+def test_what_is_unfinished_when_the_run_ends_is_dropped():
+    state = started(settings_of(resolve("asynchronous"), carries_over=True))
+    state, grant = lease(state)
+    state, _ = take(state, GroupsBuffered(ids(grant)[:3]), StopRequested("interrupted"))
+    assert lease(state, unfinished=1)[1] == Finish("interrupted")
+    state, (record,) = master.end(state)
+    assert record == Record("dropped", grant.leases[3:], "interrupted")
 
 
 def test_leases_of_a_silent_explorer_expire_and_signs_of_life_renew_them():
@@ -223,3 +275,69 @@ def test_any_order_of_events_ends_with_every_lease_accounted_for(mode, explorers
     assert len(set(trained_ordinals)) == 15, "a prompt was trained twice"
     state, _ = master.end(state)
     assert accounted(state) == state.leased
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    explorers=st.integers(1, 3),
+    interval=st.integers(1, 2),
+    slack=st.integers(0, 2),
+    budget=st.integers(1, 12),
+    silent=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
+    explorers, interval, slack, budget, silent, seed
+):
+    """Long and short groups, rollouts of a few tokens, and explorers that fall silent for a time.
+
+    Whatever the trainer takes first in, first out is fresh enough, unless its lease is over.
+    """
+    draw = random.Random(seed)
+    schedule = resolve("custom", interval, 0, interval - 1 + slack, "latest")
+    run = settings_of(schedule, 8, 4, explorers, 3, carries_over=True)
+    state = started(run)
+    held = {explorer: {} for explorer in range(1, explorers + 1)}
+    asleep = dict.fromkeys(held, 0.0)
+    buffer, oldest, now, carried = [], {}, 0.0, 0
+    for _ in range(20_000):
+        if state.finished:
+            break
+        now += 1.0
+        awake = [explorer for explorer in held if asleep[explorer] <= now]
+        state, _ = take(state, Ticked(now), *(ExplorerSeen(one, now) for one in awake))
+        explorer = draw.choice(list(held))
+        if explorer in awake and silent and draw.random() < 0.03:
+            asleep[explorer] = now + 30
+        elif explorer in awake:
+            mine = held[explorer]
+            state, answer = lease(state, explorer, now, len(mine))
+            assert not (mine and isinstance(answer, HoldBack))
+            if isinstance(answer, GrantLeases):
+                for one in answer.leases:
+                    mine[one.lease_id] = draw.choice([1, 2, 3, 40])
+                    oldest[one.lease_id] = state.newest
+                assert 0 < len(mine) <= 3
+                drawn = 0
+                while mine and drawn < budget:
+                    for lease_id in mine:
+                        mine[lease_id] -= 1
+                        drawn += 1
+                    whole = tuple(i for i, left in mine.items() if left == 0)
+                    buffer += whole
+                    state, _ = take(state, GroupsBuffered(whole))
+                    held[explorer] = mine = {i: left for i, left in mine.items() if left}
+                carried += len(mine)
+        buffer = [lease_id for lease_id in buffer if lease_id in state.live]
+        if len(buffer) >= 4 and draw.random() < 0.7:
+            step, batch = state.trained_steps + 1, tuple(buffer[:4])
+            assert all(schedule.accepts(step, oldest[lease_id]) for lease_id in batch)
+            state, _ = take(state, BatchTrained(step, batch))
+            if schedule.publishes_after(step):
+                state, _ = take(state, VersionPublished(step))
+        assert accounted(state) == state.leased
+    assert state.finished, "the run came to a halt"
+    state, _ = master.end(state)
+    assert accounted(state) == state.leased
+    assert silent or state.leased == state.trained == 32, "something was generated in vain"
+    assert carried or budget > 3

@@ -82,6 +82,25 @@ def test_current_is_the_innermost_open_span_seen_from_any_thread(tmp_path):
     assert abs(current.start_secs + current.lasted_secs - time.time()) < 5
 
 
+def test_a_role_works_while_one_of_its_threads_waits(tmp_path):
+    entered, leave = threading.Event(), threading.Event()
+    with SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as recorder:
+
+        def train():
+            with recorder.span(SpanKind.TRAIN, step=3):
+                entered.set()
+                assert leave.wait(10)
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        assert entered.wait(10)
+        with recorder.span(SpanKind.WAIT, reason="experiences"):
+            assert recorder.current.kind is SpanKind.TRAIN
+            leave.set()
+            thread.join(10)
+            assert recorder.current.kind is SpanKind.WAIT
+
+
 def test_recording_a_span_that_ends_before_it_starts_is_refused(tmp_path):
     with (
         SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as recorder,

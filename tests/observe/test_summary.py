@@ -10,6 +10,7 @@ from rl_sync.observe.summary import (
     rl_phase,
     staleness,
     summarize,
+    uncovered,
     union_secs,
 )
 
@@ -31,6 +32,15 @@ def test_overlap_counts_time_in_which_both_sides_are_open():
     assert overlap_secs(a, b) == 1 + 1 + 1
     assert overlap_secs(b, a) == 3.0
     assert overlap_secs(a, []) == 0.0
+
+
+def test_what_of_a_wait_no_work_covers():
+    wait = _span(2, 10, SpanKind.WAIT, reason="experiences")
+    work = [_span(0, 3), _span(5, 6), _span(5.5, 7), _span(9, 12)]
+    assert [(part.start_secs, part.end_secs) for part in uncovered(wait, work)] == [(3, 5), (7, 9)]
+    assert uncovered(wait, []) == [wait]
+    assert uncovered(wait, [_span(0, 20)]) == []
+    assert uncovered(wait, [_span(0, 1), _span(10, 11)]) == [wait]
 
 
 def _hand_made_run() -> list[Span]:
@@ -63,6 +73,13 @@ def test_a_hand_made_run_sums_up_as_by_hand():
     assert trainer.idle_share == summary.trainer_idle_share == 0.5
     assert summary.ideal_ratio == 0.6
     assert (summary.mean_staleness, summary.max_staleness) == (0.25, 1)
+
+
+def test_groups_that_were_carried_over_are_counted_and_told_where_there_are_any():
+    spans = _hand_made_run()
+    assert "carried over" not in "\n".join(describe(summarize(spans)))
+    spans[1].attributes["carried_over"], spans[3].attributes["carried_over"] = 2, 1
+    assert "carried over to the next rollout 3 times" in "\n".join(describe(summarize(spans)))
 
 
 def test_an_older_token_in_a_batch_than_its_rollouts_say_counts():

@@ -117,6 +117,18 @@ def test_work_of_another_thread_does_not_cover_the_rollout():
     assert alone.get_height() == rollout.get_height()
 
 
+def test_a_wait_for_the_next_batch_does_not_cover_the_step_that_is_computed():
+    spans = [
+        Span("explorer1", SpanKind.ROLLOUT, 0.0, 8.0, {"step": 1, "version": 0}),
+        Span("trainer", SpanKind.TRAIN, 1.0, 5.0, {"step": 1}),
+        Span("trainer", SpanKind.TRAIN, 8.0, 9.0, {"step": 2}),
+        Span("trainer", SpanKind.WAIT, 2.0, 8.0, {"reason": "experiences"}),
+    ]
+    axes = _drawn(spans)
+    (wait,) = _boxes(axes, SpanKind.WAIT)
+    assert (wait.get_x(), wait.get_width()) == (5.0, 3.0)
+
+
 def test_the_default_window_skips_the_slow_first_steps():
     assert default_steps(simulate("synchronous", 12)) == (3, 8)
     assert default_steps(simulate("synchronous", 4)) == (1, 6)

@@ -17,6 +17,7 @@ from rl_sync.weights.checkpoint import CheckpointPuller
 def flags(mode: str, **fields: object) -> tuple[str, ...]:
     sections = {"interval": "sync", "offset": "sync", "transfer": "sync", "count": "explorer"}
     sections |= {"steps": "trainer"}
+    sections |= dict.fromkeys(("budget_tokens", "slots", "chunk_tokens"), "rollout")
     return (
         f"--config.sync.mode={mode}",
         *(f"--config.{sections[name]}.{name}={value}" for name, value in fields.items()),
@@ -38,6 +39,9 @@ RUNS = {
     "asynchronous": ASYNCHRONOUS,
     "asynchronous, interval 2, collective": flags(
         "asynchronous", interval=2, transfer="collective"
+    ),
+    "asynchronous, with a token budget": flags(
+        "asynchronous", budget_tokens=8, slots=5, chunk_tokens=1, steps=30
     ),
     # Long enough for an explorer that starts seconds after the others.
     "two explorers": flags("multi_explorer", count=2, steps=50),
@@ -146,6 +150,22 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
     publishing = [s for s in run.spans(SpanKind.SYNC_CHECKPOINT, role="trainer")]
     blocking = [s for s in publishing if not s.attributes.get("background")]
     assert union_secs(blocking) < 0.2 * len(publishing) + 0.5
+
+
+def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(runs):
+    run = runs.get(*RUNS["asynchronous, with a token budget"])
+    rollouts = run.spans(SpanKind.ROLLOUT)
+    carried = [span.attributes["carried_over"] for span in rollouts]
+    assert max(carried) > 0
+    assert [0, *carried[:-1]] == [span.attributes["resumed"] for span in rollouts]
+    most = run.settings.groups_per_lease
+    assert all(s.attributes["resumed"] + len(s.leases) <= most for s in rollouts)
+    started = [lease for span in rollouts for lease in span.leases]
+    assert sorted(started) == sorted(run.leases("leased")), "a lease was begun twice, or never"
+    groups = [group for step in run.consumed for group in step["groups"]]
+    mixed = [g for g in groups if len({version for row in g["versions"] for version, _ in row}) > 1]
+    assert mixed, "no group has tokens of two versions"
+    assert not run.leases("dropped"), "a group came too late"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
+from rl_sync.rollout.stats import Stats
 from rl_sync.runtime import explorer
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.weights.interface import WeightsTimeoutError
@@ -67,3 +68,55 @@ def test_between_two_looks_some_time_passes(program, weights):
 def test_weights_that_were_withdrawn_are_gone_without(program, weights):
     weights.version, weights.withdrawn = 4, True
     assert program._newer(ExplorerState(3, "params 3")) is None
+
+
+class Master:
+    """Answers requests for leases in turn, and remembers what it was told."""
+
+    def __init__(self, *answers):
+        self.answers, self.calls = list(answers), []
+
+    def __call__(self, method, **arguments):
+        self.calls.append((method, arguments))
+        return self.answers.pop(0) if method == "lease" else [1.0]
+
+
+def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(program, weights):
+    """A group takes three rollouts; the weights of the second are newer."""
+    begin = {"kind": "grant", "step": 1, "version": 3, "exactly": False}
+    begin["leases"] = [[7, 0, 0, [0, "1+1=", "2"]]]
+    go_on = begin | {"leases": []}
+    master = Master(begin, go_on | {"version": 4}, go_on | {"version": 4}, {"kind": "finish"})
+    spans, rollouts, inserted = [], [], []
+
+    @contextlib.contextmanager
+    def span(kind, **attributes):
+        yield attributes
+        spans.append((kind, attributes))
+
+    def rollout(state, leases, newer):
+        rollouts.append((state.version, state.unfinished, [lease.lease_id for lease in leases]))
+        weights.version = 4
+        whole = len(rollouts) == 3
+        return state._replace(unfinished=() if whole else ("group 7",)), ["group 7"] * whole
+
+    program.session.call = master
+    program.session.patience = lambda *_: lambda: None
+    program.session.facts = {}
+    program.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
+    program.session.spans = types.SimpleNamespace(
+        span=span, now=lambda: 0.0, record=lambda *a, **k: 0
+    )
+    program.explorer = types.SimpleNamespace(
+        compile=lambda params: None, rollout=rollout, engine=types.SimpleNamespace(stats=Stats())
+    )
+    program._score = lambda groups: groups
+    program._insert = inserted.append
+    program.clock.monotonic = iter(range(100)).__next__
+    weights.pull = lambda **_: (weights.version, "params")
+    program.run()
+    assert [arguments["unfinished"] for _, arguments in master.calls] == [0, 1, 1, 0]
+    assert rollouts == [(3, (), [7]), (4, ("group 7",), []), (4, ("group 7",), [])]
+    assert inserted == [["group 7"]]
+    told = [a for kind, a in spans if kind is SpanKind.ROLLOUT]
+    assert [(a["resumed"], a["carried_over"]) for a in told] == [(0, 1), (1, 1), (1, 0)]

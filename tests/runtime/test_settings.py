@@ -67,6 +67,11 @@ def settings_with(**fields: Any) -> RunSettings:
             {"sync__mode": "synchronous", "rollout__swap": "in_flight"},
             ["rollout.swap=in_flight", "sync.pull=exact", "sync.mode=asynchronous"],
         ),
+        ({"rollout__budget_tokens": -1}, ["rollout.budget_tokens must be at least 1, or 0", "-1"]),
+        (
+            {"sync__mode": "one_step_off_policy", "rollout__budget_tokens": 64},
+            ["rollout.budget_tokens=64", "sync.pull=exact", "sync.mode=asynchronous"],
+        ),
         ({"rollout__cache": "recompile"}, ["did you mean 'recompute'"]),
         ({"algorithm__advantage": "gae"}, ["algorithm.advantage='gae'", "grpo"]),
     ],

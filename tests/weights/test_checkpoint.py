@@ -45,6 +45,16 @@ def make_params(version: int, size: int = 40) -> dict:
     }
 
 
+SLOW = np.full((1000, 1000), 1e-3, np.float32)
+
+
+@jax.jit
+def slow_step(params: dict, x: np.ndarray) -> dict:
+    """Counts one up, which takes some seconds."""
+    x = jax.lax.fori_loop(0, 60, lambda _, x: jnp.tanh(x @ x), x)
+    return {**params, "count": params["count"] + (x[0, 0] < 2).astype(jnp.int32)}
+
+
 def publish_range(publisher: CheckpointPublisher, *versions: int) -> None:
     for version in range(*versions):
         publisher.publish(version, make_params(version))
@@ -67,6 +77,28 @@ def publish(tmp_path):
 def puller(tmp_path):
     with contextlib.closing(CheckpointPuller(tmp_path, make_params(0), reader="e1")) as puller:
         yield puller
+
+
+def test_weights_that_are_still_computed_are_published_without_a_wait(publish, puller):
+    """The trainer goes on at once; the save is timed from when there are values."""
+
+    saves = {}
+    publisher = publish(
+        on_saved=lambda version, secs: saves.update({version: time.monotonic() - secs})
+    )
+    publisher.publish(0, make_params(0))  # Compiles what is not to be timed.
+    puller.pull(exactly=0, timeout_secs=30)
+    jax.block_until_ready(slow_step(make_params(1), SLOW))
+    dispatched = time.monotonic()
+    params = slow_step(make_params(1), SLOW)
+    publisher.publish(1, params)
+    published = time.monotonic()
+    jax.block_until_ready(params)
+    half = (dispatched + time.monotonic()) / 2
+    _, received = puller.pull(exactly=1, timeout_secs=30)
+    assert received["count"] == 2
+    publisher.close()
+    assert published < half < saves[1]
 
 
 def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_for(
@@ -300,6 +332,18 @@ def test_only_where_it_may_does_a_newer_version_replace_one_that_waits(publish, 
     versions = publisher._directory.versions()
     assert versions[-1] == 5
     assert len(versions) < 4
+
+
+def test_a_version_that_can_be_saved_does_not_give_way_to_one_that_is_still_computed(publish):
+    """As when the trainer has dispatched its next step before the last version is saved."""
+
+    saved = []
+    publisher = publish(may_skip=True, on_saved=lambda version, _: saved.append(version))
+    params = jax.block_until_ready(slow_step(make_params(0), SLOW))
+    for version in range(1, 4):
+        publisher.publish(version, params := slow_step(params, SLOW))
+    publisher.close()
+    assert saved[-2:] == [2, 3]
 
 
 def test_a_publisher_that_cannot_get_its_turn_says_what_is_in_the_way(publish, monkeypatch):

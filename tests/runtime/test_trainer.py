@@ -1,0 +1,143 @@
+"""The trainer's loop: what it waits for between two steps, and what it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from rl_sync.runtime.publishing import CheckpointPublishing
+from rl_sync.runtime.trainer import TrainerProgram
+from rl_sync.schedule import resolve
+from tests.runtime.test_stepping import Computation, _groups
+
+STEPS = 3
+WAIT_SECS = 10.0
+
+
+class Compiled:
+    """Steps whose metrics are there when they are told to be."""
+
+    def __init__(self):
+        self.computations, self.dispatched = [], threading.Semaphore(0)
+
+    def of(self, batch):
+        def compiled(state, batch):
+            self.computations.append(Computation())
+            self.dispatched.release()
+            names = ("reward_mean", "staleness_mean", "staleness_max")
+            metrics = dict.fromkeys(names, self.computations[-1])
+            return SimpleNamespace(step=state.step + 1, params=state.step + 1), metrics
+
+        return compiled
+
+
+class Program(TrainerProgram):
+    """Without a start and a finish."""
+
+    finished = None
+
+    def _start(self):
+        self._steps = self.trainer
+        return SimpleNamespace(step=0, params=0)
+
+    def _finish(self, state):
+        self.finished = state.step
+
+
+class Offers:
+    """Publishes at once, and remembers how many steps were over by then."""
+
+    def __init__(self, awaits, over):
+        self.awaits, self.over, self.published = lambda version: awaits, over, []
+
+    def publish(self, version, params):
+        assert params == version
+        self.published.append((version, self.over()))
+
+    def serve(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@contextlib.contextmanager
+def running(tmp_path, awaits):
+    """Runs the trainer's loop in a thread; yields its steps and its publishing."""
+    session = SimpleNamespace(
+        settings=SimpleNamespace(
+            workdir=str(tmp_path),
+            schedule=resolve("asynchronous"),
+            trainer=SimpleNamespace(steps=STEPS, evaluate_every_steps=0),
+            checkpoint=SimpleNamespace(every_steps=0),
+            optimizer=SimpleNamespace(updates_per_batch=1),
+        ),
+        spans=SimpleNamespace(span=lambda *_, **attributes: contextlib.nullcontext(attributes)),
+        facts={},
+        call=lambda method, **_: calls.append(method),
+    )
+    calls = []
+    offers = Offers(awaits, lambda: calls.count("trained"))
+    program = Program(
+        session=session,
+        trainer=Compiled(),
+        batching=SimpleNamespace(batch=lambda groups: groups),
+        parameters=SimpleNamespace(travelling=lambda params: params),
+        warm_up=None,
+        evaluator=None,
+        publishing=lambda schedule: offers,
+        reader=lambda schedule, idle: SimpleNamespace(next=_groups, close=lambda reason: None),
+        snapshots=tmp_path,
+    )
+    steps = program.trainer
+    thread = threading.Thread(target=program.run, daemon=True)
+    thread.start()
+    yield steps, offers
+    while thread.is_alive():
+        for computation in steps.computations:
+            computation.done.set()
+        thread.join(0.05)
+    assert program.finished == STEPS
+
+
+def test_a_step_is_dispatched_before_the_metrics_of_the_last_one_are_there(tmp_path):
+    """Though each step's weights are published."""
+    with running(tmp_path, awaits=False) as (steps, offers):
+        assert steps.dispatched.acquire(timeout=WAIT_SECS)
+        assert steps.dispatched.acquire(timeout=WAIT_SECS), "it waits for the metrics of step 1"
+        assert not steps.dispatched.acquire(timeout=0.2), "step 3 does not wait for those of step 1"
+        assert offers.published == [(0, 0), (1, 0)]
+        steps.computations[0].done.set()
+        assert steps.dispatched.acquire(timeout=WAIT_SECS), "it waits for the metrics of step 2"
+    assert [version for version, _ in offers.published] == [0, 1, 2]
+
+
+def test_a_version_that_has_to_be_awaited_is_published_when_its_step_is_over(tmp_path):
+    with running(tmp_path, awaits=True) as (steps, offers):
+        assert steps.dispatched.acquire(timeout=WAIT_SECS)
+        assert not steps.dispatched.acquire(timeout=0.2)
+        assert offers.published == [(0, 0)]
+        steps.computations[0].done.set()
+        assert steps.dispatched.acquire(timeout=WAIT_SECS)
+        assert offers.published == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "awaited"),
+    [
+        (resolve("synchronous"), True),
+        (resolve("one_step_off_policy"), False),
+        (resolve("custom", interval=2, offset=3), False),
+        (resolve("asynchronous"), False),
+        (resolve("multi_explorer"), False),
+    ],
+)
+def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
+    schedule, awaited, tmp_path
+):
+    session = SimpleNamespace(settings=SimpleNamespace(launch=SimpleNamespace(wait_secs=1.0)))
+    with contextlib.closing(CheckpointPublishing(session, schedule, tmp_path)) as publishing:
+        assert publishing.awaits(2) == awaited
