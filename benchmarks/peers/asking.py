@@ -23,7 +23,9 @@ class Peer:
       missing: why it cannot be measured; empty if it can.
     """
 
-    def __init__(self, name: str, script: str) -> None:
+    def __init__(
+        self, name: str, script: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         import uv
 
         self.name, self.missing = name, ""
@@ -36,6 +38,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env=environment,
             )
 
     def await_imports(self) -> None:

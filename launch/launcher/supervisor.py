@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from rl_sync.runtime import allocator
+
 _LAST_LINES = 15
 
 
@@ -59,7 +61,7 @@ class RoleProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**allocator.environment(os.environ), "PYTHONUNBUFFERED": "1"},
             )
         return cls(name, log, popen)
 

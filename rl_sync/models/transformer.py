@@ -5,8 +5,8 @@ experts; what differs between them is `ModelConfig`. Linen stays inside this pac
 there are `Params`, a plain dict of arrays, and functions.
 
 Blocks run under `nn.scan`, so every block parameter has a leading layer axis and compile time
-does not grow with depth. Parameters and activations carry logical axis names: batch, length,
-vocab, embed, heads, kv, head_dim, mlp, layers, experts.
+does not grow with depth; only a handful of layers is unrolled. Parameters and activations carry
+logical axis names: batch, length, vocab, embed, heads, kv, head_dim, mlp, layers, experts.
 
 Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, H head dim, V vocab,
 L layers.
@@ -35,6 +35,7 @@ _REMAT_POLICIES: dict[str, Any] = {
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+_UNROLLED_LAYERS = 4
 _EVERYTHING = np.iinfo(np.int32).max
 
 
@@ -92,6 +93,9 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             param(self, "unembedding", start, shape, axes)  # For `logits`.
         block = Block
+        # A loop would copy all that its backward pass needs, twice.
+        few = config.num_layers <= _UNROLLED_LAYERS
+        unrolled = few and config.remat == "none" and cache is None and not self.collect
         if config.remat != "none" and cache is None:
             block = nn.remat(Block, prevent_cse=False, policy=_REMAT_POLICIES[config.remat])
         blocks = nn.scan(
@@ -101,6 +105,7 @@ class Transformer(nn.Module):
             in_axes=(0, nn.broadcast),
             out_axes=0,
             length=config.num_layers,
+            unroll=config.num_layers if unrolled else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
         x = embedding[tokens].astype(config.dtype)
