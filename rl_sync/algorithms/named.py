@@ -6,11 +6,11 @@ Where a paper gives no number, or one for a much larger run, the number is the o
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from rl_sync.algorithms.algorithm import Algorithm, check_name
 
+_NO_BOUND = 1e9  # Of rewards; infinity is no JSON, which the resolved config is kept as.
 _GRPO = Algorithm(
     name="grpo",
     advantage="grpo",
@@ -42,8 +42,8 @@ _GRPO = Algorithm(
     overlong_tokens=0,
     mask_truncated=False,
     need_spread=False,
-    group_mean_low=-math.inf,
-    group_mean_high=math.inf,
+    group_mean_low=-_NO_BOUND,
+    group_mean_high=_NO_BOUND,
     extremes=0,
     logprob_gap_alarm=0.2,
     allow_unsafe=False,
