@@ -52,6 +52,8 @@ class OurStep:
             settings.algorithm,
             settings.optimizer,
             GROUP_SIZE,
+            max_completion_tokens=NEW_TOKENS,
+            end_ids=(),
             temperature=1.0,
             steps=settings.trainer.steps,
             microbatch_rows=0,

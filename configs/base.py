@@ -74,15 +74,42 @@ def get_config() -> ConfigDict:
             "probe_problems": 128,
         }
     )
-    config.algorithm = ConfigDict(
-        {
-            "advantage": "grpo",
-            "clip_low": 0.2,
-            "clip_high": 0.28,
-            "kl_coefficient": 0.001,
-            "kl_estimator": "k3",
-        }
-    )
+    config.algorithm = ConfigDict()  # None: as in the algorithm of that name
+    config.algorithm.name = placeholder(str)
+    config.algorithm.advantage = placeholder(str)
+    config.algorithm.loss = placeholder(str)
+    config.algorithm.proximal = placeholder(str)
+    config.algorithm.correction = placeholder(str)
+    config.algorithm.aggregation = placeholder(str)
+    config.algorithm.discount = placeholder(float)
+    config.algorithm.clip_low = placeholder(float)
+    config.algorithm.clip_high = placeholder(float)
+    config.algorithm.dual_clip = placeholder(float)
+    config.algorithm.positive_temperature = placeholder(float)
+    config.algorithm.negative_temperature = placeholder(float)
+    config.algorithm.mirror_temperature = placeholder(float)
+    config.algorithm.weight_limit = placeholder(float)
+    config.algorithm.token_low = placeholder(float)
+    config.algorithm.token_high = placeholder(float)
+    config.algorithm.sequence_low = placeholder(float)
+    config.algorithm.sequence_high = placeholder(float)
+    config.algorithm.geometric_low = placeholder(float)
+    config.algorithm.geometric_high = placeholder(float)
+    config.algorithm.second_moment = placeholder(float)
+    config.algorithm.negative_drift = placeholder(float)
+    config.algorithm.kl_coefficient = placeholder(float)
+    config.algorithm.kl_estimator = placeholder(str)
+    config.algorithm.kl_place = placeholder(str)
+    config.algorithm.refresh_reference_steps = placeholder(int)
+    config.algorithm.entropy_coefficient = placeholder(float)
+    config.algorithm.overlong_tokens = placeholder(int)
+    config.algorithm.mask_truncated = placeholder(bool)
+    config.algorithm.need_spread = placeholder(bool)
+    config.algorithm.group_mean_low = placeholder(float)
+    config.algorithm.group_mean_high = placeholder(float)
+    config.algorithm.extremes = placeholder(int)
+    config.algorithm.logprob_gap_alarm = placeholder(float)
+    config.algorithm.allow_unsafe = placeholder(bool)
     config.optimizer = ConfigDict(
         {
             "name": "adamw",

@@ -20,6 +20,7 @@ def describe(settings: RunSettings) -> str:
     lines = [
         f"Mode {settings.sync.mode}: {MODES[settings.sync.mode].summary}",
         _headline(settings),
+        _algorithm(settings),
         "",
         *_who_waits(settings),
         "",
@@ -56,6 +57,16 @@ def _headline(settings: RunSettings) -> str:
         f"  interval {schedule.interval},{offset} {schedule.pull} pulls, {settings.transfer}"
         f" transfer, {_count(settings.explorers, 'explorer')},"
         f" {settings.trainer.groups_per_step} groups a step, {settings.replay.backend} buffer"
+    )
+
+
+def _algorithm(settings: RunSettings) -> str:
+    one = settings.algorithm
+    correction = f" weighed by {' and '.join(one.corrections)}," if one.corrections else ""
+    kl = f", KL {one.kl_coefficient:g} in the {one.kl_place}" if one.kl_coefficient else ""
+    return (
+        f"  algorithm {one.name}: {one.advantage} advantages, {one.loss} to the {one.proximal}"
+        f" policy,{correction} {one.aggregation}{kl}"
     )
 
 

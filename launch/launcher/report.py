@@ -58,6 +58,13 @@ def _accuracy(result: dict[str, Any]) -> list[str]:
             f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )
+    if "logprob_gap" in result:
+        values = result["logprob_gap"]
+        lines.append(
+            f"ALARM: in {values['steps']} steps, the first of them {values['first_step']}, the"
+            f" logprobs of trainer and explorers were over {values['limit']:g} nats apart, at most"
+            f" {values['greatest']:.3f}: data too stale, or two engines that compute differently."
+        )
     return lines
 
 

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.actors import credit, objective
 from rl_sync.actors.microbatches import gradient, map_rows
-from rl_sync.actors.objective import AlgorithmConfig, Metrics, policy_loss
+from rl_sync.actors.objective import Experience, Metrics, Totals, policy_loss
 from rl_sync.actors.optimizer import OptimizerConfig
-from rl_sync.algorithms import losses, masking
-from rl_sync.algorithms.advantages import ADVANTAGES
+from rl_sync.algorithms import aggregation, losses
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.algorithms.sequences import is_last, trajectory_totals
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
@@ -33,8 +35,8 @@ class TrainState(NamedTuple):
       step: finished trainer steps; supervised ones do not count.
       params: the policy's.
       opt_state: the optimizer's, for what is trained: everything, or the adapters alone.
-      ref_params: what was trained, as it was when RL began: with what is not, the reference model.
-        None without one.
+      ref_params: what is trained, as it was when RL began or the reference was last refreshed: with
+        what is not, the reference model. None without one.
     """
 
     step: Int[Array, ""]
@@ -52,6 +54,8 @@ class Trainer:
       algorithm: the loss.
       optimizer: the updates.
       group_size: trajectories of a group, G.
+      max_completion_tokens: the most tokens of a completion, at which it is cut.
+      end_ids: tokens that a completion ends with which was not cut.
       temperature: of the rollouts.
       steps: of the run.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
@@ -60,9 +64,11 @@ class Trainer:
     """
 
     model: ModelConfig
-    algorithm: AlgorithmConfig
+    algorithm: Algorithm
     optimizer: OptimizerConfig
     group_size: int
+    max_completion_tokens: int
+    end_ids: tuple[int, ...]
     temperature: float
     steps: int
     microbatch_rows: int
@@ -95,7 +101,7 @@ class Trainer:
 
         def loss_of(trained: Params) -> Float[Array, ""]:
             logprobs, _ = self._logprobs(self._join(trained, frozen), tokens, None, 1.0)
-            return masking.token_mean(losses.sft(logprobs), mask)
+            return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)
         updates, opt_state = self.optimizer.warm_up().update(descent, state.opt_state, trained)
@@ -114,14 +120,18 @@ class Trainer:
         reference = None
         if state.ref_params is not None:
             reference = self._join(state.ref_params, frozen)
-        shares = jax.tree.map(self._share, self._rows(batch, reference))
+        rows, of_batch = self._rows(state, batch, reference)
+        shares = jax.tree.map(self._share, rows)
+        sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
 
         def update(carry: tuple[Params, Any], share: _Rows) -> tuple[tuple[Params, Any], Metrics]:
             trained, opt_state = carry
-            token_count = share.completion_mask.sum()
+            totals = objective.totals(
+                self.algorithm, share.experience, sequence_count, self.max_completion_tokens
+            )
 
             def loss(trained: Params, rows: _Rows) -> tuple[Float[Array, ""], Metrics]:
-                return self._loss(self._join(trained, frozen), rows, token_count)
+                return self._loss(self._join(trained, frozen), rows, totals)
 
             descent, metrics = gradient(loss, trained, share, self.microbatch_rows)
             updates, opt_state = transformation.update(descent, opt_state, trained)
@@ -130,8 +140,10 @@ class Trainer:
 
         (trained, opt_state), metrics = jax.lax.scan(update, (trained, state.opt_state), shares)
         params = self._join(trained, frozen)
-        metrics = jax.tree.map(jnp.mean, metrics) | self._batch_metrics(state, batch)
-        return TrainState(state.step + 1, params, opt_state, state.ref_params), metrics
+        gradient_norm = metrics.pop("gradient_norm").mean()
+        metrics = objective.summary(metrics) | of_batch | {"gradient_norm": gradient_norm}
+        ref_params = self._reference(state, trained)
+        return TrainState(state.step + 1, params, opt_state, ref_params), metrics
 
     def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
         """Compiles `step` for batches of one shape, without taking one.
@@ -154,35 +166,73 @@ class Trainer:
     def _share(self, rows: Array) -> Array:
         return rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
 
-    def _rows(self, batch: TrainBatch, reference: Params | None) -> _Rows:
-        """What is computed of a batch before its first update, row by row."""
-        advantages = ADVANTAGES[self.algorithm.advantage](batch.rewards, self.group_size)
-        packing = batch.packing
-        of_rows = advantages[:, None] if packing is None else advantages[packing.trajectories]
-        tokens, mask, behavior = batch.tokens, batch.completion_mask, batch.behavior_logprobs
-        rows = _Rows(tokens, mask, behavior, of_rows, packing, None)
-        if reference is None:
-            return rows
+    def _reference(self, before: TrainState, trained: Params) -> Params | None:
+        """What of the reference model is not the policy's anyway, after a step."""
+        every_steps = self.algorithm.refresh_reference_steps
+        if not every_steps or before.ref_params is None:
+            return before.ref_params
+        due = (before.step + 1) % every_steps == 0
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), trained, before.ref_params)
 
-        def ref_logprobs(rows: _Rows) -> Float[Array, "B T"]:
-            return self._logprobs(reference, rows.tokens, rows.packing, self.temperature)[0]
+    def _rows(
+        self, state: TrainState, batch: TrainBatch, reference: Params | None
+    ) -> tuple[_Rows, Metrics]:
+        """What is computed of a batch before its first update, row by row, and of all of it."""
+        mask = batch.completion_mask
+        staleness = jnp.where(mask, state.step - batch.policy_versions, 0)
+        sequences = None if batch.packing is None else batch.packing.trajectories
 
-        return rows._replace(ref_logprobs=map_rows(ref_logprobs, rows, self.microbatch_rows))
+        def logprobs_of(params: Params) -> Float[Array, "B T"]:
+            def of_rows(rows: tuple[Array, Packing | None]) -> Float[Array, "B T"]:
+                return self._logprobs(params, *rows, self.temperature)[0]
+
+            return map_rows(of_rows, (batch.tokens, batch.packing), self.microbatch_rows)
+
+        ref_logprobs = None if reference is None else logprobs_of(reference)
+        proximal_logprobs = None
+        if objective.needs_proximal(self.algorithm, self.optimizer.updates_per_batch):
+            proximal_logprobs = logprobs_of(state.params)
+        trajectories = credit.Trajectories(
+            batch.rewards,
+            mask,
+            sequences,
+            self._is_truncated(batch),
+            batch.behavior_logprobs,
+            ref_logprobs,
+        )
+        given, metrics = credit.give(
+            self.algorithm, trajectories, self.group_size, self.max_completion_tokens
+        )
+        experience = Experience(
+            mask,
+            batch.behavior_logprobs,
+            proximal_logprobs,
+            ref_logprobs,
+            given.advantages,
+            given.weights,
+            staleness,
+            sequences,
+        )
+        metrics["staleness_mean"] = staleness.sum() / jnp.maximum(mask.sum(), 1)
+        metrics["staleness_max"] = staleness.max().astype(jnp.float32)
+        return _Rows(batch.tokens, batch.packing, experience), metrics
+
+    def _is_truncated(self, batch: TrainBatch) -> Bool[Array, " trajectories"]:
+        """Whether a completion has the most tokens and does not end as completions do."""
+        mask, count = batch.completion_mask, batch.rewards.size
+        sequences = None if batch.packing is None else batch.packing.trajectories
+        lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
+        ended = is_last(mask, sequences) & jnp.isin(
+            batch.tokens, jnp.array(self.end_ids, jnp.int32)
+        )
+        endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, count)
+        return (lengths >= self.max_completion_tokens) & (endings == 0)
 
     def _loss(
-        self, params: Params, rows: _Rows, token_count: Int[Array, ""]
+        self, params: Params, rows: _Rows, totals: Totals
     ) -> tuple[Float[Array, ""], Metrics]:
         logprobs, entropy = self._logprobs(params, rows.tokens, rows.packing, self.temperature)
-        return policy_loss(
-            self.algorithm,
-            logprobs,
-            entropy,
-            rows.behavior_logprobs,
-            rows.ref_logprobs,
-            rows.advantages,
-            rows.completion_mask,
-            token_count,
-        )
+        return policy_loss(self.algorithm, logprobs, entropy, rows.experience, totals)
 
     def _logprobs(
         self,
@@ -201,26 +251,10 @@ class Trainer:
             logits_bytes=self.logits_bytes,
         )
 
-    def _batch_metrics(self, state: TrainState, batch: TrainBatch) -> Metrics:
-        by_group = batch.rewards.reshape(-1, self.group_size)
-        tokens = batch.completion_mask.sum()
-        age = jnp.where(batch.completion_mask, state.step - batch.policy_versions, 0)
-        return {
-            "reward_mean": batch.rewards.mean(),
-            "reward_std": batch.rewards.std(),
-            "groups_without_spread": jnp.mean(by_group.std(axis=1) == 0),
-            "completion_tokens_mean": tokens / batch.rewards.size,
-            "staleness_mean": age.sum() / jnp.maximum(tokens, 1),
-            "staleness_max": age.max().astype(jnp.float32),
-        }
-
 
 class _Rows(NamedTuple):
     """What the loss reads of a batch, or of some rows of it."""
 
     tokens: Int[Array, "B T"]
-    completion_mask: Bool[Array, "B T"]
-    behavior_logprobs: Float[Array, "B T"]
-    advantages: Float[Array, "B T"] | Float[Array, "B 1"]
     packing: Packing | None
-    ref_logprobs: Float[Array, "B T"] | None
+    experience: Experience

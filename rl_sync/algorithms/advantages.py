@@ -1,52 +1,84 @@
 """How much better a trajectory did than its group: one advantage a trajectory.
 
-Rows are whole groups, one after the other, of `group_size` trajectories each.
+Rows are whole groups, one after the other, of `group_size` trajectories each. Every function raises
+ValueError where the rewards are not whole groups.
 """
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def _by_group(rewards: Float[Array, " B"], group_size: int) -> Float[Array, "groups G"]:
-    if group_size < 2 or rewards.shape[0] % group_size:
+def by_group(values: Float[Array, " B"], group_size: int) -> Float[Array, "groups G"]:
+    """The values of each group in a row of their own."""
+    if group_size < 2 or values.shape[0] % group_size:
         raise ValueError(
-            f"Advantages compare the trajectories of a group: {rewards.shape[0]} rewards are not"
+            f"Advantages compare the trajectories of a group: {values.shape[0]} rewards are not"
             f" whole groups of {group_size} (at least 2)."
         )
-    return rewards.reshape(-1, group_size)
+    return values.reshape(-1, group_size)
 
 
 def dr_grpo(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
-    """A_i = r_i − mean(r) (Dr. GRPO, arXiv:2503.20783, section 3.2).
-
-    Raises:
-      ValueError: the rewards are not whole groups.
-    """
-    grouped = _by_group(rewards, group_size)
+    """A_i = r_i − mean(r) (Dr. GRPO, arXiv:2503.20783, section 3.2)."""
+    grouped = by_group(rewards, group_size)
     return (grouped - grouped.mean(axis=1, keepdims=True)).reshape(-1)
 
 
 def grpo(rewards: Float[Array, " B"], group_size: int, epsilon: float = 1e-6) -> Float[Array, " B"]:
     """A_i = (r_i − mean(r)) / (std(r) + ε), the sample standard deviation (DeepSeekMath,
     arXiv:2402.03300, section 4.1.2). A group without spread has advantages 0.
-
-    Raises:
-      ValueError: the rewards are not whole groups.
     """
-    grouped = _by_group(rewards, group_size)
+    grouped = by_group(rewards, group_size)
     centered = grouped - grouped.mean(axis=1, keepdims=True)
     return (centered / (grouped.std(axis=1, ddof=1, keepdims=True) + epsilon)).reshape(-1)
 
 
 def rloo(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
-    """A_i = r_i − mean of the other trajectories' rewards (RLOO, arXiv:2402.14740, eq. 8).
-
-    Raises:
-      ValueError: the rewards are not whole groups.
-    """
+    """A_i = r_i − mean of the other trajectories' rewards (RLOO, arXiv:2402.14740, eq. 8)."""
     return dr_grpo(rewards, group_size) * (group_size / (group_size - 1))
 
 
-ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
-"""By the name that a config uses."""
+def opo(
+    rewards: Float[Array, " B"], lengths: Float[Array, " B"], group_size: int
+) -> Float[Array, " B"]:
+    """A_i = r_i − Σ |o_j| r_j / Σ |o_j|: the baseline of least variance where a trajectory's
+    gradient grows with its length (OPO, arXiv:2505.23585, section 3).
+
+    Args:
+      lengths: completion tokens of each trajectory.
+    """
+    grouped, tokens = by_group(rewards, group_size), by_group(lengths, group_size)
+    total = jnp.maximum(tokens.sum(axis=1, keepdims=True), 1)
+    baseline = (tokens * grouped).sum(axis=1, keepdims=True) / total
+    return (grouped - baseline).reshape(-1)
+
+
+def reinforce_pp_baseline(
+    rewards: Float[Array, " B"],
+    lengths: Float[Array, " B"],
+    group_size: int,
+    epsilon: float = 1e-8,
+) -> Float[Array, " B"]:
+    """r_i − mean(r of its group), then whitened over all tokens of the batch, a trajectory counting
+    once a token: (x − mean) / √(var + ε) with the sample variance (REINFORCE++ with baseline,
+    arXiv:2501.03262, section 3).
+
+    Args:
+      lengths: completion tokens of each trajectory.
+    """
+    centered = dr_grpo(rewards, group_size)
+    tokens = jnp.maximum(lengths.sum(), 2)
+    mean = (lengths * centered).sum() / tokens
+    variance = (lengths * jnp.square(centered - mean)).sum() / (tokens - 1)
+    return (centered - mean) / jnp.sqrt(variance + epsilon)
+
+
+def best(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
+    """1 for the best trajectories of a group, 0 for the others and for groups without spread: what
+    RAFT imitates (arXiv:2304.06767, algorithm 1).
+    """
+    grouped = by_group(rewards, group_size)
+    highest, lowest = (f(grouped, axis=1, keepdims=True) for f in (jnp.max, jnp.min))
+    return ((grouped == highest) & (highest > lowest)).astype(rewards.dtype).reshape(-1)

@@ -122,6 +122,8 @@ def trainer_of(settings: RunSettings, task: Task) -> Trainer:
         algorithm=settings.algorithm,
         optimizer=settings.optimizer,
         group_size=settings.trainer.group_size,
+        max_completion_tokens=task.max_completion_tokens,
+        end_ids=settings.sampling(task).stop_ids,
         temperature=settings.rollout.temperature,
         steps=settings.trainer.steps,
         microbatch_rows=settings.trainer.microbatch_rows,

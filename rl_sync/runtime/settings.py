@@ -14,12 +14,13 @@ from typing import Any
 
 from rl_sync.actors.batching import Batching
 from rl_sync.actors.events import MasterSettings
-from rl_sync.actors.objective import AlgorithmConfig
 from rl_sync.actors.optimizer import OptimizerConfig
+from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime.algorithm_settings import complete, require_bearing
 from rl_sync.runtime.model_settings import ModelSettings
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.runtime.rollout_settings import RolloutSettings
@@ -59,7 +60,7 @@ class RunSettings:
     tokenizer: TokenizerConfig
     model: ModelSettings
     warm_up: WarmUpSettings
-    algorithm: AlgorithmConfig
+    algorithm: Algorithm
     optimizer: OptimizerConfig
     trainer: TrainerSettings
     rollout: RolloutSettings
@@ -78,7 +79,7 @@ class RunSettings:
           ConfigError: names the rule, the value, and the way out.
         """
         try:
-            settings = build(cls, config, "config")
+            settings = build(cls, complete(config), "config")
             settings._validate()
             settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_ids=(0,))
             settings.model.config(vocab_size=1, max_length=1)
@@ -145,6 +146,7 @@ class RunSettings:
             f"trainer.groups_per_step={self.trainer.groups_per_step} groups cannot be shared evenly"
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
+        require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,8 @@ from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.session import Session
 from rl_sync.types import Group
+
+_log = logging.getLogger(__name__)
 
 
 class Stepping:
@@ -43,6 +46,7 @@ class Stepping:
         self._watcher = ThreadPoolExecutor(1, "watcher")
         self._reporter = ThreadPoolExecutor(1, "reporter")
         self._reported: Future[None] | None = None
+        self._apart: dict[str, float] = {}
 
     def take(self, state: TrainState, step: int, groups: list[Group]) -> TrainState:
         """Dispatches a step; then waits for the report of the one before.
@@ -108,4 +112,22 @@ class Stepping:
         leases = [group.lease_id for group in groups]
         self._session.call("trained", step=step, lease_ids=leases, values=values)
         self._session.call("result", values={"rl": {"step": step, **values}})
+        self._compare(step, values["logprob_gap"])
         self._consumed.write(step, groups)
+
+    def _compare(self, step: int, gap: float) -> None:
+        """Gives the alarm where trainer and explorers disagree on how likely tokens were."""
+        limit = self._session.settings.algorithm.logprob_gap_alarm
+        if not limit or not gap > limit:
+            return
+        _log.warning(
+            "Trainer step %d: the logprobs that the trainer and the explorers give to the same"
+            " tokens are %.3f nats apart on average, more than algorithm.logprob_gap_alarm=%g.",
+            step,
+            gap,
+            limit,
+        )
+        before = self._apart or {"first_step": step, "steps": 0, "greatest": 0.0}
+        steps, greatest = before["steps"] + 1, max(before["greatest"], gap)
+        self._apart = {**before, "steps": steps, "greatest": greatest, "limit": limit}
+        self._session.call("result", values={"logprob_gap": self._apart})

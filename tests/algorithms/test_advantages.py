@@ -2,10 +2,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.advantages import ADVANTAGES, dr_grpo, grpo, rloo
-from tests.algorithms.golden import GROUP_SIZE, MASK, VALUES
+from rl_sync.algorithms.advantages import best, dr_grpo, grpo, opo, reinforce_pp_baseline, rloo
+from tests.algorithms.golden import GROUP_SIZE, LENGTHS, MASK, VALUES
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+OF_REWARDS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "best": best}
+OF_LENGTHS = {"opo": opo, "reinforce_pp_baseline": reinforce_pp_baseline}
+
+
+def _of(name, rewards, lengths, group_size):
+    if name in OF_LENGTHS:
+        return OF_LENGTHS[name](rewards, lengths, group_size)
+    return OF_REWARDS[name](rewards, group_size)
 
 
 def test_by_hand():
@@ -14,18 +22,42 @@ def test_by_hand():
     )
     np.testing.assert_allclose(grpo(REWARDS, 4), [1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], rtol=1e-5)
     np.testing.assert_allclose(rloo(REWARDS, 4), [1, -1 / 3, -1 / 3, -1 / 3, 0, 0, 0, 0])
+    np.testing.assert_array_equal(best(REWARDS, 4), [1, 0, 0, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(best(-REWARDS, 4), [0, 1, 1, 1, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_a_long_trajectory_pulls_the_baseline_of_opo_by_its_length():
+    lengths = jnp.array([3.0, 1.0])
+    np.testing.assert_allclose(opo(jnp.array([1.0, 0.0]), lengths, 2), [0.25, -0.75])
+
+
+def test_the_baseline_form_of_reinforce_pp_is_whitened_over_tokens_by_hand():
+    """±½, the first in 1 token, the second in 3: mean −¼, variance (¾² + 3 · ¼²) / 3 = ¼."""
+    lengths = jnp.array([1.0, 3.0])
+    whitened = reinforce_pp_baseline(jnp.array([1.0, 0.0]), lengths, 2)
+    np.testing.assert_allclose(whitened, [1.5, -0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted({*OF_REWARDS, *OF_LENGTHS} - {"best"}))
 def test_advantages_are_the_reference_s(name):
-    ours = ADVANTAGES[name](jnp.asarray(VALUES["rewards"]), GROUP_SIZE)
+    ours = _of(name, jnp.asarray(VALUES["rewards"]), jnp.asarray(LENGTHS, float), GROUP_SIZE)
     np.testing.assert_allclose(ours[:, None] * MASK, VALUES[f"adv/{name}"], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", sorted({*OF_REWARDS, "opo"}))
 def test_a_group_does_not_see_the_others(name):
-    alone = ADVANTAGES[name](REWARDS[:4], 4)
-    np.testing.assert_allclose(alone, ADVANTAGES[name](REWARDS, 4)[:4])
+    lengths = jnp.arange(1.0, 9.0)
+    alone = _of(name, REWARDS[:4], lengths[:4], 4)
+    np.testing.assert_allclose(alone, _of(name, REWARDS, lengths, 4)[:4])
+
+
+@pytest.mark.parametrize("name", sorted({*OF_REWARDS, *OF_LENGTHS}))
+def test_the_order_of_groups_and_of_trajectories_in_them_does_not_matter(name):
+    rewards, lengths = jnp.asarray(VALUES["rewards"]), jnp.asarray(LENGTHS, float)
+    order = np.arange(12).reshape(3, 4)[[2, 0, 1]][:, [3, 1, 0, 2]].ravel()
+    np.testing.assert_allclose(
+        _of(name, rewards[order], lengths[order], 4), _of(name, rewards, lengths, 4)[order]
+    )
 
 
 @pytest.mark.parametrize("group_size", [1, 3])

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.kl import KL_ESTIMATORS
+from rl_sync.algorithms.kl import KL_ESTIMATORS, adapted_coefficient
 from tests.algorithms.golden import MASK, VALUES
 
 
@@ -20,3 +20,9 @@ def test_k1_and_k3_have_the_divergence_as_their_mean():
     for name in ("k1", "k3"):
         estimates = KL_ESTIMATORS[name](jnp.log(p), jnp.log(q))
         np.testing.assert_allclose((p * estimates).sum(), divergence)
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.1, 0.5), (0.11, 0.505), (5.0, 0.51), (0.0, 0.49)])
+def test_the_coefficient_follows_the_divergence_to_its_target(kl, expected):
+    ours = adapted_coefficient(jnp.float32(0.5), jnp.float32(kl), target=0.1, horizon_steps=10)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)

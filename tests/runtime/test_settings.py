@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from configs import arithmetic, gsm8k, jsonl
+from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.runtime.settings import ConfigError, RunSettings
 
 
@@ -73,7 +75,18 @@ def settings_with(**fields: Any) -> RunSettings:
             ["rollout.budget_tokens=64", "sync.pull=exact", "sync.mode=asynchronous"],
         ),
         ({"rollout__cache": "recompile"}, ["did you mean 'recompute'"]),
-        ({"algorithm__advantage": "gae"}, ["algorithm.advantage='gae'", "grpo"]),
+        ({"algorithm__advantage": "gea"}, ["algorithm.advantage='gea'", "grpo"]),
+        ({"algorithm__name": "grop"}, ["algorithm.name='grop'", "did you mean 'grpo'"]),
+        ({"algorithm__clip_low": 1.5}, ["algorithm.clip_low=1.5 must be at most 1"]),
+        (
+            {"algorithm__name": "rloo"},
+            [
+                "rloo does not fit data that are up to 1 trainer steps old",
+                "token_truncation",
+                "algorithm.allow_unsafe=True",
+            ],
+        ),
+        ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
     ],
 )
 def test_a_config_that_cannot_run_is_refused_with_the_way_out(fields, parts):
@@ -125,9 +138,33 @@ def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
     resolved = settings.resolved()
     assert None not in resolved["sync"].values()
     assert None not in resolved["explorer"].values()
+    assert None not in resolved["algorithm"].values()
     again = RunSettings.from_config(resolved)
     assert again.schedule == settings.schedule
     assert again.resolved() == resolved
+
+
+def test_the_algorithm_is_the_one_that_bears_the_staleness_unless_it_is_named():
+    for mode, name in (
+        ("synchronous", "grpo"),
+        ("one_step_off_policy", "decoupled_ppo"),
+        ("asynchronous", "decoupled_ppo"),
+    ):
+        assert settings_with(sync__mode=mode).algorithm == ALGORITHMS[name]
+    assert settings_with(algorithm__name="cispo").algorithm == ALGORITHMS["cispo"]
+
+
+def test_a_setting_of_the_algorithm_changes_it_alone():
+    changed = settings_with(algorithm__name="dapo", algorithm__clip_high=0.5).algorithm
+    assert changed == dataclasses.replace(ALGORITHMS["dapo"], clip_high=0.5)
+
+
+def test_an_algorithm_that_does_not_bear_staleness_runs_without_any_or_by_force():
+    assert settings_with(sync__mode="synchronous", algorithm__name="rloo").algorithm.name == "rloo"
+    forced = settings_with(algorithm__name="rloo", algorithm__allow_unsafe=True)
+    assert forced.algorithm.loss == "reinforce"
+    corrected = settings_with(algorithm__name="rloo", algorithm__correction="token_truncation")
+    assert corrected.algorithm.corrections == ("token_truncation",)
 
 
 def test_whole_numbers_are_taken_for_fractions():

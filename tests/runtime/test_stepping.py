@@ -30,7 +30,11 @@ class Run:
     def __init__(self, workdir):
         self.computations, self.events = [], []
         self.spans = SpanRecorder(spans_path(workdir, "trainer"), "trainer")
-        self.settings = SimpleNamespace(optimizer=SimpleNamespace(updates_per_batch=2))
+        self.settings = SimpleNamespace(
+            optimizer=SimpleNamespace(updates_per_batch=2),
+            algorithm=SimpleNamespace(logprob_gap_alarm=0.0),
+        )
+        self.alarms = []
         self.facts = {}
         self.stepping = Stepping(self, self, self, self)
 
@@ -40,7 +44,7 @@ class Run:
     def of(self, batch):
         def compiled(state, batch):
             self.computations.append(Computation())
-            names = ("reward_mean", "staleness_mean", "staleness_max")
+            names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
             return state + 1, dict.fromkeys(names, self.computations[-1])
 
         return compiled
@@ -48,6 +52,8 @@ class Run:
     def call(self, method, **arguments):
         if method == "trained":
             self.events.append(("trained", arguments["step"], arguments["lease_ids"]))
+        if "logprob_gap" in arguments.get("values", {}) and method == "result":
+            self.alarms.append(arguments["values"]["logprob_gap"])
 
     def write(self, step, groups):
         self.events.append(("consumed", step, [group.lease_id for group in groups]))
@@ -112,3 +118,22 @@ def test_a_step_that_fails_is_not_reported(run):
     with pytest.raises(RuntimeError, match="the device is gone"):
         run.stepping.settle()
     assert run.events == []
+
+
+def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
+    run.settings.algorithm.logprob_gap_alarm = 0.5
+    for step in (4, 5):
+        run.stepping.take(step, step, _groups(step))
+        run.computations[-1].done.set()
+        run.stepping.settle()
+    assert run.alarms == [
+        {"first_step": 4, "steps": steps, "greatest": 1.0, "limit": 0.5} for steps in (1, 2)
+    ]
+
+
+def test_logprobs_that_are_close_give_no_alarm(run):
+    run.settings.algorithm.logprob_gap_alarm = 1.0
+    run.stepping.take(0, 1, _groups(1))
+    run.computations[0].done.set()
+    run.stepping.settle()
+    assert run.alarms == []

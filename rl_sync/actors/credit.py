@@ -1,0 +1,138 @@
+"""Credit: from a batch's rewards to an advantage for each token, and which trajectories count.
+
+Letters in shapes: B rows, T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rl_sync.algorithms import advantages, returns, shaping
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.algorithms.kl import KL_ESTIMATORS
+from rl_sync.algorithms.sequences import OfSequence, Sequences, to_tokens, trajectory_totals
+
+Metrics = dict[str, Float[Array, ""]]
+
+ADVANTAGES: dict[str, Callable[[Array, Array, int], Array]] = {
+    "grpo": lambda rewards, lengths, size: advantages.grpo(rewards, size),
+    "dr_grpo": lambda rewards, lengths, size: advantages.dr_grpo(rewards, size),
+    "rloo": lambda rewards, lengths, size: advantages.rloo(rewards, size),
+    "opo": advantages.opo,
+    "reinforce_pp_baseline": advantages.reinforce_pp_baseline,
+    "best": lambda rewards, lengths, size: advantages.best(rewards, size),
+}
+"""From rewards, completion lengths in tokens and the group's size to one advantage a trajectory."""
+
+
+class Trajectories(NamedTuple):
+    """What credit is given for, and by: the whole batch of a trainer step.
+
+    Attributes:
+      rewards: one a trajectory.
+      mask: true at the completions' tokens.
+      sequences: see `rl_sync.algorithms.sequences`.
+      is_truncated: whether a completion was cut at the most tokens.
+      behavior_logprobs, ref_logprobs: for a divergence in the reward; no reference without one.
+    """
+
+    rewards: Float[Array, " trajectories"]
+    mask: Bool[Array, "B T"]
+    sequences: Sequences
+    is_truncated: Bool[Array, " trajectories"]
+    behavior_logprobs: Float[Array, "B T"]
+    ref_logprobs: Float[Array, "B T"] | None
+
+
+class Credit(NamedTuple):
+    """What the loss of each token is multiplied with; both one a token, or one a row.
+
+    Attributes:
+      advantages: how much better it did.
+      weights: 0 for what is left out of the loss, 1 elsewhere.
+    """
+
+    advantages: OfSequence
+    weights: OfSequence
+
+
+def give(
+    algorithm: Algorithm, batch: Trajectories, group_size: int, max_tokens: int
+) -> tuple[Credit, Metrics]:
+    """Gives credit to a whole batch: statistics of groups and of the batch are over all of it.
+
+    Args:
+      max_tokens: the most tokens of a completion.
+    """
+    mask, sequences = batch.mask, batch.sequences
+    count = batch.rewards.size
+    lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
+    rewards = batch.rewards
+    if algorithm.overlong_tokens:
+        rewards += shaping.soft_overlong_penalty(lengths, max_tokens, algorithm.overlong_tokens)
+    kept = _kept(algorithm, rewards, batch.is_truncated, group_size)
+    penalty = _penalty(algorithm, batch)
+    if algorithm.advantage == "reinforce_pp":
+        of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
+        whitened = returns.reinforce_pp(of_tokens, mask, algorithm.discount, sequences)
+        given: OfSequence = whitened.advantages
+    else:
+        rewards -= trajectory_totals(penalty, mask, sequences, count)
+        given = to_tokens(ADVANTAGES[algorithm.advantage](rewards, lengths, group_size), sequences)
+    credit = Credit(given, to_tokens(kept.astype(jnp.float32), sequences))
+    return credit, _metrics(batch, credit, lengths, group_size)
+
+
+def _kept(
+    algorithm: Algorithm,
+    rewards: Float[Array, " trajectories"],
+    is_truncated: Bool[Array, " trajectories"],
+    group_size: int,
+) -> Bool[Array, " trajectories"]:
+    low, high = algorithm.group_mean_low, algorithm.group_mean_high
+    kept = shaping.within_difficulty(rewards, group_size, low, high)
+    if algorithm.mask_truncated:
+        kept &= ~is_truncated
+    if algorithm.need_spread:
+        kept &= shaping.has_spread(rewards, group_size)
+    if algorithm.extremes:
+        kept &= shaping.extremes(rewards, group_size, algorithm.extremes)
+    return kept
+
+
+def _penalty(algorithm: Algorithm, batch: Trajectories) -> Float[Array, "B T"]:
+    """What the divergence from the reference takes from the reward of each token."""
+    if batch.ref_logprobs is None or algorithm.kl_place != "reward":
+        return jnp.zeros(batch.mask.shape)
+    kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.behavior_logprobs, batch.ref_logprobs)
+    return jnp.where(batch.mask, algorithm.kl_coefficient * kl, 0.0)
+
+
+def _metrics(
+    batch: Trajectories, credit: Credit, lengths: Float[Array, " trajectories"], group_size: int
+) -> Metrics:
+    rewards, mask = batch.rewards, batch.mask
+    spread = shaping.has_spread(rewards, group_size)
+    tokens = jnp.maximum(mask.sum(), 1)
+
+    def mean(values: OfSequence) -> Float[Array, ""]:
+        return jnp.where(mask, values, 0.0).sum() / tokens
+
+    average = mean(credit.advantages)
+    return {
+        "reward_mean": rewards.mean(),
+        "reward_std": rewards.std(),
+        "reward_min": rewards.min(),
+        "reward_max": rewards.max(),
+        "groups_without_spread": 1 - spread.mean(),
+        "advantage_mean": average,
+        "advantage_std": jnp.sqrt(mean(jnp.square(credit.advantages - average))),
+        "left_out_fraction": 1 - mean(credit.weights),
+        "completion_tokens_mean": lengths.mean(),
+        "completion_tokens_max": lengths.max(),
+        "truncated_fraction": batch.is_truncated.mean(),
+    }

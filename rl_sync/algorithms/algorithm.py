@@ -1,0 +1,245 @@
+"""An algorithm as a record: which pieces it is made of, and their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+ADVANTAGES = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_pp", "reinforce_pp_baseline", "best")
+LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr")
+PROXIMAL = ("behavior", "start", "interpolated")
+CORRECTIONS = (
+    "token_truncation",
+    "sequence_truncation",
+    "token_mask",
+    "sequence_rejection",
+    "geometric_rejection",
+    "second_moment",
+    "negative_sequence_mask",
+)
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_mean", "constant_mean")
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
+KL_PLACES = ("loss", "reward")
+_OF_TRAJECTORIES = ("gmpo", "topr")
+_LOOSEST_BOUND = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """`config.algorithm`: what a trainer step minimizes.
+
+    Attributes:
+      name: of the composition in `named` that this one was made from.
+      advantage: one of `ADVANTAGES`: functions of `advantages` and `returns`.
+      loss: one of `LOSSES`: functions of `losses` and `sequence_losses`.
+      proximal: the policy that the loss's ratio is taken to, and that clipping holds the update
+        close to: `behavior`, the one that drew the tokens; `start`, that of the trainer step's
+        start, which costs a forward pass where a step has several updates; `interpolated`, an
+        estimate of that without one (`proximal`).
+      correction: which of `CORRECTIONS`, functions of `corrections`, weigh the loss, joined by
+        commas; empty for none. They compare the proximal policy with the behavior policy; where
+        these are one, the current policy with it.
+      aggregation: one of `AGGREGATIONS`: how the loss of tokens is reduced (`aggregation`).
+      discount: γ of advantage=reinforce_pp.
+      clip_low, clip_high: ε below and above. Of the ratio; of its logarithm for gmpo; of the
+        token's probability for dppo.
+      dual_clip: c of ppo_clip; 0 for none.
+      positive_temperature, negative_temperature: τ of sapo where A > 0, and elsewhere.
+      mirror_temperature: τ of opmd.
+      weight_limit: the most that a truncated weight counts; also c of dppo.
+      token_low, token_high: ratios that token_mask lets pass.
+      sequence_low, sequence_high: products of ratios that sequence_rejection lets pass.
+      geometric_low, geometric_high: their geometric means that geometric_rejection lets pass.
+      second_moment: the greatest mean of (log ratio)² for the correction of that name.
+      negative_drift: the greatest mean of −log ratio for negative_sequence_mask.
+      kl_coefficient: weight of the KL divergence from the reference model; 0 for no reference.
+      kl_estimator: one of `KL_ESTIMATORS`, functions of `kl`.
+      kl_place: `loss` adds it to the loss, `reward` takes that of the behavior policy from the
+        reward.
+      refresh_reference_steps: trainer steps after which the policy becomes the reference model,
+        again and again; 0 for the policy that RL began with.
+      entropy_coefficient: weight of the entropy, which is taken from the loss.
+      overlong_tokens: how many of the most tokens of a completion are the margin of the soft
+        overlong penalty; 0 for no penalty.
+      mask_truncated: whether completions that were cut at the most tokens are left out of the loss.
+      need_spread: whether groups of equal rewards are left out of it.
+      group_mean_low, group_mean_high: groups whose mean reward is outside are left out of it.
+      extremes: how many trajectories of a group, half of them the best and half the worst, stay in
+        it; 0 for all.
+      logprob_gap_alarm: the mean distance, in nats, between the trainer's and the explorers'
+        logprobs of the same tokens above which the trainer warns; 0 for no alarm.
+      allow_unsafe: whether a composition that does not bear stale data may run where there are.
+
+    Raises:
+      ValueError: an unknown name, a value outside its range, or pieces that do not fit.
+    """
+
+    name: str
+    advantage: str
+    loss: str
+    proximal: str
+    correction: str
+    aggregation: str
+    discount: float
+    clip_low: float
+    clip_high: float
+    dual_clip: float
+    positive_temperature: float
+    negative_temperature: float
+    mirror_temperature: float
+    weight_limit: float
+    token_low: float
+    token_high: float
+    sequence_low: float
+    sequence_high: float
+    geometric_low: float
+    geometric_high: float
+    second_moment: float
+    negative_drift: float
+    kl_coefficient: float
+    kl_estimator: str
+    kl_place: str
+    refresh_reference_steps: int
+    entropy_coefficient: float
+    overlong_tokens: int
+    mask_truncated: bool
+    need_spread: bool
+    group_mean_low: float
+    group_mean_high: float
+    extremes: int
+    logprob_gap_alarm: float
+    allow_unsafe: bool
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_numbers()
+        self._check_pieces()
+
+    @property
+    def corrections(self) -> tuple[str, ...]:
+        """The names in `correction`."""
+        return tuple(name.strip() for name in self.correction.split(",") if name.strip())
+
+    @property
+    def truncations(self) -> tuple[str, ...]:
+        """The corrections that weigh by the ratio itself, rather than by 0 or 1."""
+        return tuple(name for name in self.corrections if name.endswith("_truncation"))
+
+    def danger(self) -> str | None:
+        """Why the composition does not bear stale data; None where it does.
+
+        Something has to bound what a token can do whose probability has changed since it was drawn.
+        """
+        bounded = self.loss not in ("opmd", "reinforce", "topr")
+        if bounded and self.loss != "sapo" and self.clip_high > _LOOSEST_BOUND:
+            return (
+                f"algorithm.clip_high={self.clip_high:g} leaves the ratio as good as unclipped: a"
+                " token that became much likelier since it was drawn counts as often. Use at most"
+                f" {_LOOSEST_BOUND:g}"
+            )
+        if self.corrections or self.advantage == "best":
+            return None
+        if self.proximal != "behavior":
+            return (
+                f"algorithm.proximal={self.proximal} without a correction takes no notice of the"
+                " policy that drew the tokens. Use algorithm.correction=token_truncation"
+            )
+        if self.loss == "reinforce":
+            return (
+                "algorithm.loss=reinforce without a correction pushes bad tokens down without end,"
+                " however unlikely they have become since they were drawn. Use"
+                " algorithm.correction=token_truncation"
+            )
+        return None
+
+    def _check_names(self) -> None:
+        for field, names in (
+            ("advantage", ADVANTAGES),
+            ("loss", LOSSES),
+            ("proximal", PROXIMAL),
+            ("aggregation", AGGREGATIONS),
+            ("kl_estimator", KL_ESTIMATORS),
+            ("kl_place", KL_PLACES),
+        ):
+            check_name(field, getattr(self, field), names)
+        for correction in self.corrections:
+            check_name("correction", correction, CORRECTIONS)
+
+    def _check_numbers(self) -> None:
+        for field in (
+            "dual_clip",
+            "kl_coefficient",
+            "refresh_reference_steps",
+            "entropy_coefficient",
+            "overlong_tokens",
+            "extremes",
+            "logprob_gap_alarm",
+        ):
+            if getattr(self, field) < 0:
+                raise ValueError(f"algorithm.{field}={getattr(self, field)} must not be negative.")
+        for field in (
+            "clip_low",
+            "clip_high",
+            "positive_temperature",
+            "negative_temperature",
+            "mirror_temperature",
+            "weight_limit",
+            "second_moment",
+            "negative_drift",
+        ):
+            if getattr(self, field) <= 0:
+                raise ValueError(f"algorithm.{field}={getattr(self, field)} must be above 0.")
+        if self.clip_low > 1:
+            raise ValueError(f"algorithm.clip_low={self.clip_low} must be at most 1.")
+        if 0 < self.dual_clip <= 1:
+            raise ValueError(
+                f"algorithm.dual_clip={self.dual_clip} must be above 1, or 0 for none."
+            )
+        if not 0 < self.discount <= 1:
+            raise ValueError(f"algorithm.discount={self.discount} must be in (0, 1].")
+        for field in ("token", "sequence", "geometric"):
+            low, high = getattr(self, f"{field}_low"), getattr(self, f"{field}_high")
+            if not 0 < low <= 1 <= high:
+                raise ValueError(
+                    f"algorithm.{field}_low={low} and algorithm.{field}_high={high} must be above"
+                    " 0 and have 1, the ratio of equal policies, between them."
+                )
+        if self.extremes % 2:
+            raise ValueError(f"algorithm.extremes={self.extremes} must be even, or 0 for all.")
+        if self.group_mean_low > self.group_mean_high:
+            raise ValueError(
+                f"algorithm.group_mean_low={self.group_mean_low} is above algorithm.group_mean_high"
+                f"={self.group_mean_high}: no group would be left."
+            )
+
+    def _check_pieces(self) -> None:
+        if self.truncations and self.proximal == "behavior" and self.loss != "reinforce":
+            raise ValueError(
+                f"algorithm.correction={self.truncations[0]} weighs by the ratio that"
+                f" algorithm.loss={self.loss} has in it already: with it use"
+                " algorithm.proximal=start, or algorithm.loss=reinforce."
+            )
+        if len(self.truncations) > 1:
+            raise ValueError(
+                f"algorithm.correction={self.correction} weighs by the ratio twice: use one of"
+                f" {' and '.join(self.truncations)}."
+            )
+        if "second_moment" in self.corrections and self.proximal != "start":
+            raise ValueError(
+                "algorithm.correction=second_moment is taken over all tokens of an update before"
+                f" it, which needs algorithm.proximal=start, not {self.proximal}."
+            )
+        if self.advantage == "reinforce_pp" and self.loss in _OF_TRAJECTORIES:
+            raise ValueError(
+                f"algorithm.loss={self.loss} takes one advantage a trajectory, but"
+                f" algorithm.advantage={self.advantage} makes one a token: use"
+                " algorithm.advantage=reinforce_pp_baseline."
+            )
+
+
+def check_name(field: str, value: str, names: tuple[str, ...]) -> None:
+    """Raises ValueError with the nearest name unless the value is one of the names."""
+    if value not in names:
+        near = difflib.get_close_matches(value, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"algorithm.{field}={value!r} is not one of {', '.join(names)}{hint}")

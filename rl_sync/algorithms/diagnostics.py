@@ -1,0 +1,58 @@
+"""What tells how far off-policy a batch is, as sums that parts of the batch add up to."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from rl_sync.algorithms.masking import Mask
+
+_DISTANCES = np.geomspace(1e-3, 5.0, 30)
+LOG_RATIO_EDGES = np.concatenate([-_DISTANCES[::-1], _DISTANCES])
+"""Between bins: fine around 0, where most ratios are; what is 0 but for rounding has one bin."""
+
+
+def effective_sample_share(
+    mean_weight: Float[Array, ""], mean_square: Float[Array, ""]
+) -> Float[Array, ""]:
+    """(Σw)² / (n Σw²): the share of equally many equal samples that weighted ones are worth (Kong
+    1992).
+
+    Args:
+      mean_weight, mean_square: means of w and w².
+    """
+    return jnp.square(mean_weight) / jnp.maximum(mean_square, jnp.finfo(jnp.float32).tiny)
+
+
+def log_ratio_counts(
+    log_ratios: Float[Array, "B T"], mask: Mask, kinds: Int[Array, "B T"], count: int
+) -> Float[Array, "kinds bins"]:
+    """How many tokens of each kind have their ratio's logarithm in each bin.
+
+    Args:
+      kinds: 0 to count − 1; greater ones count as the last.
+    """
+    bins = len(LOG_RATIO_EDGES) + 1
+    place = jnp.searchsorted(jnp.asarray(LOG_RATIO_EDGES, log_ratios.dtype), log_ratios)
+    where = jnp.clip(kinds, 0, count - 1) * bins + place
+    ones = jnp.where(mask, 1.0, 0.0)
+    counts = jax.ops.segment_sum(ones.ravel(), where.ravel(), num_segments=count * bins)
+    return counts.reshape(count, bins)
+
+
+def ratio_quantile(counts: Float[Array, "kinds bins"], share: float) -> Float[Array, " kinds"]:
+    """The ratio that a share of a kind's tokens do not exceed, as exact as the bins are; NaN for a
+    kind without tokens.
+    """
+    cumulative = jnp.cumsum(counts, axis=1)
+    total = cumulative[:, -1:]
+    place = jnp.argmax(cumulative >= share * total, axis=1)
+    edges = jnp.asarray(LOG_RATIO_EDGES, counts.dtype)
+    low, high = edges[jnp.maximum(place - 1, 0)], edges[jnp.minimum(place, len(edges) - 1)]
+    inside = jnp.take_along_axis(counts, place[:, None], axis=1)[:, 0]
+    upto = jnp.take_along_axis(cumulative, place[:, None], axis=1)[:, 0]
+    part = 1 - (upto - share * total[:, 0]) / jnp.maximum(inside, 1e-9)
+    quantile = jnp.exp(low + part * (high - low))
+    return jnp.where(total[:, 0] > 0, quantile, jnp.nan)

@@ -1,0 +1,114 @@
+"""Returns and advantages of tokens, from rewards that stand at tokens.
+
+`mask` is true at the tokens that the policy chose. Others, such as a tool's answer in between, are
+passed over: they take no time and have no value. For `sequences` see
+`rl_sync.algorithms.sequences`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rl_sync.algorithms.masking import whiten
+from rl_sync.algorithms.sequences import Sequences, backward_sums, is_last, next_values, to_tokens
+
+
+class Estimate(NamedTuple):
+    """An advantage and a return a token; 0 where the mask is false."""
+
+    advantages: Float[Array, "B T"]
+    returns: Float[Array, "B T"]
+
+
+def at_the_end(
+    rewards: Float[Array, " trajectories"], mask: Bool[Array, "B T"], sequences: Sequences = None
+) -> Float[Array, "B T"]:
+    """Each trajectory's reward at its last token under the mask, 0 elsewhere."""
+    return jnp.where(is_last(mask, sequences), to_tokens(rewards, sequences), 0.0)
+
+
+def discounted(
+    rewards: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    discount: float,
+    sequences: Sequences = None,
+) -> Float[Array, "B T"]:
+    """R_t = r_t + γ · R_{t+1} (Sutton and Barto, 2nd edition, eq. 3.9)."""
+    decay = jnp.where(mask, discount, 1.0)
+    sums = backward_sums(jnp.where(mask, rewards, 0.0), decay, sequences)
+    return jnp.where(mask, sums, 0.0)
+
+
+def reinforce_pp(
+    rewards: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    discount: float,
+    sequences: Sequences = None,
+) -> Estimate:
+    """A = whiten(R): discounted returns, whitened over all tokens of the batch (REINFORCE++,
+    arXiv:2501.03262, section 3).
+    """
+    returns = discounted(rewards, mask, discount, sequences)
+    return Estimate(jnp.where(mask, whiten(returns, mask), 0.0), returns)
+
+
+def remax(
+    rewards: Float[Array, "B T"],
+    baselines: Float[Array, " trajectories"],
+    mask: Bool[Array, "B T"],
+    sequences: Sequences = None,
+) -> Estimate:
+    """A_t = R_t − b, b the reward of the prompt's greedy completion (ReMax, arXiv:2310.10505,
+    algorithm 2).
+    """
+    returns = discounted(rewards, mask, 1.0, sequences)
+    return Estimate(jnp.where(mask, returns - to_tokens(baselines, sequences), 0.0), returns)
+
+
+def gae(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    discount: float,
+    decay: float,
+    sequences: Sequences = None,
+) -> Estimate:
+    """δ_t = r_t + γ · V_{t+1} − V_t; A_t = δ_t + γλ · A_{t+1}; R_t = A_t + V_t (GAE,
+    arXiv:1506.02438, eq. 16). For whitened advantages, `whiten` them.
+
+    Args:
+      values: V before each token; the value behind the last is 0.
+      decay: λ.
+    """
+    following = next_values(values, mask, sequences)
+    delta = jnp.where(mask, rewards + discount * following - values, 0.0)
+    sums = backward_sums(delta, jnp.where(mask, discount * decay, 1.0), sequences)
+    advantages = jnp.where(mask, sums, 0.0)
+    return Estimate(advantages, jnp.where(mask, advantages + values, 0.0))
+
+
+def n_step(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    discount: float,
+    steps: int,
+    sequences: Sequences = None,
+) -> Estimate:
+    """R_t = Σ_{k<n} γ^k · r_{t+k} + γ^n · V_{t+n}; A_t = R_t − V_t (Sutton and Barto, 2nd edition,
+    eq. 7.1).
+
+    Args:
+      values: V before each token; the value behind the last is 0.
+      steps: n, at least 1.
+    """
+
+    def further(_: int, returns: Float[Array, "B T"]) -> Float[Array, "B T"]:
+        return rewards + discount * next_values(returns, mask, sequences)
+
+    returns = jnp.where(mask, jax.lax.fori_loop(0, steps, further, values), 0.0)
+    return Estimate(jnp.where(mask, returns - values, 0.0), returns)

@@ -1,0 +1,113 @@
+"""Policy losses whose ratio is a whole sequence's; still one value a token.
+
+As in `losses`; `mask` says which tokens make up a sequence, and `sequences` is as in
+`rl_sync.algorithms.sequences`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rl_sync.algorithms.losses import Advantages, ppo_clip
+from rl_sync.algorithms.masking import Mask
+from rl_sync.algorithms.sequences import OfSequence, Sequences, lengths, means, totals
+
+GREATEST_LOG_RATIO = 10.0
+"""Beyond it a sequence's ratio is cut, so that its exponential stays finite."""
+
+
+def gspo_logprobs(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    mask: Mask,
+    sequences: Sequences = None,
+) -> Float[Array, "B T"]:
+    """log s = sg(mean_t log ρ_t) + log π − sg(log π): the value is a sequence's, the gradient a
+    token's (GSPO-token, arXiv:2507.18071, eq. 14).
+    """
+    mean = means(logprobs - old_logprobs, mask, sequences)
+    own = logprobs - jax.lax.stop_gradient(logprobs)
+    return jnp.minimum(own + jax.lax.stop_gradient(mean), GREATEST_LOG_RATIO)
+
+
+def gspo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Advantages,
+    mask: Mask,
+    clip_low: float,
+    clip_high: float,
+    sequences: Sequences = None,
+) -> Float[Array, "B T"]:
+    """−min(sA, clip(s, 1 − ε_low, 1 + ε_high)A), s = (Π ρ_t)^(1/|o|) (GSPO, arXiv:2507.18071,
+    eq. 5 and 13). To be reduced by `sequence_mean`.
+    """
+    log_ratio = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
+    return ppo_clip(log_ratio, jnp.zeros_like(log_ratio), advantages, clip_low, clip_high)
+
+
+def gmpo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: OfSequence,
+    mask: Mask,
+    clip_low: float,
+    clip_high: float,
+    sequences: Sequences = None,
+) -> OfSequence:
+    """−A · (Π_t ρ'_t)^(1/|o|), where ρ' is the ratio, clipped to (e^−ε_low, e^ε_high) on the side
+    that the advantage pushes to (GMPO, arXiv:2507.20673, section 3). To be reduced by
+    `sequence_mean`.
+
+    Args:
+      advantages: one a sequence.
+      clip_low, clip_high: ε, of the logarithm of the ratio.
+    """
+    log_ratio = logprobs - old_logprobs
+    side = jnp.sign(advantages)
+    clipped = jnp.clip(log_ratio, -clip_low, clip_high)
+    bounded = side * jnp.minimum(side * log_ratio, side * clipped)
+    return -advantages * jnp.exp(means(bounded, mask, sequences))
+
+
+def topr(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: OfSequence,
+    mask: Mask,
+    sequences: Sequences = None,
+) -> Float[Array, "B T"]:
+    """−A · log π where A > 0, −sg(min(Π ρ_t, 1)) · A · log π elsewhere: what is good is imitated
+    however unlikely it is, what is bad is left alone once it is unlikely (TOPR, arXiv:2503.14286,
+    section 3).
+
+    Args:
+      advantages: one a sequence.
+      old_logprobs: of the policy that drew the sequences.
+    """
+    log_ratio = totals(logprobs - old_logprobs, mask, sequences)
+    tapered = jnp.exp(jnp.minimum(jax.lax.stop_gradient(log_ratio), 0.0))
+    return -jnp.where(advantages > 0, 1.0, tapered) * advantages * logprobs
+
+
+def opmd(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Advantages,
+    mask: Mask,
+    temperature: float,
+    sequences: Sequences = None,
+) -> Float[Array, "B T"]:
+    """−A · log π + (τ / 2) · (Σ_t log ρ_t)² / |o|: summed over a sequence, its gradient is that of
+    online mirror descent (Kimi k1.5, arXiv:2501.12599, eq. 3). To be reduced by
+    `sequence_sum_mean`.
+
+    Args:
+      advantages: rewards less their group's mean.
+      temperature: τ, what a move away from the old policy costs.
+    """
+    log_ratio = totals(logprobs - old_logprobs, mask, sequences)
+    cost = 0.5 * temperature * jnp.square(log_ratio) / lengths(mask, sequences)
+    return cost - advantages * logprobs

@@ -1,0 +1,51 @@
+"""What a batch's rewards and groups become before advantages are taken."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rl_sync.algorithms.advantages import by_group
+
+
+def soft_overlong_penalty(
+    lengths: Float[Array, " B"], max_tokens: int, margin_tokens: int
+) -> Float[Array, " B"]:
+    """0 up to L − m tokens, then (L − m − |o|) / m, so −1 at L (DAPO, arXiv:2503.14476, eq. 13).
+
+    Args:
+      max_tokens: L, the most tokens that a completion may have.
+      margin_tokens: m.
+    """
+    return jnp.clip((max_tokens - margin_tokens - lengths) / margin_tokens, -1.0, 0.0)
+
+
+def has_spread(rewards: Float[Array, " B"], group_size: int) -> Bool[Array, " B"]:
+    """Whether a trajectory's group has more than one reward, and so something to compare (dynamic
+    sampling in DAPO, arXiv:2503.14476, eq. 11).
+    """
+    grouped = by_group(rewards, group_size)
+    return jnp.repeat(grouped.max(axis=1) > grouped.min(axis=1), group_size)
+
+
+def within_difficulty(
+    rewards: Float[Array, " B"], group_size: int, low: float, high: float
+) -> Bool[Array, " B"]:
+    """Whether the mean reward of a trajectory's group is in [low, high]: neither too hard nor too
+    easy (Kimi k1.5, arXiv:2501.12599, section 2.3.4).
+    """
+    means = by_group(rewards, group_size).mean(axis=1)
+    return jnp.repeat((low <= means) & (means <= high), group_size)
+
+
+def extremes(rewards: Float[Array, " B"], group_size: int, count: int) -> Bool[Array, " B"]:
+    """The best half and the worst half of `count` trajectories a group, first come among equals:
+    what is over-sampled and then left out teaches least (PODS, arXiv:2504.13818, section 3.2).
+
+    Args:
+      count: how many stay of a group, even.
+    """
+    grouped = by_group(rewards, group_size)
+    rank = jnp.argsort(jnp.argsort(grouped, axis=1, stable=True), axis=1)
+    half = count // 2
+    return ((rank < half) | (rank >= group_size - half)).reshape(-1)

@@ -1,0 +1,46 @@
+"""`config.algorithm`: a named composition, with what the user set in place of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.algorithms.named import named
+from rl_sync.runtime.records import build, require
+from rl_sync.runtime.sections import SyncSettings
+from rl_sync.schedule import resolve
+
+
+def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with its algorithm's settings filled in where they are None.
+
+    Without a name it is the algorithm for data as stale as the schedule lets them get.
+
+    Raises:
+      ValueError: no algorithm has the name, or the sync settings contradict each other.
+    """
+    given = config.get("algorithm") if isinstance(config, Mapping) else None
+    if not isinstance(given, Mapping) or "sync" not in config:
+        return config  # Refused where the sections are built.
+    sync: SyncSettings = build(SyncSettings, config["sync"], "config.sync")
+    schedule = resolve(sync.mode, sync.interval, sync.offset, sync.max_staleness, sync.pull)
+    own = dataclasses.asdict(named(given.get("name"), schedule.staleness_bound))
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return {**config, "algorithm": {**own, **chosen}}
+
+
+def require_bearing(algorithm: Algorithm, staleness_bound: int, mode: str) -> None:
+    """Refuses an algorithm that does not bear stale data where there may be some.
+
+    Raises:
+      ConfigError: says why, and what to do.
+    """
+    danger = algorithm.danger()
+    require(
+        danger is None or staleness_bound == 0 or algorithm.allow_unsafe,
+        f"algorithm.name={algorithm.name} does not fit data that are up to {staleness_bound}"
+        f" trainer steps old, which sync.mode={mode} allows: {danger}, leave out algorithm.name for"
+        " one that bears them, or insist with algorithm.allow_unsafe=True.",
+    )

@@ -1,0 +1,70 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_sync.actors import credit
+from rl_sync.algorithms.named import ALGORITHMS
+
+REWARDS = jnp.array([1.0, 0.0, 0.5, 0.5])
+MASK = jnp.array(
+    [[True, True, False], [True, True, True], [True, False, False], [True, True, True]]
+)
+TRUNCATED = jnp.array([False, True, False, False])
+BEHAVIOR = jnp.full((4, 3), -1.0)
+REF = jnp.full((4, 3), -1.5)
+
+
+def _give(ref_logprobs=None, **change):
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
+    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs)
+    return credit.give(algorithm, batch, group_size=2, max_tokens=3)
+
+
+def test_every_trajectory_of_whole_groups_has_its_advantage_and_counts():
+    given, metrics = _give()
+    np.testing.assert_allclose(given.advantages[:, 0], [0.5, -0.5, 0, 0])
+    np.testing.assert_array_equal(given.weights, 1)
+    assert (metrics["groups_without_spread"], metrics["left_out_fraction"]) == (0.5, 0)
+
+
+def test_overlong_completions_have_their_reward_lowered():
+    """A margin of 2 of 3 tokens: −½ at 2 tokens, −1 at 3, nothing at 1."""
+    given, metrics = _give(overlong_tokens=2)
+    np.testing.assert_allclose(given.advantages[:, 0], [0.75, -0.75, 0.5, -0.5])
+    assert metrics["reward_mean"] == 0.5, "what is reported is what was earned"
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"mask_truncated": True}, [1, 0, 1, 1]),
+        ({"need_spread": True}, [1, 1, 0, 0]),
+        ({"group_mean_low": 0.6}, [0, 0, 0, 0]),
+        ({"group_mean_high": 0.5}, [1, 1, 1, 1]),
+        ({"extremes": 2}, [1, 1, 1, 1]),
+    ],
+)
+def test_what_is_left_out_has_no_weight(change, kept):
+    given, metrics = _give(**change)
+    np.testing.assert_array_equal(given.weights[:, 0], kept)
+    tokens = np.asarray(MASK.sum(axis=1))
+    left_out = 1 - (tokens * kept).sum() / tokens.sum()
+    np.testing.assert_allclose(metrics["left_out_fraction"], left_out, atol=1e-6)
+
+
+def test_a_divergence_in_the_reward_is_summed_over_a_trajectory():
+    """k1 = ½ a token: 2 and 3 tokens, and 1 and 3, at β = 0.1."""
+    given, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="reward")
+    np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
+    unchanged, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="loss")
+    np.testing.assert_allclose(unchanged.advantages[:, 0], [0.5, -0.5, 0, 0], atol=1e-6)
+
+
+def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
+    given, _ = _give(REF, advantage="reinforce_pp", kl_coefficient=0.1, kl_estimator="k1",
+                     kl_place="reward")  # fmt: skip
+    returns = np.array([0.9, 0.95, -0.15, -0.1, -0.05, 0.45, 0.35, 0.4, 0.45])
+    expected = (returns - returns.mean()) / returns.std(ddof=1)
+    np.testing.assert_allclose(np.asarray(given.advantages)[np.asarray(MASK)], expected, rtol=1e-5)

@@ -1,0 +1,78 @@
+"""Whether each named algorithm learns: a table of logits answers 8 prompts in up to 3 tokens.
+
+An answer's reward is the share of its tokens that are right. Those that generate are one step
+behind, so that ratios take part, and each step has two updates.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_sync.actors import credit, objective
+from rl_sync.algorithms.named import ALGORITHMS
+
+PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 8, 8, 3, 4
+STEPS, UPDATES = 40, 2
+ROWS = PROMPTS * GROUP_SIZE
+RIGHT = np.random.default_rng(0).integers(0, VOCABULARY, (PROMPTS, LENGTH))
+PROMPT = np.repeat(np.arange(PROMPTS), GROUP_SIZE)
+LENGTHS = np.random.default_rng(1).integers(1, LENGTH + 1, ROWS)
+MASK = np.arange(LENGTH) < LENGTHS[:, None]
+OPTIMIZER = optax.adam(0.1)
+
+
+def _logprobs(logits, tokens):
+    every = jax.nn.log_softmax(logits[PROMPT])
+    entropy = -(jnp.exp(every) * every).sum(axis=-1)
+    return jnp.take_along_axis(every, tokens[..., None], axis=-1)[..., 0], entropy
+
+
+def _right(logits):
+    """The probability of the right token, on average."""
+    return jnp.take_along_axis(jax.nn.softmax(logits), RIGHT[..., None], axis=-1).mean()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _learn(algorithm, sign):
+    """The probability of being right after training, with the advantages' sign given."""
+
+    def step(carry, key):
+        logits, drawn_by, state = carry
+        tokens = jax.random.categorical(key, drawn_by[PROMPT])
+        rewards = (jnp.where(MASK, tokens == RIGHT[PROMPT], 0).sum(axis=1)) / LENGTHS
+        behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))
+        ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.kl_coefficient else None
+        whole = jnp.zeros(ROWS, bool)
+        batch = credit.Trajectories(rewards, jnp.asarray(MASK), None, whole, behavior, ref)
+        given, _ = credit.give(algorithm, batch, GROUP_SIZE, LENGTH)
+        known = objective.Experience(
+            jnp.asarray(MASK), behavior, proximal, ref, sign * given.advantages, given.weights,
+            jnp.ones_like(tokens), None,
+        )  # fmt: skip
+        totals = objective.totals(algorithm, known, ROWS, LENGTH)
+
+        def update(carry, _):
+            def loss_of(table):
+                return objective.policy_loss(algorithm, *_logprobs(table, tokens), known, totals)[0]
+
+            updates, state = OPTIMIZER.update(jax.grad(loss_of)(carry[0]), carry[1])
+            return (optax.apply_updates(carry[0], updates), state), None
+
+        drawn_by = logits
+        (logits, state), _ = jax.lax.scan(update, (logits, state), length=UPDATES)
+        return (logits, drawn_by, state), None
+
+    start = jnp.zeros((PROMPTS, LENGTH, VOCABULARY))
+    carry = (start, start, OPTIMIZER.init(start))
+    (logits, _, _), _ = jax.lax.scan(step, carry, jax.random.split(jax.random.key(0), STEPS))
+    return _right(logits)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_learns_and_with_the_wrong_sign_unlearns(name):
+    algorithm = ALGORITHMS[name]
+    assert _learn(algorithm, 1.0) > 0.5 > 2 * _learn(algorithm, -1.0) + 0.1

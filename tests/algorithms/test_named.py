@@ -1,0 +1,67 @@
+import dataclasses
+
+import pytest
+
+from rl_sync.actors import credit, objective
+from rl_sync.algorithms import algorithm, kl
+from rl_sync.algorithms.named import ALGORITHMS, named
+
+
+def test_every_name_in_a_record_has_its_function():
+    assert set(algorithm.ADVANTAGES) == {*credit.ADVANTAGES, "reinforce_pp"}
+    assert set(algorithm.LOSSES) == set(objective.LOSSES) >= set(objective.CLIPPED)
+    assert set(algorithm.CORRECTIONS) == set(objective.CORRECTIONS)
+    assert set(algorithm.AGGREGATIONS) == set(objective.AGGREGATIONS)
+    assert set(algorithm.KL_ESTIMATORS) == set(kl.KL_ESTIMATORS)
+
+
+def test_what_is_used_without_a_name_bears_the_staleness():
+    assert named(None, 0).name == "grpo"
+    assert named(None, 1).name == "decoupled_ppo"
+    assert named(None, 1).danger() is None
+
+
+def test_only_algorithms_that_take_no_notice_of_the_old_policy_are_dangerous():
+    assert {name for name, one in ALGORITHMS.items() if one.danger()} == {"rloo", "opo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "part"),
+    [
+        ("decoupled_ppo", {"correction": ""}, "takes no notice of the policy that drew"),
+        ("grpo", {"clip_high": 11.0}, "as good as unclipped"),
+        ("grpo", {"loss": "reinforce"}, "without end"),
+    ],
+)
+def test_what_is_dangerous_says_why(name, change, part):
+    made = dataclasses.replace(ALGORITHMS[name], **change)
+    assert part in str(made.danger())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"advantage": "gae"}, r"advantage='gae' is not one of grpo, dr_grpo"),
+        ({"loss": "ppo"}, r"loss='ppo' is not one of .*; did you mean"),
+        ({"correction": "token_mask,tokens"}, r"correction='tokens' is not one of"),
+        ({"kl_estimator": "k9"}, r"kl_estimator='k9' is not one of k1, k2, k3"),
+        ({"clip_low": 0.0}, r"clip_low=0.0 must be above 0"),
+        ({"clip_high": -1.0}, r"clip_high=-1.0 must be above 0"),
+        ({"dual_clip": 0.5}, r"dual_clip=0.5 must be above 1"),
+        ({"kl_coefficient": -0.1}, r"kl_coefficient=-0.1 must not be negative"),
+        ({"discount": 0.0}, r"discount=0.0 must be in \(0, 1\]"),
+        ({"token_low": 1.5}, r"token_low=1.5 .* have 1"),
+        ({"extremes": 3}, r"extremes=3 must be even"),
+        ({"group_mean_low": 0.5, "group_mean_high": 0.4}, r"no group would be left"),
+        ({"correction": "token_truncation"}, r"has in it already: .*proximal=start"),
+        (
+            {"correction": "token_truncation,sequence_truncation", "proximal": "start"},
+            r"weighs by the ratio twice",
+        ),
+        ({"correction": "second_moment"}, r"needs algorithm.proximal=start, not behavior"),
+        ({"advantage": "reinforce_pp", "loss": "gmpo"}, r"reinforce_pp_baseline"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(ALGORITHMS["grpo"], **change)

@@ -1,0 +1,95 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_sync.algorithms import aggregation, sequence_losses
+from tests.algorithms.golden import MASK, ROW_ADVANTAGES, VALUES, assert_is_reference, packed
+
+OLD, ADVANTAGES = VALUES["old_logprobs"], VALUES["adv/grpo"]
+BOTH = jnp.array([[True, True]])
+LOSSES = {
+    "gspo": lambda x, old, a, m, s: sequence_losses.gspo(x, old, a, m, 0.03, 0.04, s),
+    "gmpo": lambda x, old, a, m, s: sequence_losses.gmpo(x, old, a, m, 0.4, 0.4, s),
+    "topr": lambda x, old, a, m, s: sequence_losses.topr(x, old, a, m, s),
+    "opmd": lambda x, old, a, m, s: sequence_losses.opmd(x, old, a, m, 0.5, s),
+}
+
+
+def test_gspo_is_the_reference_s():
+    def loss_of(logprobs):
+        values = sequence_losses.gspo(logprobs, OLD, ADVANTAGES, MASK, 0.03, 0.04)
+        return aggregation.sequence_mean(values, MASK)
+
+    assert_is_reference(loss_of, "gspo")
+
+
+def test_gmpo_is_the_reference_s():
+    def loss_of(logprobs):
+        values = sequence_losses.gmpo(logprobs, OLD, ROW_ADVANTAGES, MASK, 0.4, 0.4)
+        return aggregation.sequence_mean(values, MASK)
+
+    assert_is_reference(loss_of, "gmpo")
+
+
+def test_gspo_by_hand():
+    """Ratios 2 and 8 make a sequence's 4, which 1.04 bounds where A > 0 alone."""
+    logprobs, old = jnp.log(jnp.array([[2.0, 8.0]])), jnp.zeros((1, 2))
+    up, down = (
+        sequence_losses.gspo(logprobs, old, jnp.array([[sign]]), BOTH, 0.03, 0.04)
+        for sign in (1.0, -1.0)
+    )
+    np.testing.assert_allclose(up, [[-1.04, -1.04]])
+    np.testing.assert_allclose(down, [[4.0, 4.0]])
+
+
+def test_gmpo_by_hand():
+    """Where A > 0 the ratio 8 counts as e^0.4; where A < 0 as what it is."""
+    logprobs, old = jnp.log(jnp.array([[1.0, 8.0]])), jnp.zeros((1, 2))
+    up, down = (
+        sequence_losses.gmpo(logprobs, old, jnp.array([[sign]]), BOTH, 0.4, 0.4)
+        for sign in (1.0, -1.0)
+    )
+    np.testing.assert_allclose(up, [[-np.exp(0.2)]])
+    np.testing.assert_allclose(down, [[np.sqrt(8)]])
+
+
+def test_topr_by_hand_imitates_the_good_and_lets_go_of_the_bad_that_is_unlikely():
+    """The sequences' ratios: ½ · ½ = ¼, and 2 · 2 = 4, which counts as 1 at most."""
+    logprobs = jnp.log(jnp.array([[0.5, 0.5], [0.5, 0.5], [2.0, 2.0]]))
+    advantages = jnp.array([[1.0], [-1.0], [-1.0]])
+    mask, old = jnp.ones((3, 2), bool), jnp.zeros((3, 2))
+    gradient = jax.grad(lambda x: sequence_losses.topr(x, old, advantages, mask).sum())(logprobs)
+    np.testing.assert_allclose(gradient, [[-1, -1], [0.25, 0.25], [1, 1]])
+
+
+def test_opmd_by_hand_has_the_gradient_of_mirror_descent():
+    """−A + τ · Σ log ρ at every token: here −2 + 0.5 · (0.1 + 0.3)."""
+    logprobs, old = jnp.array([[0.1, 0.3]]), jnp.zeros((1, 2))
+
+    def loss_of(logprobs):
+        values = sequence_losses.opmd(logprobs, old, jnp.array([[2.0]]), BOTH, 0.5)
+        return aggregation.sequence_sum_mean(values, BOTH)
+
+    np.testing.assert_allclose(jax.grad(loss_of)(logprobs), [[-1.8, -1.8]])
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_sequences_in_one_row_do_not_see_each_other(name):
+    def loss_of(logprobs, old, advantages, mask, sequences):
+        values = LOSSES[name](logprobs, old, advantages, mask, sequences)
+        return aggregation.sequence_sum_mean(values, mask, 12)
+
+    logprobs, mask, sequences = packed(VALUES["logprobs"])
+    old, advantages = packed(OLD)[0], packed(ADVANTAGES)[0]
+    together = jax.grad(loss_of)(logprobs, old, advantages, mask, sequences)
+    apart = jax.grad(loss_of)(
+        jnp.asarray(VALUES["logprobs"]), OLD, ROW_ADVANTAGES, jnp.asarray(MASK), None
+    )
+    np.testing.assert_allclose(together, packed(apart)[0], atol=1e-9)
+
+
+def test_a_ratio_beyond_all_bounds_stays_finite():
+    logprobs = jnp.full((1, 2), 1e4)
+    values = sequence_losses.gspo(logprobs, jnp.zeros((1, 2)), -jnp.ones((1, 1)), BOTH, 0.1, 0.1)
+    assert np.isfinite(values).all()
