@@ -13,7 +13,8 @@ from jax.extend.core import Var
 
 from rl_sync.models.config import ModelConfig, Remat
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
-from rl_sync.models.transformer import empty_cache, init_params
+from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import CACHE_AXES, empty_cache, init_params
 
 
 def tree_bytes(tree: Any) -> int:
@@ -21,14 +22,25 @@ def tree_bytes(tree: Any) -> int:
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
+def device_bytes(tree: Any) -> int:
+    """Bytes of what one device holds of all arrays, or of what has their shapes and shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def param_shapes(config: ModelConfig) -> Any:
     """The tree of `init_params`, as shapes."""
     return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
-def cache_bytes(config: ModelConfig, rows: int, length: int) -> int:
-    """Bytes of the keys and values of so many rows of so many tokens."""
-    return tree_bytes(jax.eval_shape(lambda: empty_cache(config, rows, length)))
+def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout | None = None) -> int:
+    """Bytes of the keys and values of so many rows of so many tokens, on each device."""
+    shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
+    if layout is None:
+        return tree_bytes(shapes)
+    return device_bytes(jax.tree.map(lambda x: layout.like(x, CACHE_AXES), shapes))
 
 
 def activation_bytes(

@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from rl_sync.models import transformer
 from rl_sync.models.attention import KVCache
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import constrain
 from rl_sync.rollout.sampling import (
     History,
     Knobs,
@@ -106,6 +107,13 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
     )
 
 
+def on_mesh(slots: Slots) -> Slots:
+    """The slots where the layout in use puts them: cut by rows, and caches by heads."""
+    by_row = jax.tree.map(lambda x: constrain(x, "batch"), slots)
+    cache = jax.tree.map(lambda x: constrain(x, *transformer.CACHE_AXES), slots.cache)
+    return by_row._replace(cache=cache)
+
+
 @functools.partial(jax.jit, static_argnames="config")
 def prefill(config: ModelConfig, params: Params, tokens: Int[Array, "R P"]) -> Prefix:
     """Reads prompts that are padded on the right."""
@@ -129,6 +137,11 @@ def insert(
       rows: of the new sequences, in the same order.
     """
 
+    # Gathered once: any slot may get any row.
+    axes = ("layers", None, *transformer.CACHE_AXES[2:])
+    cache = jax.tree.map(lambda x: constrain(x, *axes), prefix.cache)
+    prefix = Prefix(constrain(prefix.tokens), cache)
+
     def place(i: Int[Array, ""], held: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
         tokens, cache = held
         source, target = sources[i], targets[i]
@@ -143,7 +156,7 @@ def insert(
 
     tokens, cache = jax.lax.fori_loop(0, count, place, (slots.tokens, slots.cache))
     put = functools.partial(jax.tree.map, lambda old, new: old.at[targets].set(new, mode="drop"))
-    return Slots(tokens, cache, put(slots.rows, rows))
+    return on_mesh(Slots(tokens, cache, put(slots.rows, rows)))
 
 
 @functools.partial(
@@ -192,7 +205,7 @@ def decode_chunk(
             live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
             steps=chunk.steps + 1,
         )
-        return Slots(tokens, cache, rows._replace(newest=newest)), after
+        return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
 
     def unfinished(carry: tuple[Slots, Chunk]) -> Bool[Array, ""]:
         chunk = carry[1]
@@ -204,7 +217,8 @@ def decode_chunk(
         live=live,
         steps=jnp.int32(0),
     )
-    return jax.lax.while_loop(unfinished, step, (slots, nothing))
+    slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
+    return on_mesh(slots), chunk
 
 
 @jax.jit
@@ -212,7 +226,7 @@ def rearrange(slots: Slots, sources: Int[Array, " R"]) -> Slots:
     """Slots of another number: slot i is what slot `sources[i]` was."""
     take = functools.partial(jax.tree.map, lambda x: x[sources])
     cache = jax.tree.map(lambda x: x[:, sources], slots.cache)
-    return Slots(slots.tokens[sources], cache, take(slots.rows))
+    return on_mesh(Slots(slots.tokens[sources], cache, take(slots.rows)))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "count", "span"), donate_argnames="slots")
@@ -231,4 +245,4 @@ def recompute(
     def put(to: Array, of: Array) -> Array:
         return jax.lax.dynamic_update_slice(to, of, (0, start, 0, 0, 0))
 
-    return slots._replace(cache=jax.tree.map(put, slots.cache, fresh))
+    return on_mesh(slots._replace(cache=jax.tree.map(put, slots.cache, fresh)))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
@@ -27,6 +28,7 @@ class Evaluator:
       task: the problems.
       problems: the most problems of an evaluation.
       rows: the most that are generated at once.
+      layout: where the policy lies.
     """
 
     session: Session
@@ -34,6 +36,7 @@ class Evaluator:
     task: Task
     problems: int
     rows: int
+    layout: Layout
 
     def accuracy(self, params: Params, problems: int | None = None) -> tuple[float, int]:
         """The share of problems whose greedy completion is rewarded in full.
@@ -65,7 +68,7 @@ class Evaluator:
             Request(row[:length], sampling) for row, length in zip(tokens, lengths, strict=True)
         ]
         # A new one each time: it holds on to weights that train steps donate, and to its cache.
-        engine = Engine(self.model, self.rows)
+        engine = Engine(self.model, self.rows, layout=self.layout)
         engine.load(params, version=0)
         completions = [
             self.task.tokenizer.decode(completion.tokens.tolist())

@@ -175,10 +175,10 @@ def parameters(run) -> list[np.ndarray]:
 
     from rl_sync.runtime.programs import trainer_of
     from rl_sync.runtime.snapshots import load_snapshot
+    from tests.models.meshes import layout
 
     settings = run.settings
-    trainer = trainer_of(settings, settings.load_task())
-    like = trainer.begin(trainer.init(jax.random.key(9)))
+    like = trainer_of(settings, settings.load_task(), layout()).like()
     directory = run.workdir / "checkpoints"
     assert latest_snapshot(directory) == settings.trainer.steps
     _, state, _ = load_snapshot(directory, None, like)
