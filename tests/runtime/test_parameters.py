@@ -114,6 +114,7 @@ def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
     )
     _, wide = adapted.receiving(Pulled(moved)).pull(timeout_secs=1.0)
     assert places(found) == places(to.blank())
+    assert {x.dtype.name for x in jax.tree.leaves(found)} == {"bfloat16"}
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(np.float32(a), b, rtol=2**-7, atol=1e-6),
         found,
