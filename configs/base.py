@@ -137,6 +137,8 @@ def get_config() -> ConfigDict:
             "logits_bytes": 64 << 20,
         }
     )
+    config.trainer.compute_dtype = placeholder(str)
+    config.trainer.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
     config.rollout = ConfigDict(
         {
             "temperature": 1.0,
@@ -164,6 +166,21 @@ def get_config() -> ConfigDict:
     config.explorer = ConfigDict()
     config.explorer.count = placeholder(int)
     config.explorer.groups_per_lease = placeholder(int)
+    config.explorer.dtype = placeholder(str)
+    config.explorer.mesh = ConfigDict({"data": 1, "tensor": 1})
+    config.sharding = ConfigDict(
+        {
+            "batch": "data,fsdp",
+            "length": "",
+            "vocab": "tensor",
+            "kv": "tensor",
+            "head_dim": "",
+            "mlp": "tensor",
+            "experts": "",
+            "embed": "fsdp",
+            "layers": "",
+        }
+    )
 
     config.replay = ConfigDict({"backend": "reverb", "port": 0, "sampler": "fifo"})
     config.replay.address = placeholder(str)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import jax
-
+from rl_sync.actors.opt_state import opt_state_like
 from rl_sync.models import lora, memory
-from rl_sync.models.config import ModelConfig
+from rl_sync.models.placement import like_cast, param_like, undivided
+from rl_sync.models.sharding import MeshShape
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.tasks.task import Task
 
@@ -14,18 +14,18 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
     """The bytes of parameters, optimizer, activations and cache, a role and a device."""
-    model = settings.model_config(task)
-    roles = (_trainer(settings, model, task), _explorer(settings, model))
+    roles = (_trainer(settings, task), _explorer(settings, task), *_undivided(settings, task))
     return "\n".join(["Memory a device, from shapes:", *roles])
 
 
-def _trainer(settings: RunSettings, model: ModelConfig, task: Task) -> str:
-    params = memory.param_shapes(model)
+def _trainer(settings: RunSettings, task: Task) -> str:
+    model, layout = settings.trainer_model(task), settings.trainer_layout
+    params = param_like(model, layout)
     trained = lora.split(params)[0] if model.lora else params
     updates = settings.optimizer.updates_per_batch
     optimizer = settings.optimizer.reinforcement(settings.trainer.steps * updates)
     update_rows = settings.trainer.groups_per_step * settings.trainer.group_size // updates
-    rows = settings.trainer.microbatch_rows or update_rows
+    rows = (settings.trainer.microbatch_rows or update_rows) // layout.batch_shards
     by_policy = memory.activation_bytes_by_policy(
         model, rows, task.row_tokens, settings.trainer.logits_bytes
     )
@@ -35,31 +35,55 @@ def _trainer(settings: RunSettings, model: ModelConfig, task: Task) -> str:
         if policy != model.remat
     )
     parts = {
-        "parameters": memory.tree_bytes(params),
-        "optimizer": memory.tree_bytes(jax.eval_shape(optimizer.init, trained)),
-        "gradients": memory.tree_bytes(trained),
+        "parameters": memory.device_bytes(params),
+        "optimizer": memory.device_bytes(opt_state_like(optimizer, trained, layout)),
+        "gradients": memory.device_bytes(trained),
     }
     if settings.algorithm.kl_coefficient > 0:
-        parts["reference"] = memory.tree_bytes(trained)
+        parts["reference"] = memory.device_bytes(trained)
     activations = by_policy[model.remat]
+    most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Some are cut, some are not.
     return (
-        f"  trainer    {_list(parts)}, activations {format_bytes(activations)} for {rows} rows of"
-        f" {task.row_tokens} tokens: {format_bytes(sum(parts.values()) + activations)}\n"
+        f"  trainer    {_mesh(settings.trainer.mesh.shape)}{_list(parts)}, activations"
+        f" {most}{format_bytes(activations)} for {rows} rows of {task.row_tokens} tokens:"
+        f" {format_bytes(sum(parts.values()) + activations)}\n"
         f"             (activations with model.remat={model.remat}; {', '.join(others)})"
     )
 
 
-def _explorer(settings: RunSettings, model: ModelConfig) -> str:
-    adapters, base = lora.split(memory.param_shapes(model))
-    slots, size = settings.slots, memory.tree_bytes(base)
+def _explorer(settings: RunSettings, task: Task) -> str:
+    model, layout = settings.explorer_model(task), settings.explorer_layout
+    slots = settings.slots
+    adapters, base = lora.split(param_like(model, layout))
+    size = memory.device_bytes(like_cast(base, model.dtype))
     parts = {"parameters": size, "parameters that arrive": size}
     if adapters:
-        parts |= {"base": size, "adapters": memory.tree_bytes(adapters)}
-    parts["KV cache"] = memory.cache_bytes(model, slots, model.max_length)
+        parts |= {"base": memory.device_bytes(base), "adapters": memory.device_bytes(adapters)}
+    parts["KV cache"] = memory.cache_bytes(model, slots, model.max_length, layout)
     return (
-        f"  explorer   {_list(parts)} for {slots} slots of {model.max_length} tokens:"
+        f"  explorer   {_mesh(settings.explorer.mesh.shape)}{_list(parts)} for"
+        f" {slots // layout.batch_shards} slots of {model.max_length} tokens:"
         f" {format_bytes(sum(parts.values()))}"
     )
+
+
+def _undivided(settings: RunSettings, task: Task) -> list[str]:
+    """What the meshes would cut and cannot."""
+    model = settings.model_config(task)
+    lines = []
+    for role, layout in (
+        ("trainer", settings.trainer_layout),
+        ("explorer", settings.explorer_layout),
+    ):
+        for line in undivided(model, layout):
+            lines.append(
+                f"  {role:<10} cannot cut {line} evenly: each device holds all of that axis"
+            )
+    return lines
+
+
+def _mesh(shape: MeshShape) -> str:
+    return f"[{shape}] " if shape.devices > 1 else ""
 
 
 def _list(parts: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
+from rl_sync.runtime.devices import VISIBLE, role_environment
 from rl_sync.runtime.programs import check_replay, replay_tables
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
@@ -98,11 +100,13 @@ class LocalRun:
         # The replay server takes longest to start, so it goes first.
         replay = settings.replay.address or self._start_replay(logs / "replay.log")
         coordinator = f"{_HOST}:{_port(0, 'cluster')}"
+        devices = role_environment(settings, os.environ.get(VISIBLE))
         for role in ["master", "trainer", *settings.roles[:-1]]:
             command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
             command += [f"--workdir={self._workdir}", f"--master={master}", f"--replay={replay}"]
             command += [f"--coordinator={coordinator}", "--lifeline"]
-            self._supervisor.add(RoleProcess.start(role, command, logs / f"{role}.log"))
+            log, more = logs / f"{role}.log", devices.get(role, {})
+            self._supervisor.add(RoleProcess.start(role, command, log, more))
         self._master = RpcClient(master, "master")
 
     def _start_replay(self, log: Path) -> str:

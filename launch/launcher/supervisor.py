@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -51,8 +51,14 @@ class RoleProcess:
     _popen: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, name: str, command: Sequence[str], log: Path) -> RoleProcess:
-        """Starts a command whose output is added to the log."""
+    def start(
+        cls, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> RoleProcess:
+        """Starts a command whose output is added to the log.
+
+        Args:
+          environment: what it has besides this process's own.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             popen = subprocess.Popen(
@@ -61,7 +67,11 @@ class RoleProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**allocator.environment(os.environ), "PYTHONUNBUFFERED": "1"},
+                env={
+                    **allocator.environment(os.environ),
+                    "PYTHONUNBUFFERED": "1",
+                    **environment,
+                },
             )
         return cls(name, log, popen)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rl_sync.models.sharding import constrain
 from rl_sync.types import Params
 
 Loss = Callable[[Params, Any], tuple[Array, Any]]
@@ -45,4 +46,7 @@ def map_rows(function: Callable[[Any], Array], rows: Any, microbatch_rows: int) 
 
 
 def _parts(rows: Any, microbatch_rows: int) -> Any:
-    return jax.tree.map(lambda x: x.reshape(-1, microbatch_rows, *x.shape[1:]), rows)
+    def cut(x: Array) -> Array:
+        return constrain(x.reshape(-1, microbatch_rows, *x.shape[1:]), None, "batch")
+
+    return jax.tree.map(cut, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rl_sync.actors import credit, objective
 from rl_sync.actors.microbatches import gradient, map_rows
 from rl_sync.actors.objective import Experience, Metrics, Totals, policy_loss
+from rl_sync.actors.opt_state import init_opt_state, opt_state_like
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.algorithms.algorithm import Algorithm
@@ -22,6 +23,8 @@ from rl_sync.algorithms.sequences import is_last, trajectory_totals
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.placement import constrain_like, init_sharded, param_like
+from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
 from rl_sync.types import Packing, Params, TrainBatch
 
@@ -45,6 +48,23 @@ class TrainState(NamedTuple):
     ref_params: Params | None
 
 
+Of = ParamSpec("Of")
+Result = TypeVar("Result")
+
+
+def _in_layout(
+    step: Callable[Concatenate[Trainer, Of], Result],
+) -> Callable[Concatenate[Trainer, Of], Result]:
+    """Traces a method in the trainer's layout."""
+
+    @functools.wraps(step)
+    def within(self: Trainer, *args: Of.args, **kwargs: Of.kwargs) -> Result:
+        with using(self.layout):
+            return step(self, *args, **kwargs)
+
+    return within
+
+
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """The trainer's pure functions, for one model and one way to learn.
@@ -60,7 +80,8 @@ class Trainer:
       steps: of the run.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
         0 for all of them.
-      logits_bytes: see `token_logprobs`.
+      logits_bytes: see `token_logprobs`; on a mesh, of each device.
+      layout: where states and batches lie; None for one device, wherever arrays are.
     """
 
     model: ModelConfig
@@ -73,15 +94,22 @@ class Trainer:
     steps: int
     microbatch_rows: int
     logits_bytes: int
+    layout: Layout | None = None
 
     def init(self, key: Array) -> TrainState:
         """A random policy that is ready for `warm_up_step`."""
-        return self.start(jax.jit(init_params, static_argnums=0)(self.model, key))
+        if self.layout is None:
+            return self.start(jax.jit(init_params, static_argnums=0)(self.model, key))
+        return self.start(init_sharded(self.model, key, self.layout))
 
     def start(self, params: Params) -> TrainState:
-        """A given policy that is ready for `warm_up_step`."""
-        opt_state = self.optimizer.warm_up().init(self._split(params)[0])
-        return TrainState(jnp.int32(0), params, opt_state, None)
+        """A given policy, in the trainer's layout, that is ready for `warm_up_step`."""
+        trained, _ = self._split(params)
+        opt_state = init_opt_state(self.optimizer.warm_up(), trained, self.layout)
+        step = jnp.int32(0)
+        if self.layout is not None:
+            step = jax.device_put(step, self.layout.repeated)
+        return TrainState(step, params, opt_state, None)
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
@@ -89,27 +117,51 @@ class Trainer:
         reference = None
         if self.algorithm.kl_coefficient > 0:
             reference = jax.tree.map(jnp.copy, trained)
-        opt_state = self._reinforcement().init(trained)
+        opt_state = init_opt_state(self._reinforcement(), trained, self.layout)
         return TrainState(state.step, state.params, opt_state, reference)
 
+    def like(self) -> TrainState:
+        """Shapes, dtypes and shardings of the states that `begin` and `step` return."""
+        if self.layout is None:
+            return jax.eval_shape(lambda key: self.begin(self.init(key)), jax.random.key(0))
+        params = param_like(self.model, self.layout)
+        trained, _ = self._split(params)
+        return TrainState(
+            step=cast(Array, self.layout.like(jnp.int32(0), ())),
+            params=params,
+            opt_state=opt_state_like(self._reinforcement(), trained, self.layout),
+            ref_params=trained if self.algorithm.kl_coefficient > 0 else None,
+        )
+
+    def place(self, batch: TrainBatch) -> TrainBatch:
+        """Puts a batch where `step` reads it: each device gets its rows, and all rewards."""
+        if self.layout is None:
+            return batch
+        return jax.device_put(batch, jax.tree.map(lambda x: x.sharding, self._batch_like(batch)))
+
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    @_in_layout
     def warm_up_step(
         self, state: TrainState, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
     ) -> tuple[TrainState, Metrics]:
         """One supervised update on demonstrations; `mask` is true where the model is to learn."""
         trained, frozen = self._split(state.params)
+        tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
 
         def loss_of(trained: Params) -> Float[Array, ""]:
-            logprobs, _ = self._logprobs(self._join(trained, frozen), tokens, None, 1.0)
+            logprobs, _ = self._logprobs(self._join(self._held(trained), frozen), tokens, None, 1.0)
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)
-        updates, opt_state = self.optimizer.warm_up().update(descent, state.opt_state, trained)
-        params = self._join(optax.apply_updates(trained, updates), frozen)
+        trained, opt_state = self._descend(
+            self.optimizer.warm_up(), trained, state.opt_state, descent
+        )
+        params = self._join(trained, frozen)
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(descent)}
         return state._replace(params=params, opt_state=opt_state), metrics
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    @_in_layout
     def step(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """One trainer step: `updates_per_batch` updates, each on an equal share of the groups.
 
@@ -131,12 +183,11 @@ class Trainer:
             )
 
             def loss(trained: Params, rows: _Rows) -> tuple[Float[Array, ""], Metrics]:
-                return self._loss(self._join(trained, frozen), rows, totals)
+                return self._loss(self._join(self._held(trained), frozen), rows, totals)
 
             descent, metrics = gradient(loss, trained, share, self.microbatch_rows)
-            updates, opt_state = transformation.update(descent, opt_state, trained)
             metrics["gradient_norm"] = optax.tree.norm(descent)
-            return (optax.apply_updates(trained, updates), opt_state), metrics
+            return self._descend(transformation, trained, opt_state, descent), metrics
 
         (trained, opt_state), metrics = jax.lax.scan(update, (trained, state.opt_state), shares)
         params = self._join(trained, frozen)
@@ -149,9 +200,43 @@ class Trainer:
         """Compiles `step` for batches of one shape, without taking one.
 
         Args:
-          state, batch: of the shapes to come; may be what `jax.eval_shape` returns.
+          state, batch: of the shapes to come; may be what `like` and `jax.eval_shape` return.
+
+        Returns:
+          The step, which places its batch.
         """
-        return Trainer.step.lower(self, state, batch).compile()
+        compiled = Trainer.step.lower(self, state, self._batch_like(batch)).compile()
+        return lambda state, batch: compiled(state, self.place(batch))
+
+    def _batch_like(self, batch: TrainBatch) -> TrainBatch:
+        if self.layout is None:
+            return batch
+        layout = self.layout
+        by_row = jax.tree.map(lambda x: layout.like(x, ("batch", "length")), batch)
+        return by_row._replace(rewards=layout.like(batch.rewards, ()))
+
+    @functools.cached_property
+    def _trained_like(self) -> Params:
+        assert self.layout is not None
+        return self._split(param_like(self.model, self.layout))[0]
+
+    def _held(self, trained: Params) -> Params:
+        """What is trained, or its gradient, kept in its place."""
+        return trained if self.layout is None else constrain_like(trained, self._trained_like)
+
+    def _descend(
+        self,
+        transformation: optax.GradientTransformation,
+        trained: Params,
+        opt_state: Any,
+        descent: Params,
+    ) -> tuple[Params, Any]:
+        """One update of what is trained; each device updates its own shards."""
+        updates, opt_state = transformation.update(descent, opt_state, trained)
+        if self.layout is not None:
+            like = opt_state_like(transformation, self._trained_like, self.layout)
+            opt_state = constrain_like(opt_state, like)
+        return self._held(optax.apply_updates(trained, updates)), opt_state
 
     def _reinforcement(self) -> optax.GradientTransformation:
         return self.optimizer.reinforcement(self.steps * self.optimizer.updates_per_batch)
@@ -164,7 +249,8 @@ class Trainer:
         return lora.join(trained, frozen) if self.model.lora else trained
 
     def _share(self, rows: Array) -> Array:
-        return rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
+        shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
+        return constrain(shared, None, "batch")
 
     def _reference(self, before: TrainState, trained: Params) -> Params | None:
         """What of the reference model is not the policy's anyway, after a step."""
@@ -244,11 +330,11 @@ class Trainer:
         return token_logprobs(
             self.model,
             params,
-            tokens,
+            constrain(tokens, "batch"),
             temperature,
             positions=None if packing is None else packing.positions,
             segments=None if packing is None else packing.trajectories,
-            logits_bytes=self.logits_bytes,
+            logits_bytes=self.logits_bytes * (self.layout.mesh.size if self.layout else 1),
         )
 
 

@@ -11,7 +11,8 @@ C slots of a page.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from jaxtyping import Array, Float, Int
 from rl_sync.models.config import ModelConfig
 
 _PAGE_SLOTS = 32
+
+T = TypeVar("T")
 
 
 class KVCache(NamedTuple):
@@ -38,6 +41,17 @@ class Page(NamedTuple):
 
     keys: Float[Array, "B K H C"]
     values: Float[Array, "B K C H"]
+
+
+Axes = tuple[str | None, ...]
+
+
+def map_with_axes(function: Callable[[Array, Axes], T], cache: KVCache) -> tuple[T, T]:
+    """What a function makes of keys and of values, told their logical axes."""
+    return (
+        function(cache.keys, ("layers", None, "batch", "kv", "head_dim", None)),
+        function(cache.values, ("layers", None, "batch", "kv", None, "head_dim")),
+    )
 
 
 def reads_by_pages(config: ModelConfig) -> bool:

@@ -17,6 +17,7 @@ from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float
 
 from rl_sync.models.config import Experts, LoraTarget, ModelConfig
+from rl_sync.models.sharding import laid_out
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -99,8 +100,11 @@ def project(
     """Sums the products over the last `inputs` axes of x and the first of the kernel.
 
     As one product of two matrices: with more axes XLA transposes whole activations on CPUs, in the
-    backward pass above all.
+    backward pass above all. On a mesh the axes stay apart: one that is cut cannot be merged into
+    another without gathering the kernel.
     """
+    if laid_out():
+        return jnp.tensordot(x, kernel.astype(x.dtype), axes=inputs)
     outputs = kernel.shape[inputs:]
     size = math.prod(kernel.shape[:inputs])
     flat = x.reshape(-1, size) @ kernel.astype(x.dtype).reshape(size, -1)

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
 
-from rl_sync.models.cache import empty_cache
+from rl_sync.models.cache import empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig, Remat
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
+from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 
 
@@ -22,14 +23,25 @@ def tree_bytes(tree: Any) -> int:
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
+def device_bytes(tree: Any) -> int:
+    """Bytes of what one device holds of all arrays, or of what has their shapes and shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def param_shapes(config: ModelConfig) -> Any:
     """The tree of `init_params`, as shapes."""
     return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
-def cache_bytes(config: ModelConfig, rows: int, length: int) -> int:
-    """Bytes of the keys and values of so many rows of so many tokens."""
-    return tree_bytes(jax.eval_shape(lambda: empty_cache(config, rows, length)))
+def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout | None = None) -> int:
+    """Bytes of the keys and values of so many rows of so many tokens, on each device."""
+    shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
+    if layout is None:
+        return tree_bytes(shapes)
+    return device_bytes(map_with_axes(layout.like, shapes))
 
 
 def activation_bytes(

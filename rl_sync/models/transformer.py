@@ -28,6 +28,7 @@ from rl_sync.models.cache import KVCache
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.layers import GatedMLP, MixtureMLP, RMSNorm, param
 from rl_sync.models.rope import rotations
+from rl_sync.models.sharding import constrain
 from rl_sync.types import Params
 
 _REMAT_POLICIES: dict[str, Any] = {
@@ -64,7 +65,7 @@ class Block(nn.Module):
         y = (MixtureMLP if config.experts else GatedMLP)(config, name="mlp")(normed)
         if config.post_norms:
             y = RMSNorm(config, name="mlp_post_norm")(y)
-        x = nn.with_logical_constraint(x + y, ("batch", "length", "embed"))
+        x = constrain(x + y, "batch", "length", "embed")
         if cache is not None:
             return (x, fresh), None
         return (x, None), fresh if self.collect else None
@@ -108,10 +109,11 @@ class Transformer(nn.Module):
             unroll=config.num_layers if unrolled else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        x = embedding[tokens].astype(config.dtype)
+        # Gathered along D before the lookup, not along V: as the output projection needs it.
+        x = constrain(embedding, "vocab")[tokens].astype(config.dtype)
         if config.scale_embedding:
             x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
-        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        x = constrain(x, "batch", "length", "embed")
         stack = blocks(config, self.collect, self.span, name="blocks")
         (x, cache), fresh = stack((x, cache), _layers(config), context)
         return RMSNorm(config, name="final_norm")(x), fresh if cache is None else cache

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int, UInt32
 
 from rl_sync.models.cache import reads_by_pages
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import power_of_two, prefill_rows, prompt_bucket, span_bucket
 from rl_sync.rollout.sampling import Sampling, knobs
@@ -61,6 +62,7 @@ class Batch:
       config: the model.
       length: positions of a slot.
       chunk_tokens: the most steps of a chunk.
+      layout: where the weights and the slots lie; None for one device, wherever arrays are.
       rows: the number of slots at present.
       compiled: what programs were compiled for.
       compile_secs: how long that took.
@@ -69,6 +71,7 @@ class Batch:
     config: ModelConfig
     length: int
     chunk_tokens: int
+    layout: Layout | None = None
     rows: int = 0
     compiled: set[Program] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
@@ -103,8 +106,7 @@ class Batch:
         """Changes the number of slots; the first become those that are kept."""
         if not kept:
             self._slots = None  # Before there are others: two caches may not fit.
-            slots = core.empty_slots(self.config, rows, self.length, self._stop_ids)
-            self._slots = jax.device_put(slots, self._everywhere())
+            self._slots = self._empty_slots(rows)
         else:
             sources = np.zeros(rows, np.int32)
             sources[: len(kept)] = kept
@@ -185,6 +187,13 @@ class Batch:
             )
         jax.block_until_ready(self._slots)
 
+    def _empty_slots(self, rows: int) -> Slots:
+        with using(self.layout):
+            slots = core.empty_slots(self.config, rows, self.length, self._stop_ids)
+        if self.layout is None or self.layout.mesh.size == 1:
+            return jax.device_put(slots, self._everywhere())
+        return slots
+
     def _everywhere(self) -> jax.sharding.Sharding:
         """Where arrays go that the weights' devices share."""
         sharding = jax.tree.leaves(self._params)[0].sharding
@@ -194,9 +203,11 @@ class Batch:
 
     def _call(self, program: Program, function: Callable[..., T], *args: Any, **sizes: Any) -> T:
         if program in self.compiled:
-            return function(*args, **sizes)
+            with using(self.layout):
+                return function(*args, **sizes)
         self.compiled.add(program)
         started = time.monotonic()
-        result = function(*args, **sizes)
+        with using(self.layout):
+            result = function(*args, **sizes)
         self.compile_secs += time.monotonic() - started
         return result

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
 from rl_sync.rollout.batch import Batch, Program, Start
 from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
 from rl_sync.rollout.queue import Queue, Waiting
@@ -48,6 +49,7 @@ class Engine:
         cache: CachePolicy = "keep",
         decode: Decode | None = None,
         seed: int = 0,
+        layout: Layout | None = None,
     ) -> None:
         """Makes an engine without weights.
 
@@ -60,6 +62,8 @@ class Engine:
             `keep` them, or `recompute` them with the new weights.
           decode: from token ids to text; stop strings need it.
           seed: what the draws of requests without a seed depend on.
+          layout: where the weights lie, and where slots are to lie; None for one device, that of
+            the weights.
 
         Raises:
           ValueError: a size that is not positive, or rows longer than the model's.
@@ -79,7 +83,7 @@ class Engine:
         self._cache_policy = cache
         self._decode = decode
         self._seed = seed
-        self._batch = Batch(config, length, chunk_tokens)
+        self._batch = Batch(config, length, chunk_tokens, layout)
         self._version = -1
         self._tickets = 0
         self._queue = Queue()

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rl_sync.models import transformer
-from rl_sync.models.cache import KVCache, empty_cache
+from rl_sync.models.cache import Axes, KVCache, empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import constrain
 from rl_sync.rollout.sampling import (
     History,
     Knobs,
@@ -95,7 +96,7 @@ class Chunk(NamedTuple):
 def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slots:
     """Slots without sequences, with room for `width` stop ids each."""
     nothing = Sampling(max_new_tokens=1, stop_ids=())
-    return Slots(
+    slots = Slots(
         tokens=jnp.zeros((rows, length), jnp.int32),
         cache=empty_cache(config, rows, length),
         rows=Rows(
@@ -105,6 +106,19 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
             choice=jax.tree.map(jnp.asarray, knobs([nothing] * rows, width)),
         ),
     )
+    return on_mesh(slots)
+
+
+def on_mesh(slots: Slots) -> Slots:
+    """The slots where the layout in use puts them: cut by rows, and caches by heads."""
+    rows = jax.tree.map(lambda x: constrain(x, "batch"), slots.rows)
+    cache = map_with_axes(lambda x, axes: constrain(x, *axes), slots.cache)
+    return Slots(constrain(slots.tokens, "batch"), KVCache(*cache), rows)
+
+
+def _gathered(x: Array, axes: Axes) -> Array:
+    """All rows of a cache's keys or values on every device."""
+    return constrain(x, *(None if axis == "batch" else axis for axis in axes))
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -130,6 +144,10 @@ def insert(
       rows: of the new sequences, in the same order.
     """
 
+    # Gathered once: any slot may get any row.
+    gathered = KVCache(*map_with_axes(_gathered, prefix.cache))
+    prefix = Prefix(constrain(prefix.tokens), gathered)
+
     def place(i: Int[Array, ""], held: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
         tokens, cache = held
         source, target = sources[i], targets[i]
@@ -144,7 +162,7 @@ def insert(
 
     tokens, cache = jax.lax.fori_loop(0, count, place, (slots.tokens, slots.cache))
     put = functools.partial(jax.tree.map, lambda old, new: old.at[targets].set(new, mode="drop"))
-    return Slots(tokens, cache, put(slots.rows, rows))
+    return on_mesh(Slots(tokens, cache, put(slots.rows, rows)))
 
 
 @functools.partial(
@@ -193,7 +211,7 @@ def decode_chunk(
             live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
             steps=chunk.steps + 1,
         )
-        return Slots(tokens, cache, rows._replace(newest=newest)), after
+        return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
 
     def unfinished(carry: tuple[Slots, Chunk]) -> Bool[Array, ""]:
         chunk = carry[1]
@@ -205,7 +223,8 @@ def decode_chunk(
         live=live,
         steps=jnp.int32(0),
     )
-    return jax.lax.while_loop(unfinished, step, (slots, nothing))
+    slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
+    return on_mesh(slots), chunk
 
 
 @jax.jit
@@ -213,7 +232,7 @@ def rearrange(slots: Slots, sources: Int[Array, " R"]) -> Slots:
     """Slots of another number: slot i is what slot `sources[i]` was."""
     take = functools.partial(jax.tree.map, lambda x: x[sources])
     cache = jax.tree.map(lambda x: x[:, :, sources], slots.cache)
-    return Slots(slots.tokens[sources], cache, take(slots.rows))
+    return on_mesh(Slots(slots.tokens[sources], cache, take(slots.rows)))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "count", "span"), donate_argnames="slots")
@@ -232,4 +251,4 @@ def recompute(
     def put(to: Array, of: Array) -> Array:
         return jax.lax.dynamic_update_slice(to, of, (0, 0, start, 0, 0, 0))
 
-    return slots._replace(cache=jax.tree.map(put, slots.cache, fresh))
+    return on_mesh(slots._replace(cache=jax.tree.map(put, slots.cache, fresh)))

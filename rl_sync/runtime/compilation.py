@@ -19,7 +19,7 @@ class CompiledSteps:
     Args:
       session: the trainer's.
       trainer: the actor.
-      state: of the shapes of all states to come; may be what `jax.eval_shape` returns.
+      state: of the shapes of all states to come; may be what `Trainer.like` returns.
     """
 
     def __init__(self, session: Session, trainer: Trainer, state: TrainState):

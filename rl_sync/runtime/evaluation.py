@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
@@ -28,6 +29,7 @@ class Evaluator:
       sampling: how completions are drawn, and what ends them.
       problems: the most problems of an evaluation.
       rows: the most that are generated at once.
+      layout: where the policy lies.
     """
 
     session: Session
@@ -36,6 +38,7 @@ class Evaluator:
     sampling: Sampling
     problems: int
     rows: int
+    layout: Layout
 
     def accuracy(self, params: Params, problems: int | None = None) -> tuple[float, int]:
         """The share of problems whose greedy completion is rewarded in full.
@@ -63,7 +66,9 @@ class Evaluator:
             for row, length in zip(tokens, lengths, strict=True)
         ]
         # A new one each time: it holds on to weights that train steps donate, and to its cache.
-        engine = Engine(self.model, self.rows, decode=self.task.tokenizer.decode)
+        engine = Engine(
+            self.model, self.rows, decode=self.task.tokenizer.decode, layout=self.layout
+        )
         engine.load(params, version=0)
         completions = [
             self.task.tokenizer.decode(completion.tokens.tolist())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
-import jax.numpy as jnp
+from jaxtyping import Array
 
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.reading import load_params, locate
+from rl_sync.models.placement import init_sharded, like_cast, param_like, shardings, zeros
+from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.runtime.records import ConfigError
 from rl_sync.types import Params
@@ -24,17 +27,21 @@ class Parameters:
       model: its shape. With adapters, they alone are trained, and they alone travel.
       path: the checkpoint that they start from; None for a random start.
       seed: of a random start, and of the adapters'.
+      layout: where they lie in this process.
+      dtype: what explorers hold them in, and what they travel in. Adapters travel in float32, and
+        are merged in it.
     """
 
     model: ModelConfig
     path: str | None
     seed: int
+    layout: Layout
+    dtype: str
 
+    @functools.cached_property
     def like(self) -> Params:
-        """All parameters' shapes, on this process's device."""
-        shapes = jax.eval_shape(lambda key: init_params(self.model, key), jax.random.key(0))
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+        """All parameters' shapes and places, as they are trained."""
+        return param_like(self.model, self.layout)
 
     def initial(self) -> Params:
         """What the run starts with; the same in every process.
@@ -44,11 +51,14 @@ class Parameters:
         """
         key = jax.random.key(self.seed)
         if self.path is None:
-            return jax.jit(init_params, static_argnums=0)(self.model, key)
-        adapters = {}
+            return init_sharded(self.model, key, self.layout)
+        adapters, (adapters_like, base_like) = {}, lora.split(self.like)
         if self.model.lora:
-            adapters = jax.jit(lambda key: lora.split(init_params(self.model, key))[0])(key)
-        base_like = lora.split(self.like())[1]
+
+            def draw(key: Array) -> Params:
+                return lora.split(init_params(self.model, key))[0]
+
+            adapters = jax.jit(draw, out_shardings=shardings(adapters_like))(key)
         try:
             base = load_params(locate(self.path), lora.merged_config(self.model), base_like)
         except ValueError as error:
@@ -56,19 +66,35 @@ class Parameters:
         return lora.join(adapters, base)
 
     def travelling(self, params: Params) -> Params:
-        """What of the parameters, or of their shapes, is published."""
-        return lora.split(params)[0] if self.model.lora else params
+        """What of the parameters is published."""
+        if self.model.lora:
+            return lora.split(params)[0]
+        return params if self.dtype == "float32" else _cast(params, self.dtype)
+
+    def travelling_like(self) -> Params:
+        """The shapes and places of what is published, and arrives."""
+        return lora.split(self.like)[0] if self.model.lora else self._held_like
 
     def blank(self) -> Params:
         """Zeros in the shapes of what explorers generate with, to compile with."""
-        like = lora.split(self.like())[1]
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like)
+        return zeros(self._held_like)
 
     def receiving(self, puller: Puller) -> Puller:
         """A puller of what explorers generate with, from one of what travels."""
         if not self.model.lora:
             return puller
-        return MergingPuller(puller, self.model, lora.split(self.initial())[1])
+        base = lora.split(self.initial())[1]
+        return MergingPuller(puller, self.model, base, self._held_like)
+
+    @property
+    def _held_like(self) -> Params:
+        """The shapes and places of what explorers generate with."""
+        return like_cast(lora.split(self.like)[1], self.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cast(params: Params, dtype: str) -> Params:
+    return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
 class MergingPuller:
@@ -78,11 +104,17 @@ class MergingPuller:
       puller: of the adapters.
       model: with `lora`.
       base: the parameters without adapters.
+      like: what is to come of it: dtypes and places.
     """
 
-    def __init__(self, puller: Puller, model: ModelConfig, base: Params) -> None:
+    def __init__(self, puller: Puller, model: ModelConfig, base: Params, like: Params) -> None:
         self._puller, self._base = puller, base
-        self._merge = jax.jit(lambda adapters, base: lora.merge(model, lora.join(adapters, base)))
+
+        def merge(adapters: Params, base: Params) -> Params:
+            merged = lora.merge(model, lora.join(adapters, base))
+            return jax.tree.map(lambda x, held: x.astype(held.dtype), merged, like)
+
+        self._merge = jax.jit(merge, out_shardings=shardings(like))
 
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import jax
+
 from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
+from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
@@ -78,22 +81,22 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
 
 def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
     """Runs the trainer."""
-    _join(settings, addresses, 0)
+    layout = _join(settings, addresses, 0)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
-        trainer, parameters = trainer_of(settings, task), parameters_of(settings, task)
+        trainer = trainer_of(settings, task, layout)
+        parameters = parameters_of(settings, task, layout)
         problems = settings.trainer.evaluation_problems
         rows = min(problems, settings.warm_up.probe_problems)
         greedy = settings.greedy_sampling(task)
-        evaluator = Evaluator(session, trainer.model, task, greedy, problems, rows)
+        evaluator = Evaluator(session, trainer.model, task, greedy, problems, rows, layout)
         replay = ReplayClient(addresses.replay)
 
         def publishing(schedule: SyncSchedule) -> Publishing:
             if settings.transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
-            like = parameters.travelling(parameters.like())
-            return CollectivePublishing(session, schedule, like)
+            return CollectivePublishing(session, schedule, parameters.travelling_like())
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
             _await_replay(session, replay)
@@ -115,10 +118,10 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         leave_cluster()
 
 
-def trainer_of(settings: RunSettings, task: Task) -> Trainer:
+def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     """The trainer actor of a run."""
     return Trainer(
-        model=settings.model_config(task),
+        model=settings.trainer_model(task),
         algorithm=settings.algorithm,
         optimizer=settings.optimizer,
         group_size=settings.trainer.group_size,
@@ -128,19 +131,20 @@ def trainer_of(settings: RunSettings, task: Task) -> Trainer:
         steps=settings.trainer.steps,
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
+        layout=layout,
     )
 
 
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
     """Runs one explorer."""
-    _join(settings, addresses, number)
+    layout = _join(settings, addresses, number)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, f"explorer{number}", addresses.master) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
             number,
-            settings.engine(task),
+            settings.engine(task, layout),
             task,
             settings.sampling(task),
             settings.trainer.group_size,
@@ -150,8 +154,8 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         )
         collective = settings.transfer == "collective"
         rendezvous = ExplorerRendezvous(session)
-        parameters = parameters_of(settings, task)
-        like = parameters.travelling(parameters.like())
+        parameters = parameters_of(settings, task, layout)
+        like = parameters.travelling_like()
         puller: Puller
         if collective:
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
@@ -177,8 +181,19 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         leave_cluster()
 
 
-def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> None:
-    """Joins the cluster of the collective transfer; nothing to do for other transfers."""
+def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> Layout:
+    """Starts JAX with the devices of the role's mesh, in the cluster of a collective transfer.
+
+    Returns:
+      The mesh, and how arrays lie on it.
+
+    Raises:
+      ConfigError: the process has fewer devices than its mesh.
+    """
+    role = settings.explorer if process_id else settings.trainer
+    if role.mesh.shape.devices > 1:
+        # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
+        jax.config.update("jax_num_cpu_devices", role.mesh.shape.devices)
     if settings.transfer == "collective":
         init_cluster(
             addresses.coordinator,
@@ -186,11 +201,18 @@ def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> None:
             process_id,
             timeout_secs=settings.launch.start_secs,
         )
+    try:
+        mesh = role.mesh.shape.mesh(jax.local_devices())
+    except ValueError as error:
+        name = "explorer" if process_id else "trainer"
+        raise ConfigError(f"{name}.mesh: {error}") from error
+    return Layout(mesh, settings.sharding.rules)
 
 
-def parameters_of(settings: RunSettings, task: Task) -> Parameters:
+def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
     """The parameters of a run's policy."""
-    return Parameters(settings.model_config(task), settings.model.path, settings.seed)
+    path, seed, dtype = settings.model.path, settings.seed, settings.explorer_dtype
+    return Parameters(settings.model_config(task), path, seed, layout, dtype)
 
 
 def _await_master(session: Session) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import cast, get_args
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.sequence import Decode
@@ -82,7 +83,7 @@ class RolloutSettings:
             min_p=self.min_p,
         )
 
-    def engine(self, model: ModelConfig, slots: int, decode: Decode) -> Engine:
+    def engine(self, model: ModelConfig, slots: int, decode: Decode, layout: Layout) -> Engine:
         """What an explorer generates with."""
         return Engine(
             model,
@@ -90,4 +91,5 @@ class RolloutSettings:
             chunk_tokens=self.chunk_tokens,
             cache=cast(CachePolicy, self.cache),
             decode=decode,
+            layout=layout,
         )

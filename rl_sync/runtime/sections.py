@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_sync.models.config import DTYPES
+from rl_sync.models.sharding import MESH_AXES, MeshShape, Rules
 from rl_sync.runtime.records import one_of, require
 
 BACKENDS = ("reverb", "embedded")
@@ -33,6 +35,98 @@ class WarmUpSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainerMesh:
+    """`config.trainer.mesh`: on how many devices what is repeated or shared out; see `sharding`.
+
+    Attributes:
+      data: rows are; parameters are repeated.
+      fsdp: rows, parameters and the optimizer's state are.
+      tensor: heads, the MLP's width and the vocabulary are.
+    """
+
+    data: int
+    fsdp: int
+    tensor: int
+
+    def __post_init__(self) -> None:
+        _require_sizes("trainer.mesh", data=self.data, fsdp=self.fsdp, tensor=self.tensor)
+
+    @property
+    def shape(self) -> MeshShape:
+        """The mesh."""
+        return MeshShape(self.data, self.fsdp, self.tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplorerMesh:
+    """`config.explorer.mesh`: on how many devices what is repeated or shared out; see `sharding`.
+
+    Attributes:
+      data: slots and their caches are; parameters are repeated.
+      tensor: heads, their caches, the MLP's width and the vocabulary are.
+    """
+
+    data: int
+    tensor: int
+
+    def __post_init__(self) -> None:
+        _require_sizes("explorer.mesh", data=self.data, tensor=self.tensor)
+
+    @property
+    def shape(self) -> MeshShape:
+        """The mesh."""
+        return MeshShape(data=self.data, tensor=self.tensor)
+
+
+def _require_sizes(section: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        require(size >= 1, f"{section}.{name} must be at least 1 device, not {size}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardingSettings:
+    """`config.sharding`: along which mesh axes each logical axis is cut, separated by commas.
+
+    Where several axes of one array claim a mesh axis, the one that comes first here has it; what
+    does not divide evenly is not cut.
+
+    Attributes:
+      batch: rows of a batch, slots of an engine.
+      length: positions of a row.
+      vocab: of the embedding and the output projection.
+      kv: key and value heads, with the query heads that share them, and their caches.
+      head_dim: width of a head.
+      mlp: width of the MLP.
+      experts: of a mixture.
+      embed: width of the residual stream, in parameters.
+      layers: of the stack.
+    """
+
+    batch: str
+    length: str
+    vocab: str
+    kv: str
+    head_dim: str
+    mlp: str
+    experts: str
+    embed: str
+    layers: str
+
+    def __post_init__(self) -> None:
+        for name, axes in self.rules:
+            for axis in axes:
+                one_of(f"sharding.{name}", axis, MESH_AXES)
+
+    @property
+    def rules(self) -> Rules:
+        """In the order of precedence."""
+        return tuple(
+            (name, tuple(axis.strip() for axis in axes.split(",") if axis.strip()))
+            for name, axes in vars(self).items()
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainerSettings:
     """`config.trainer`.
 
@@ -45,7 +139,10 @@ class TrainerSettings:
       batching: how trajectories are laid out in rows: `padded`, `bucketed` or `packed`; see
         `Batching`.
       microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
-      logits_bytes: memory that logits may take at once in the loss.
+      logits_bytes: memory that logits may take at once in the loss, on each device.
+      compute_dtype: what the blocks compute in; None for `model.dtype`. Parameters and the
+        optimizer's state are float32 anyway.
+      mesh: the trainer's devices.
     """
 
     steps: int
@@ -56,6 +153,8 @@ class TrainerSettings:
     batching: str
     microbatch_rows: int
     logits_bytes: int
+    compute_dtype: str | None
+    mesh: TrainerMesh
 
     def __post_init__(self) -> None:
         for name in (
@@ -73,6 +172,8 @@ class TrainerSettings:
             " are compared with each other.",
         )
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
+        if self.compute_dtype is not None:
+            one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +196,19 @@ class ExplorerSettings:
     Attributes:
       count: how many explorers; None for the least that the mode takes.
       groups_per_lease: groups that an explorer generates at once; None for its share of a batch.
+      dtype: what parameters are cast to when they are published, and what explorers compute and
+        cache in; None for `model.dtype`.
+      mesh: each explorer's devices.
     """
 
     count: int | None
     groups_per_lease: int | None
+    dtype: str | None
+    mesh: ExplorerMesh
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            one_of("explorer.dtype", self.dtype, DTYPES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.algorithm_settings import complete, require_bearing
@@ -30,6 +31,7 @@ from rl_sync.runtime.sections import (
     LaunchSettings,
     MasterProcessSettings,
     ReplaySettings,
+    ShardingSettings,
     SyncSettings,
     TrainerSettings,
     WarmUpSettings,
@@ -66,6 +68,7 @@ class RunSettings:
     rollout: RolloutSettings
     sync: SyncSettings
     explorer: ExplorerSettings
+    sharding: ShardingSettings
     replay: ReplaySettings
     master: MasterProcessSettings
     checkpoint: CheckpointSettings
@@ -101,8 +104,16 @@ class RunSettings:
             pull=schedule.pull,
             transfer=self.transfer,
         )
-        explorer = ExplorerSettings(self.explorers, self.groups_per_lease)
-        return dataclasses.asdict(dataclasses.replace(self, sync=sync, explorer=explorer))
+        explorer = dataclasses.replace(
+            self.explorer,
+            count=self.explorers,
+            groups_per_lease=self.groups_per_lease,
+            dtype=self.explorer_dtype,
+        )
+        trainer = dataclasses.replace(self.trainer, compute_dtype=self.compute_dtype)
+        return dataclasses.asdict(
+            dataclasses.replace(self, sync=sync, explorer=explorer, trainer=trainer)
+        )
 
     def _validate(self) -> None:
         mode = MODES.get(self.sync.mode)
@@ -152,6 +163,50 @@ class RunSettings:
             lease is None or lease >= 1,
             f"explorer.groups_per_lease must be at least 1, not {lease}.",
         )
+        self._validate_meshes()
+
+    def _validate_meshes(self) -> None:
+        trainer, explorer = self.trainer_layout, self.explorer_layout
+        sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
+        require(
+            self.transfer == "checkpoint" or max(trainer.mesh.size, explorer.mesh.size) == 1,
+            f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
+            f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
+            " sync.transfer=checkpoint.",
+        )
+        rows = self.trainer.groups_per_step * self.trainer.group_size
+        rows //= self.optimizer.updates_per_batch
+        of_rows = {
+            "trainer.groups_per_step · trainer.group_size / optimizer.updates_per_batch": rows,
+            "trainer.microbatch_rows": self.trainer.microbatch_rows,
+            "warm_up.batch_size": self.warm_up.batch_size if self.warm_up.steps else 0,
+        }
+        for name, value in of_rows.items():
+            require(
+                value % trainer.batch_shards == 0,
+                f"{name} = {value} rows cannot be cut evenly into {trainer.batch_shards} parts, as"
+                f" {sizes} wants it: use a multiple.",
+            )
+        require(
+            self.slots % explorer.batch_shards == 0,
+            f"An explorer's {self.slots} slots (rollout.slots) cannot be cut evenly into"
+            f" {explorer.batch_shards} parts, as explorer.mesh of {self.explorer.mesh.shape} wants"
+            " it: use a multiple.",
+        )
+
+    def mesh_of(self, role: str) -> MeshShape:
+        """The mesh of a role, by its name."""
+        return (self.trainer if role == "trainer" else self.explorer).mesh.shape
+
+    @property
+    def trainer_layout(self) -> Layout:
+        """How the trainer's arrays lie on its mesh, without devices: to plan with."""
+        return Layout(self.trainer.mesh.shape.abstract(), self.sharding.rules)
+
+    @property
+    def explorer_layout(self) -> Layout:
+        """How an explorer's arrays lie on its mesh, without devices: to plan with."""
+        return Layout(self.explorer.mesh.shape.abstract(), self.sharding.rules)
 
     @property
     def schedule(self) -> SyncSchedule:
@@ -183,6 +238,16 @@ class RunSettings:
         return self.rollout.slots or self.groups_per_lease * self.trainer.group_size
 
     @property
+    def compute_dtype(self) -> str:
+        """What the trainer's blocks compute in."""
+        return self.trainer.compute_dtype or self.model.dtype
+
+    @property
+    def explorer_dtype(self) -> str:
+        """What explorers hold parameters in and compute in."""
+        return self.explorer.dtype or self.model.dtype
+
+    @property
     def roles(self) -> list[str]:
         """The roles that train, by name."""
         return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
@@ -207,14 +272,24 @@ class RunSettings:
         """
         return self.model.config(task.tokenizer.vocab_size, task.row_tokens)
 
+    def trainer_model(self, task: Task) -> ModelConfig:
+        """The model as the trainer computes it; raises what `model_config` does."""
+        return dataclasses.replace(self.model_config(task), dtype=self.compute_dtype)
+
+    def explorer_model(self, task: Task) -> ModelConfig:
+        """The model as explorers compute it; raises what `model_config` does."""
+        return dataclasses.replace(self.model_config(task), dtype=self.explorer_dtype)
+
     def batching(self, row_tokens: int) -> Batching:
         """How the trainer's batches are laid out, of trajectories of at most `row_tokens`."""
+        shards = self.trainer_layout.batch_shards
         return Batching(
             kind=self.trainer.batching,
             trajectories=self.trainer.groups_per_step * self.trainer.group_size,
             row_tokens=row_tokens,
             updates=self.optimizer.updates_per_batch,
-            microbatch_rows=self.trainer.microbatch_rows,
+            # Rows of packed batches are as many as they have to be.
+            microbatch_rows=self.trainer.microbatch_rows or (shards if shards > 1 else 0),
         )
 
     def sampling(self, task: Task) -> Sampling:
@@ -232,10 +307,10 @@ class RunSettings:
         """How evaluations complete: as explorers do, but always with the likeliest token."""
         return dataclasses.replace(self.sampling(task), greedy=True)
 
-    def engine(self, task: Task) -> Engine:
-        """What an explorer generates with."""
-        model = lora.merged_config(self.model_config(task))
-        return self.rollout.engine(model, self.slots, task.tokenizer.decode)
+    def engine(self, task: Task, layout: Layout) -> Engine:
+        """What an explorer generates with, on its devices."""
+        model = lora.merged_config(self.explorer_model(task))
+        return self.rollout.engine(model, self.slots, task.tokenizer.decode, layout)
 
     def load_task(self) -> Task:
         """Loads the problems and their tokenizer.

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
-
 from rl_sync.actors.batching import Batching
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
@@ -91,14 +89,11 @@ class TrainerProgram:
 
     def _start(self) -> TrainState:
         """The state of the newest snapshot, or of the initial policy after its warm-up."""
-        like = jax.eval_shape(self.trainer.init, jax.random.key(0))
-        self._steps = CompiledSteps(
-            self.session, self.trainer, jax.eval_shape(self.trainer.begin, like)
-        )
+        like = self.trainer.like()
+        self._steps = CompiledSteps(self.session, self.trainer, like)
         self._steps.prepare(self.batching.largest())
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
         if latest_snapshot(self.snapshots) is not None:
-            like = jax.eval_shape(self.trainer.begin, like)
             _, state, metadata = load_snapshot(self.snapshots, None, like)
             position = metadata["position"]
         else:

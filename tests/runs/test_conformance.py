@@ -12,6 +12,7 @@ from rl_sync.observe.summary import overlap_secs, union_secs
 from rl_sync.runtime.programs import WEIGHTS_DIR, parameters_of, trainer_of
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
 from rl_sync.weights.checkpoint import CheckpointPuller
+from tests.models.meshes import layout
 
 
 def flags(mode: str, **fields: object) -> tuple[str, ...]:
@@ -213,8 +214,7 @@ def assert_same_bits(one, other):
 def parameters(run) -> list[np.ndarray]:
     """The parameters in the last snapshot, as the files hold them."""
     settings = run.settings
-    trainer = trainer_of(settings, settings.load_task())
-    like = trainer.begin(trainer.init(jax.random.key(9)))
+    like = trainer_of(settings, settings.load_task(), layout()).like()
     directory = run.workdir / "checkpoints"
     assert latest_snapshot(directory) == settings.trainer.steps
     _, state, _ = load_snapshot(directory, None, like)

@@ -68,7 +68,7 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
     span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
     session = types.SimpleNamespace(spans=span, call=judge)
     sampling = settings.greedy_sampling(task)
-    evaluator = evaluation.Evaluator(session, None, task, sampling, problems=8, rows=4)
+    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout=None)
     assert evaluator.accuracy("params") == (0.5, len(task.held_out))
     assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
     prompt = task.tokenizer.encode_prompt(task.held_out[0].text)

@@ -10,8 +10,12 @@ import pytest
 from rl_sync.models import lora
 from rl_sync.models.config import Lora
 from rl_sync.models.huggingface.reading import load_config
+from rl_sync.models.placement import shardings
 from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.snapshots import load_part, save_snapshot
+from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
 from tests.models import tiny
+from tests.models.meshes import layout
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "data" / "models" / "qwen2"
 ADAPTED = dataclasses.replace(load_config(CHECKPOINT), lora=Lora(2, 4.0, ("q", "down")))
@@ -37,12 +41,12 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def adapted():
-    return Parameters(ADAPTED, str(CHECKPOINT), seed=3)
+    return Parameters(ADAPTED, str(CHECKPOINT), 3, layout(), "float32")
 
 
 def test_without_adapters_everything_travels_as_it_is():
     params = tiny.params()
-    parameters = Parameters(tiny.CONFIG, None, seed=0)
+    parameters = Parameters(tiny.CONFIG, None, 0, layout(), "float32")
     assert parameters.travelling(params) is params
     puller = Pulled(params)
     assert parameters.receiving(puller) is puller
@@ -64,6 +68,55 @@ def test_adapters_alone_travel_and_arrive_merged_into_the_base(adapted):
 def test_a_checkpoint_starts_with_fresh_adapters_that_change_nothing(adapted):
     initial = adapted.initial()
     assert same(initial, adapted.initial())
-    plain = Parameters(load_config(CHECKPOINT), str(CHECKPOINT), seed=9).initial()
+    plain = Parameters(load_config(CHECKPOINT), str(CHECKPOINT), 9, layout(), "float32").initial()
     assert same(lora.split(initial)[1], plain)
     assert same(lora.merge(ADAPTED, initial), plain)
+
+
+def places(tree):
+    return jax.tree.map(lambda x: (x.dtype, x.sharding.devices_indices_map(x.shape)), tree)
+
+
+def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_path):
+    config = load_config(CHECKPOINT)
+    whole = Parameters(config, str(CHECKPOINT), 0, layout(), "float32").initial()
+    of_trainer = Parameters(config, str(CHECKPOINT), 0, layout(fsdp=2, tensor=2), "float32")
+    params = of_trainer.initial()
+    assert same(params, whole)
+    assert places(params) == places(of_trainer.like)
+    save_snapshot(tmp_path, 1, {"params": params}, {})
+    other = Parameters(config, None, 0, layout(data=2, tensor=2), "float32").like
+    _, restored = load_part(tmp_path, None, {"params": other})
+    assert same(restored["params"], whole)
+    assert places(restored["params"]) == places(other)
+
+
+def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_path):
+    sent = Parameters(tiny.CONFIG, None, 0, layout(fsdp=2), "bfloat16")
+    received = Parameters(tiny.CONFIG, None, 0, layout(tensor=2), "bfloat16")
+    params = jax.device_put(tiny.params(), shardings(sent.like))
+    publisher = CheckpointPublisher(tmp_path)
+    publisher.publish(4, sent.travelling(params))
+    publisher.close()
+    puller = received.receiving(CheckpointPuller(tmp_path, received.travelling_like()))
+    version, found = puller.pull(timeout_secs=5.0)
+    assert version == 4
+    assert same(found, jax.tree.map(lambda x: x.astype("bfloat16"), params))
+    assert places(found) == places(received.blank())
+
+
+def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
+    to = dataclasses.replace(adapted, layout=layout(tensor=2), dtype="bfloat16")
+    moved = jax.tree.map(lambda x: x + 0.1, adapted.travelling(adapted.initial()))
+    assert places(to.travelling(moved)) == places(moved), "adapters travel as they are"
+    _, found = to.receiving(Pulled(jax.device_put(moved, layout(tensor=2).repeated))).pull(
+        timeout_secs=1.0
+    )
+    _, wide = adapted.receiving(Pulled(moved)).pull(timeout_secs=1.0)
+    assert places(found) == places(to.blank())
+    assert {x.dtype.name for x in jax.tree.leaves(found)} == {"bfloat16"}
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.float32(a), b, rtol=2**-7, atol=1e-6),
+        found,
+        wide,
+    )

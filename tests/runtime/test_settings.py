@@ -54,6 +54,22 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"optimizer__schedule": "step"}, ["optimizer.schedule='step'", "cosine"]),
         ({"trainer__batching": "ragged"}, ["trainer.batching='ragged'", "packed"]),
         ({"trainer__microbatch_rows": 3}, ["trainer.microbatch_rows=3", "a divisor of 128"]),
+        ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
+        (
+            {"trainer__mesh__fsdp": 2},
+            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=checkpoint"],
+        ),
+        (
+            {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
+            ["optimizer.updates_per_batch = 128", "3 parts", "use a multiple"],
+        ),
+        (
+            {"sync__mode": "asynchronous", "explorer__mesh__data": 2, "rollout__slots": 5},
+            ["5 slots (rollout.slots)", "2 parts", "use a multiple"],
+        ),
+        ({"sharding__embed": "fspd"}, ["sharding.embed='fspd'", "did you mean 'fsdp'"]),
+        ({"explorer__dtype": "bf16"}, ["explorer.dtype='bf16'", "bfloat16"]),
+        ({"trainer__compute_dtype": "half"}, ["trainer.compute_dtype='half'", "float16"]),
         ({"task__name": "arithmetics"}, ["did you mean 'arithmetic'"]),
         ({"task__too_long": "cut"}, ["task.too_long='cut'", "drop, truncate"]),
         ({"task__dataset__format": "gsm8"}, ["did you mean 'gsm8k'"]),
@@ -247,3 +263,20 @@ def test_completions_cannot_have_to_be_longer_than_the_task_s():
     settings = settings_with(rollout__min_new_tokens=1000)
     with pytest.raises(ConfigError, match="min_new_tokens=1000 must be from 0 to max_new_tokens="):
         settings.load_task()
+
+
+def test_the_roles_compute_in_dtypes_of_their_own():
+    settings = settings_with(trainer__compute_dtype="bfloat16", explorer__dtype="float16")
+    task = settings.load_task()
+    assert settings.model_config(task).dtype == "float32"
+    assert settings.trainer_model(task).dtype == "bfloat16"
+    assert settings.explorer_model(task).dtype == "float16"
+
+
+def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into():
+    mode = {"sync__mode": "asynchronous", "trainer__batching": "packed"}
+    assert settings_with(**mode).batching(10).microbatch_rows == 0
+    on_mesh = settings_with(**mode, trainer__mesh__data=2, trainer__mesh__fsdp=2)
+    assert on_mesh.batching(10).microbatch_rows == 4
+    in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
+    assert in_parts.batching(10).microbatch_rows == 16

@@ -27,7 +27,7 @@ class Compiled:
         def compiled(state, batch):
             self.computations.append(Computation())
             self.dispatched.release()
-            names = ("reward_mean", "staleness_mean", "staleness_max")
+            names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
             metrics = dict.fromkeys(names, self.computations[-1])
             return SimpleNamespace(step=state.step + 1, params=state.step + 1), metrics
 
@@ -73,6 +73,7 @@ def running(tmp_path, awaits):
             schedule=resolve("asynchronous"),
             trainer=SimpleNamespace(steps=STEPS, evaluate_every_steps=0),
             checkpoint=SimpleNamespace(every_steps=0),
+            algorithm=SimpleNamespace(logprob_gap_alarm=1.0),
             optimizer=SimpleNamespace(updates_per_batch=1),
         ),
         spans=SimpleNamespace(span=lambda *_, **attributes: contextlib.nullcontext(attributes)),

@@ -1,0 +1,67 @@
+"""A model's parameters on a mesh: never whole where the layout cuts them."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import init_params, param_axes
+from rl_sync.types import Params
+
+
+def param_like(config: ModelConfig, layout: Layout) -> Params:
+    """Shapes, dtypes and shardings of the parameters."""
+    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    return jax.tree.map(layout.like, shapes, param_axes(config))
+
+
+def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
+    """Draws random float32 parameters, each device its own shards.
+
+    The values are those of `init_params`, whatever the layout.
+    """
+    places = shardings(param_like(config, layout))
+    return jax.jit(init_params, static_argnums=0, out_shardings=places)(config, key)
+
+
+def zeros(like: Params) -> Params:
+    """Zeros in the shapes, dtypes and shardings of `like`."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like)
+
+
+def like_cast(like: Params, dtype: str) -> Params:
+    """The same shapes and shardings, of another dtype."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), like)
+
+
+def shardings(like: Params) -> Params:
+    """The sharding of every leaf."""
+    return jax.tree.map(lambda x: x.sharding, like)
+
+
+def constrain_like(tree: Params, like: Params) -> Params:
+    """Makes the compiler put every leaf, and what is differentiated by it, where `like` lies."""
+    return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(like))
+
+
+def undivided(config: ModelConfig, layout: Layout) -> list[str]:
+    """The parameters with an axis that the layout would cut and cannot, as it is not divisible.
+
+    Returns:
+      Lines such as `embedding: vocab of 15 over tensor=2`.
+    """
+    lines = []
+    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    named = jax.tree_util.tree_leaves_with_path(param_axes(config))
+    for (path, names), leaf in zip(named, jax.tree.leaves(shapes), strict=True):
+        for name, size, cut in zip(names, leaf.shape, layout.wanted(names), strict=False):
+            if size % math.prod(layout.mesh.shape[axis] for axis in cut):
+                over = ", ".join(f"{axis}={layout.mesh.shape[axis]}" for axis in cut)
+                where = jax.tree_util.keystr(path, simple=True, separator="/")
+                lines.append(f"{where}: {name} of {size} over {over}")
+    return lines

@@ -1,0 +1,133 @@
+"""A trainer on a mesh does what it does on one device, and no device holds what it should not."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_sync.actors.trainer import Trainer
+from rl_sync.models.config import Lora, ModelConfig
+from rl_sync.models.placement import shardings
+from tests.actors.test_trainer import ALGORITHM, OPTIMIZER, _batch
+from tests.models import tiny
+from tests.models.meshes import layout
+
+MODEL = ModelConfig(
+    vocab_size=12,
+    embed_dim=8,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    mlp_dim=12,
+    max_length=8,
+)
+PARAMS = tiny.params(MODEL)
+CASES = {
+    "fsdp with microbatches": ({"fsdp": 2}, {"remat": "full"}, {"microbatch_rows": 4}),
+    "data and tensor": ({"data": 2, "tensor": 2}, {}, {}),
+    "fsdp and tensor, adapters": (
+        {"fsdp": 2, "tensor": 2},
+        {"tie_embeddings": False, "lora": Lora(2, 4.0)},
+        {},
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiler():
+    """These programs run once, so that optimizing them takes longer than it saves."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def _trainer(on, **fields):
+    of = {
+        "model": MODEL,
+        "algorithm": dataclasses.replace(ALGORITHM, kl_coefficient=0.1),
+        "optimizer": dataclasses.replace(OPTIMIZER, updates_per_batch=2, weight_decay=0.1),
+        "group_size": 4,
+        "max_completion_tokens": 6,
+        "end_ids": (1,),
+        "temperature": 0.8,
+        "steps": 3,
+        "microbatch_rows": 0,
+        "logits_bytes": 256,
+        "layout": on,
+    }
+    return Trainer(**{**of, **fields})
+
+
+def _placed(trainer, params):
+    """The state at the start of RL, of parameters that were drawn elsewhere."""
+    if trainer.layout is not None:
+        params = jax.device_put(params, shardings(trainer.like().params))
+    return trainer.begin(trainer.start(jax.tree.map(jnp.copy, params)))
+
+
+@functools.cache
+def _on_one_device(model):
+    one = _trainer(None, model=model)
+    return one.step(_placed(one, tiny.params(model)), _batch(params=PARAMS, model=MODEL))
+
+
+@pytest.mark.parametrize(("mesh", "model", "fields"), CASES.values(), ids=CASES)
+def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fields):
+    model = dataclasses.replace(MODEL, **model)
+    params, batch = tiny.params(model), _batch(params=PARAMS, model=MODEL)
+    # Neither microbatches nor what is computed again change what comes out.
+    expected, expected_metrics = _on_one_device(dataclasses.replace(model, remat="none"))
+    trainer = _trainer(layout(**mesh), model=model, **fields)
+    compiled = trainer.compile_step(trainer.like(), batch)
+    found, metrics = compiled(_placed(trainer, params), batch)
+    # Adam divides by the root of a tiny square at first, which magnifies the rounding of sums.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), found.params, expected.params
+    )
+    for name, value in expected_metrics.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
+    assert jax.tree.map(_place, found) == jax.tree.map(_place, trainer.like())
+
+
+def _place(x):
+    """Which part of an array each device holds."""
+    return x.shape, x.dtype, x.sharding.devices_indices_map(x.shape)
+
+
+def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
+    trainer = _trainer(layout(fsdp=2, tensor=2))
+    state = trainer.begin(trainer.init(jax.random.key(3)))
+    expected = _trainer(None).init(jax.random.key(3)).params
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected)
+    moments = [state.opt_state, state.ref_params]
+    kept = [[x.shape for x in jax.tree.leaves(tree) if x.ndim] for tree in moments]
+    params = [x.shape for x in jax.tree.leaves(state.params)]
+    assert kept == [params + params, params], "AdamW's moments, and the reference"
+    for tree in (state.params, state.ref_params, state.opt_state):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            scale = "scale" in jax.tree_util.keystr(path)
+            parts = 1 if not leaf.ndim else 2 if scale else 4
+            sizes = {shard.data.size for shard in leaf.addressable_shards}
+            assert sizes == {leaf.size // parts}, jax.tree_util.keystr(path)
+
+
+def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
+    batch = _batch(params=PARAMS, model=MODEL)
+    results = []
+    for trainer in (_trainer(None), _trainer(layout(data=2, fsdp=2))):
+        params = jax.tree.map(jnp.copy, PARAMS)
+        if trainer.layout is not None:
+            params = jax.device_put(params, shardings(trainer.like().params))
+        state = trainer.start(params)
+        results.append(trainer.warm_up_step(state, batch.tokens, batch.completion_mask))
+    (expected, expected_metrics), (found, metrics) = results
+    np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), found.params, expected.params
+    )
+    places = jax.tree.map(_place, trainer.start(found.params))
+    assert jax.tree.map(_place, found) == places, "or the next step compiles again"

@@ -1,0 +1,69 @@
+"""An engine on a mesh draws what it draws on one device, from shards of weights and caches."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from rl_sync.models.placement import param_like, shardings
+from rl_sync.models.sharding import using
+from rl_sync.rollout import slots
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.request import Request
+from rl_sync.rollout.sampling import Sampling
+from tests.models import tiny
+from tests.models.meshes import layout
+
+CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=1)
+PARAMS = tiny.params(CONFIG)
+PROMPTS = [np.array(ids, np.int32) for ids in ([3, 4, 5, 6], [7, 8], [2, 2, 9], [10], [5] * 6)]
+SAMPLING = Sampling(max_new_tokens=6, stop_ids=(1,))
+
+
+def _engine(on):
+    engine = Engine(CONFIG, slots=8, chunk_tokens=4, layout=on)
+    params = PARAMS
+    if on is not None:
+        params = jax.device_put(params, shardings(param_like(CONFIG, on)))
+    engine.load(params, version=0)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def requests():
+    greedy = dataclasses.replace(SAMPLING, greedy=True)
+    # More than there are slots, so that some are refilled, and the batch shrinks at the end.
+    return [Request(p, s, 2, (7, i)) for i, p in enumerate(PROMPTS) for s in (SAMPLING, greedy)]
+
+
+@pytest.fixture(scope="module")
+def expected(requests):
+    return _engine(None).generate(requests)
+
+
+@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])
+def test_completions_are_those_of_one_device(mesh, requests, expected):
+    engine = _engine(layout(**mesh))
+    for found, wanted in zip(engine.generate(requests), expected, strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist()
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_each_device_holds_its_rows_and_heads_of_the_cache():
+    on = layout(data=2, tensor=2)
+    params = jax.device_put(PARAMS, shardings(param_like(CONFIG, on)))
+    with using(on):
+        empty = slots.empty_slots(CONFIG, 8, 16, 4)
+        before = empty.cache.keys.sharding
+        after, _ = slots.decode_chunk(
+            CONFIG, params, empty, np.ones(8, bool), np.int32(0), span=16, chunk_tokens=4
+        )
+    shape = after.cache.keys.shape
+    L, Z, B, K, H, C = shape
+    assert {shard.data.shape for shard in after.cache.keys.addressable_shards} == {
+        (L, Z, B // 2, K // 2, H, C)
+    }
+    # Or the donated cache is copied, and the next call compiles again.
+    assert before.devices_indices_map(shape) == after.cache.keys.sharding.devices_indices_map(shape)

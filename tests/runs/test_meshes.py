@@ -1,0 +1,39 @@
+"""A run whose roles have several devices each."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+
+from rl_sync.runtime.programs import trainer_of
+from rl_sync.runtime.snapshots import load_snapshot
+from tests.models.meshes import layout
+
+FLAGS = (
+    "--config.sync.mode=asynchronous",
+    "--config.replay.backend=embedded",
+    "--config.trainer.steps=6",
+    "--config.trainer.mesh.fsdp=2",
+    "--config.trainer.compute_dtype=bfloat16",
+    "--config.explorer.mesh.tensor=2",
+    "--config.explorer.dtype=bfloat16",
+)
+
+
+def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(runs):
+    run = runs.get(*FLAGS)
+    steps = run.consumed
+    assert [step["step"] for step in steps] == list(range(1, 7))
+    used = set(itertools.chain.from_iterable(run.versions(step) for step in steps))
+    assert max(used) > 0, "no version was ever pulled"
+    task, states = run.settings.load_task(), []
+    for on in (layout(fsdp=2), layout(data=2, tensor=2)):
+        like = trainer_of(run.settings, task, on).like()
+        step, state, _ = load_snapshot(run.workdir / "checkpoints", None, like)
+        assert step == 6
+        states.append(state)
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    dtypes = {str(x.dtype) for x in jax.tree.leaves(states[0].params)}
+    assert dtypes == {"float32"}, "the trainer's own parameters stay float32"

@@ -1,0 +1,37 @@
+"""Several GPUs of a machine are shared out among the roles; one is everybody's."""
+
+import pytest
+
+from rl_sync.runtime.devices import role_environment
+from rl_sync.runtime.settings import ConfigError
+from tests.runtime.test_settings import settings_with
+
+MESHES = {"trainer__mesh__fsdp": 4, "explorer__mesh__tensor": 2}
+MODE = {"sync__mode": "multi_explorer", "explorer__count": 2}
+
+
+def given(visible, **fields):
+    of_roles = role_environment(settings_with(**MODE, **fields), visible)
+    return {role: more.get("CUDA_VISIBLE_DEVICES") for role, more in of_roles.items()}
+
+
+def test_each_role_gets_gpus_of_its_own():
+    eight = "0,1,2,3,4,5,6,7"
+    assert given(eight, **MESHES) == {"trainer": "0,1,2,3", "explorer1": "4,5", "explorer2": "6,7"}
+    assert given("7, 3,5") == {"trainer": "7", "explorer1": "3", "explorer2": "5"}
+
+
+@pytest.mark.parametrize("visible", [None, "", "0"])
+def test_one_gpu_or_none_is_left_to_all(visible):
+    assert set(given(visible).values()) == {None}
+
+
+def test_meshes_without_gpus_are_on_whatever_there_is():
+    assert set(given(None, **MESHES).values()) == {None}
+
+
+@pytest.mark.parametrize(("visible", "fields"), [("0,1", {}), ("0", MESHES)])
+def test_too_few_gpus_are_refused(visible, fields):
+    with pytest.raises(ConfigError, match=r"need \d GPUs \(trainer") as refused:
+        given(visible, **fields)
+    assert f"CUDA_VISIBLE_DEVICES={visible} names" in str(refused.value)
