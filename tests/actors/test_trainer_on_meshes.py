@@ -37,14 +37,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiler():
-    """These programs run once, so that optimizing them takes longer than it saves."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def _trainer(on, **fields):
     of = {
         "model": MODEL,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models import cache as cache_module
+from rl_sync.models import lora
 from rl_sync.models.cache import KVCache, cached, empty_cache, read_span
 from rl_sync.models.config import Lora, RopeScaling
 from rl_sync.models.logprobs import token_logprobs
@@ -206,18 +207,22 @@ def test_llama_scaling_stretches_low_frequencies_only():
     np.testing.assert_allclose(frequencies(8, 10_000.0, linear), plain / 8)
 
 
-def test_a_fresh_adapter_changes_nothing_and_a_trained_one_does():
-    config = dataclasses.replace(tiny.CONFIG, lora=Lora(2, 4.0))
-    params = init_params(config, jax.random.key(0))
-    base = init_params(tiny.CONFIG, jax.random.key(0))
-    scores = tiny.forward(config, params, TOKENS)
-    frozen = jax.tree_util.tree_map_with_path(
-        lambda path, x: x if not any("lora" in str(k) for k in path) else None, params
-    )
-    assert len(jax.tree.leaves(frozen)) == len(jax.tree.leaves(base))
-    np.testing.assert_array_equal(scores, tiny.forward(tiny.CONFIG, frozen, TOKENS))
-    moved = tiny.params(config)
-    assert np.abs(tiny.forward(config, moved, TOKENS) - scores).max() > 0.1
+ADAPTED = dataclasses.replace(tiny.CONFIG, lora=Lora(2, 4.0))
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """The real initialization, which takes long to compile, with adapters."""
+    return jax.jit(init_params, static_argnums=0)(ADAPTED, jax.random.key(0))
+
+
+def test_a_fresh_adapter_changes_nothing_and_a_trained_one_does(fresh):
+    scores = tiny.forward(ADAPTED, fresh, TOKENS)
+    _, base = lora.split(fresh)
+    assert jax.tree.structure(base) == jax.tree.structure(tiny.params())
+    np.testing.assert_array_equal(scores, tiny.forward(tiny.CONFIG, base, TOKENS))
+    moved = tiny.params(ADAPTED)
+    assert np.abs(tiny.forward(ADAPTED, moved, TOKENS) - scores).max() > 0.1
 
 
 def test_token_logprobs_stand_at_their_own_token():
@@ -264,15 +269,15 @@ def test_logprobs_by_chunks_never_hold_all_logits():
     assert biggest(1 << 30).temp_size_in_bytes > 4 * 127 * 5000 * 4
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _value_and_gradient(params, remat):
+    config = dataclasses.replace(tiny.CONFIG, remat=remat)
+    return jax.value_and_grad(lambda p: token_logprobs(config, p, TOKENS)[0].sum())(params)
+
+
 @pytest.mark.parametrize("policy", ["full", "dots", "dots_no_batch"])
 def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
-    params = tiny.params()
-
-    def loss(params, remat):
-        config = dataclasses.replace(tiny.CONFIG, remat=remat)
-        return token_logprobs(config, params, TOKENS)[0].sum()
-
-    kept, again = (jax.value_and_grad(loss)(params, remat) for remat in ("none", policy))
+    kept, again = (_value_and_gradient(tiny.params(), remat) for remat in ("none", policy))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), kept, again)
 
 
@@ -309,6 +314,6 @@ def test_rotation_turns_by_position_and_keeps_relative_angles():
     np.testing.assert_allclose(turned_q[1] @ turned_k[0], turned_q[3] @ turned_k[2], atol=1e-6)
 
 
-def test_a_fresh_mlp_is_not_zero():
-    mlp = jax.jit(init_params, static_argnums=0)(tiny.CONFIG, jax.random.key(0))["blocks"]["mlp"]
+def test_a_fresh_mlp_is_not_zero(fresh):
+    mlp = lora.split(fresh)[1]["blocks"]["mlp"]
     assert all(np.all(np.std(kernel, axis=(-2, -1)) > 0) for kernel in jax.tree.leaves(mlp))

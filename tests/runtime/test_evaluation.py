@@ -48,7 +48,8 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
     asked, judged = [], []
 
     class Scripted:
-        def __init__(self, config, slots, *, decode):
+        def __init__(self, config, slots, *, decode, layout):
+            assert layout is None
             assert decode([*task.tokenizer.encode("12"), 7]) == "12"
 
         def load(self, params, version):
