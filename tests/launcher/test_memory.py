@@ -63,7 +63,8 @@ def assert_parts(found: dict[str, str], **expected: int) -> None:
 
 
 def test_plan_prints_figures_that_add_up():
-    done = launcher("plan", "--config=tests/runs/tiny.py", "--config.workdir=none")
+    penalty = "--config.algorithm.kl_coefficient=0.001"
+    done = launcher("plan", "--config=tests/runs/tiny.py", "--config.workdir=none", penalty)
     assert done.returncode == 0, done.stderr
     found = parts_of(done.stdout)
     assert_parts(
@@ -88,7 +89,7 @@ def test_without_a_penalty_there_is_no_reference():
 
 
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
-    found = described(model__lora__rank=2)
+    found = described(model__lora__rank=2, algorithm__kl_coefficient=0.001)
     assert_parts(
         found["trainer"],
         parameters=PARAMETERS + ADAPTERS,

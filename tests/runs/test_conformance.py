@@ -187,9 +187,10 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
     assert_same_bits(one, other)
     settings = other.settings
-    everything = parameters_of(settings, settings.load_task()).like()
+    travelling = parameters_of(settings, settings.load_task(), layout()).travelling_like()
+    assert travelling == lora.split(travelling)[0]
     # It refuses versions that hold anything else.
-    puller = CheckpointPuller(other.workdir / WEIGHTS_DIR, lora.split(everything)[0])
+    puller = CheckpointPuller(other.workdir / WEIGHTS_DIR, travelling)
     version, adapters = puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     assert version == settings.trainer.steps - 1
