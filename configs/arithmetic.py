@@ -6,8 +6,8 @@ The problems are sums and differences of two-digit numbers, written from the uni
 answered `231`. 0.4 million random parameters first imitate 400 batches of demonstrations, whose
 pupil forgets 60 % of the carries and borrows: greedy accuracy on held-out problems is then 38 to
 50 %. In 100 trainer steps (64 prompts, 8 completions each; GRPO in synchronous mode, decoupled PPO
-in the others) it passes 97 %, in every mode. On two CPU cores that takes about two minutes, half of
-which is start-up and the warm start.
+in the others) it passes 95 %, in every mode. On two CPU cores that takes one to two minutes, half
+of which is start-up and the warm start.
 """
 
 from ml_collections import ConfigDict
