@@ -21,6 +21,7 @@ from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
 from rl_sync.runtime.devices import VISIBLE, role_environment
+from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.programs import check_replay, replay_tables
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
@@ -96,10 +97,11 @@ class LocalRun:
 
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
-        master = f"{_HOST}:{_port(settings.master.port, 'master.port')}"
+        free = free_ports(_HOST, 3)
+        master = f"{_HOST}:{_port(settings.master.port, 'master.port', free[0])}"
         # The replay server takes longest to start, so it goes first.
-        replay = settings.replay.address or self._start_replay(logs / "replay.log")
-        coordinator = f"{_HOST}:{_port(0, 'cluster')}"
+        replay = settings.replay.address or self._start_replay(logs / "replay.log", free[1])
+        coordinator = f"{_HOST}:{free[2]}"
         devices = role_environment(settings, os.environ.get(VISIBLE))
         for role in ["master", "trainer", *settings.roles[:-1]]:
             command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
@@ -109,10 +111,10 @@ class LocalRun:
             self._supervisor.add(RoleProcess.start(role, command, log, more))
         self._master = RpcClient(master, "master")
 
-    def _start_replay(self, log: Path) -> str:
+    def _start_replay(self, log: Path, free: int) -> str:
         """Starts the replay server and returns its address; it is not ready yet."""
         settings = self._settings.replay
-        port = _port(settings.port, "replay.port")
+        port = _port(settings.port, "replay.port", free)
         try:
             self._server = start_server(
                 cast(Backend, settings.backend),
@@ -211,8 +213,10 @@ class LocalRun:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _port(wanted: int, setting: str) -> int:
-    """A free port: the wanted one, or any if that is 0."""
+def _port(wanted: int, setting: str, free: int) -> int:
+    """The wanted port, if nobody has it; the free one if that is 0."""
+    if wanted == 0:
+        return free
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -222,7 +226,7 @@ def _port(wanted: int, setting: str) -> int:
                 f"Port {wanted} ({setting}) cannot be used: {error}. Choose another with"
                 f" --config.{setting}, or 0 for any free one."
             ) from error
-        return probe.getsockname()[1]
+    return wanted
 
 
 def _check_replay(settings: RunSettings, address: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from rl_sync.runtime.ports import free_ports
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePublisher
 from rl_sync.weights.interface import WeightsTransferError
@@ -21,11 +22,6 @@ from rl_sync.weights.rendezvous import MeetingPoint
 
 SCRIPT = Path(__file__).with_name("cluster_process.py")
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def run_cluster(explorers: int, directory: Path) -> list[dict]:
@@ -38,7 +34,7 @@ def run_cluster(explorers: int, directory: Path) -> list[dict]:
     Meetings.register("meeting", callable=lambda: meeting)
     server = Meetings(("127.0.0.1", 0), authkey=b"test").get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    cluster_port = free_port()
+    (cluster_port,) = free_ports("127.0.0.1", 1)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     processes = []
     for process in range(explorers + 1):
@@ -104,9 +100,10 @@ def test_three_explorers_get_each_version_to_the_bit(tmp_path):
 
 
 def test_a_cluster_that_nobody_else_joins_says_so_and_ends():
+    (port,) = free_ports("127.0.0.1", 1)
     program = f"""
 from rl_sync.weights.cluster import init_cluster
-init_cluster("127.0.0.1:{free_port()}", 2, 0, timeout_secs=1)
+init_cluster("127.0.0.1:{port}", 2, 0, timeout_secs=1)
 """
     result = subprocess.run(
         [sys.executable, "-c", program],
