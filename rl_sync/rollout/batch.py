@@ -202,12 +202,11 @@ class Batch:
         return sharding
 
     def _call(self, program: Program, function: Callable[..., T], *args: Any, **sizes: Any) -> T:
-        if program in self.compiled:
-            with using(self.layout):
-                return function(*args, **sizes)
+        is_new = program not in self.compiled
         self.compiled.add(program)
         started = time.monotonic()
         with using(self.layout):
             result = function(*args, **sizes)
-        self.compile_secs += time.monotonic() - started
+        if is_new:
+            self.compile_secs += time.monotonic() - started
         return result

@@ -57,6 +57,29 @@ def test_greedy_decoding_takes_the_argmax_of_the_full_forward_pass():
         assert completion.finish == "length"
 
 
+@pytest.mark.parametrize(
+    ("attention", "cache"), [("auto", "keep"), ("auto", "recompute"), ("einsum", "keep")]
+)
+def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache):
+    config = dataclasses.replace(tiny.CONFIG, max_length=80, attention=attention)
+    params = tiny.params(config)
+    engine = Engine(config, 8, chunk_tokens=4, cache=cache)
+    engine.load(params, 0)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(2, 11, length).astype(np.int32) for length in (40, 5, 33)]
+    sampling = Sampling(max_new_tokens=40, stop_ids=(), greedy=True)
+    # The same weights again and again, for which caches are computed anew, or not.
+    requests = [Request(prompt, sampling) for prompt in prompts]
+    completions = engine.generate(requests, between=lambda: engine.load(params, 1))
+    rows = np.zeros((3, 80), np.int32)
+    for row, prompt, (completion,) in zip(rows, prompts, completions, strict=True):
+        row[: len(prompt) + 40] = np.concatenate([prompt, completion.tokens])
+    best = np.argmax(tiny.forward(config, params, rows), axis=-1)
+    for row, prompt, (completion,) in zip(best, prompts, completions, strict=True):
+        expected = row[len(prompt) - 1 : len(prompt) + 39]
+        assert completion.tokens.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize(("attention", "expected"), [("einsum", {80, 160}), ("auto", {160})])
 def test_the_cache_is_read_as_far_as_it_is_filled(attention, expected):
     """Rows that outgrow the span that is read at first go on as the full forward pass does.
