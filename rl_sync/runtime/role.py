@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 FAILED = 1
 ORPHANED = 4
@@ -48,10 +49,19 @@ def main() -> int:
             programs.run_explorer(settings, places, number)
     except Exception:
         _log.exception("%s failed", arguments.role)
-        # Not an ordinary exit: threads may stand in calls, and a cluster's exit in a barrier.
-        logging.shutdown()
-        os._exit(FAILED)
+        return FAILED
     return 0
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process at once, without taking the interpreter down.
+
+    An ordinary exit may wait for threads that stand in calls, and for a cluster's barrier; and a
+    thread of XLA that still lets go of a Python object meanwhile aborts the process.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _arguments() -> argparse.Namespace:
@@ -69,9 +79,8 @@ def _end_when_orphaned() -> None:
     while os.read(0, 4096):
         pass
     _log.error("The launcher is gone, so this role ends.")
-    logging.shutdown()
-    os._exit(ORPHANED)
+    leave(ORPHANED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
