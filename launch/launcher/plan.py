@@ -21,6 +21,7 @@ def describe(settings: RunSettings) -> str:
         f"Mode {settings.sync.mode}: {MODES[settings.sync.mode].summary}",
         _headline(settings),
         _algorithm(settings),
+        *_shaping(settings),
         "",
         *_who_waits(settings),
         "",
@@ -70,6 +71,22 @@ def _algorithm(settings: RunSettings) -> str:
     )
 
 
+def _shaping(settings: RunSettings) -> list[str]:
+    """What decides which groups a batch is made of, where anything does."""
+    one, lines = settings.algorithm, []
+    if one.screening.replaces:
+        lines.append(
+            "  a group that teaches nothing is replaced by one of another prompt, until"
+            f" {one.max_attempts} were tried"
+        )
+    if settings.groups_generated > settings.trainer.groups_per_step:
+        lines.append(
+            f"  {settings.groups_generated} groups are generated for each step, which trains on"
+            f" the {one.keep} {settings.trainer.groups_per_step}"
+        )
+    return lines
+
+
 def _late(settings: RunSettings) -> bool:
     return settings.schedule.pull == "latest"
 
@@ -93,7 +110,7 @@ def _who_waits(settings: RunSettings) -> list[str]:
             "- An explorer takes the newest version before each lease of prompts, and waits only if"
             f" that is more than {_count(schedule.max_staleness, 'step')} behind the step that will"
             " train on its groups.",
-            f"- Trainer step t waits for any {settings.trainer.groups_per_step} groups that are"
+            f"- Trainer step t waits for any {settings.groups_generated} groups that are"
             " fresh enough; it never waits for its weights to be taken.",
         ]
     if settings.rollout.budget_tokens:

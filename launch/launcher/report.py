@@ -77,7 +77,9 @@ def _throughput(settings: RunSettings) -> list[str]:
 
 def _account(balance: dict[str, Any]) -> str:
     dropped = "".join(f", {n} dropped ({why})" for why, n in balance["dropped"].items())
+    kept = balance["out_of_attempts"]
     return (
         f"Groups: {balance['leased']} leased = {balance['trained']} trained,"
         f" {balance['buffered']} still buffered{dropped}"
+        + (f"; {kept} taken that teach nothing, after algorithm.max_attempts prompts" * bool(kept))
     )

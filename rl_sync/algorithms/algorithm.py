@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
+from rl_sync.algorithms.screening import KEEPS, Screening
+
 ADVANTAGES = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_pp", "reinforce_pp_baseline", "best")
 LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr")
 PROXIMAL = ("behavior", "start", "interpolated")
@@ -64,6 +66,12 @@ class Algorithm:
       mask_truncated: whether completions that were cut at the most tokens are left out of the loss.
       need_spread: whether groups of equal rewards are left out of it.
       group_mean_low, group_mean_high: groups whose mean reward is outside are left out of it.
+      max_attempts: how many prompts are tried for a place in a batch until one makes a group that
+        need_spread, group_mean_low and group_mean_high do not leave out, by its rewards as they
+        were judged; the last one is taken as it is. 1 for no other than the place's own.
+      over_sampling: groups that are generated for a trainer step over those that it trains on; 1
+        for no more than these.
+      keep: one of `KEEPS`: which of them it trains on (`screening.choose`).
       extremes: how many trajectories of a group, half of them the best and half the worst, stay in
         it; 0 for all.
       logprob_gap_alarm: the mean distance, in nats, between the trainer's and the explorers'
@@ -106,6 +114,9 @@ class Algorithm:
     need_spread: bool
     group_mean_low: float
     group_mean_high: float
+    max_attempts: int
+    over_sampling: float
+    keep: str
     extremes: int
     logprob_gap_alarm: float
     allow_unsafe: bool
@@ -124,6 +135,12 @@ class Algorithm:
     def truncations(self) -> tuple[str, ...]:
         """The corrections that weigh by the ratio itself, rather than by 0 or 1."""
         return tuple(name for name in self.corrections if name.endswith("_truncation"))
+
+    @property
+    def screening(self) -> Screening:
+        """Which groups are replaced before they reach the replay buffer."""
+        means = self.group_mean_low, self.group_mean_high
+        return Screening(self.need_spread, *means, self.max_attempts)
 
     def danger(self) -> str | None:
         """Why the composition does not bear stale data; None where it does.
@@ -160,6 +177,7 @@ class Algorithm:
             ("aggregation", AGGREGATIONS),
             ("kl_estimator", KL_ESTIMATORS),
             ("kl_place", KL_PLACES),
+            ("keep", KEEPS),
         ):
             check_name(field, getattr(self, field), names)
         for correction in self.corrections:
@@ -204,6 +222,16 @@ class Algorithm:
                     f"algorithm.{field}_low={low} and algorithm.{field}_high={high} must be above"
                     " 0 and have 1, the ratio of equal policies, between them."
                 )
+        if self.max_attempts < 1:
+            raise ValueError(
+                f"algorithm.max_attempts={self.max_attempts} is how many prompts are tried for a"
+                " place in a batch: it must be at least 1."
+            )
+        if self.over_sampling < 1:
+            raise ValueError(
+                f"algorithm.over_sampling={self.over_sampling:g} is how many groups are generated"
+                " for each that is trained on: it must be at least 1."
+            )
         if self.extremes % 2:
             raise ValueError(f"algorithm.extremes={self.extremes} must be even, or 0 for all.")
         if self.group_mean_low > self.group_mean_high:
@@ -213,6 +241,13 @@ class Algorithm:
             )
 
     def _check_pieces(self) -> None:
+        if self.screening.replaces and not self.screening.refuses:
+            raise ValueError(
+                f"algorithm.max_attempts={self.max_attempts} has groups replaced that teach"
+                " nothing, but no setting says which: use algorithm.need_spread=True, or"
+                " algorithm.group_mean_low and algorithm.group_mean_high; or"
+                " algorithm.max_attempts=1 to replace none."
+            )
         if self.truncations and self.proximal == "behavior" and self.loss != "reinforce":
             raise ValueError(
                 f"algorithm.correction={self.truncations[0]} weighs by the ratio that"

@@ -9,8 +9,8 @@ import dataclasses
 from typing import Any
 
 from rl_sync.algorithms.algorithm import Algorithm, check_name
+from rl_sync.algorithms.screening import UNBOUNDED
 
-_NO_BOUND = 1e9  # Of rewards; infinity is no JSON, which the resolved config is kept as.
 _GRPO = Algorithm(
     name="grpo",
     advantage="grpo",
@@ -42,8 +42,11 @@ _GRPO = Algorithm(
     overlong_tokens=0,
     mask_truncated=False,
     need_spread=False,
-    group_mean_low=-_NO_BOUND,
-    group_mean_high=_NO_BOUND,
+    group_mean_low=-UNBOUNDED,
+    group_mean_high=UNBOUNDED,
+    max_attempts=1,
+    over_sampling=1.0,
+    keep="first",
     extremes=0,
     logprob_gap_alarm=0.2,
     allow_unsafe=False,
@@ -58,7 +61,8 @@ def _made(name: str, **pieces: Any) -> Algorithm:
 _ALGORITHMS = (
     _GRPO,
     _made("dr_grpo", advantage="dr_grpo", aggregation="constant_mean"),
-    _made("dapo", aggregation="token_mean", clip_high=0.28, need_spread=True),
+    _made("dapo", aggregation="token_mean", clip_high=0.28, need_spread=True,
+          max_attempts=10),
     _made("rloo", advantage="rloo", loss="reinforce", aggregation="sequence_sum_mean",
           kl_coefficient=0.001, kl_estimator="k1", kl_place="reward"),
     _made("reinforce_pp", advantage="reinforce_pp", aggregation="token_mean",

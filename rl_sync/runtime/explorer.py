@@ -84,8 +84,8 @@ class ExplorerProgram:
                 if state is None or state.version != grant.version:
                     state = self._pull(grant, state)
                 state, groups = self._generate(grant, state)
-                if groups:
-                    self._insert(self._score(groups))
+                if groups and (scored := self._score(groups)):
+                    self._insert(scored)
         except RunStoppedError:
             pass  # The master's ledger says of what this explorer held that it was dropped.
 
@@ -163,15 +163,24 @@ class ExplorerProgram:
         return ExplorerState(version, params)
 
     def _score(self, groups: list[Group]) -> list[Group]:
+        """Has groups judged; returns them with their rewards, but for those that are replaced."""
         with self.session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._judgeable(group)]
             rewards = np.asarray(self.session.call("judge", items=items), np.float32)
             self.session.facts["reward"] = float(rewards.mean())
             by_group = rewards.reshape(len(groups), -1)
-            return [
+            groups = [
                 dataclasses.replace(group, rewards=row)
                 for group, row in zip(groups, by_group, strict=True)
             ]
+            screens = self.session.settings.algorithm.screening.replaces
+            return self._screened(groups) if screens else groups
+
+    def _screened(self, groups: list[Group]) -> list[Group]:
+        """The groups that the master wants; it has other prompts tried in place of the others."""
+        judged = [(group.lease_id, group.rewards.tolist()) for group in groups]
+        wanted = set(self.session.call("judged", judged=judged))
+        return [group for group in groups if group.lease_id in wanted]
 
     def _judgeable(self, group: Group) -> list[list[str]]:
         """[prompt, completion, answer] of each trajectory."""

@@ -63,7 +63,7 @@ def replay_tables(settings: RunSettings) -> list[TableSpec]:
     It has room for every batch that may be ahead of the trainer, and for groups whose lease is
     over, so that no explorer waits for room while the schedule lets it go on.
     """
-    ahead = settings.schedule.batches_ahead * settings.trainer.groups_per_step
+    ahead = settings.schedule.batches_ahead * settings.groups_generated
     spare = settings.explorers * settings.groups_per_lease
     table = queue(TABLE, ahead + spare)
     return [dataclasses.replace(table, sampler=cast(Selector, settings.replay.sampler))]

@@ -227,9 +227,14 @@ class RunSettings:
         return self.sync.transfer or MODES[self.sync.mode].transfer
 
     @property
+    def groups_generated(self) -> int:
+        """Groups that are generated for a trainer step, of which it trains on some or all."""
+        return math.ceil(self.trainer.groups_per_step * self.algorithm.over_sampling)
+
+    @property
     def groups_per_lease(self) -> int:
         """The most groups that an explorer generates at once."""
-        share = math.ceil(self.trainer.groups_per_step / self.explorers)
+        share = math.ceil(self.groups_generated / self.explorers)
         return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
 
     @property
@@ -257,11 +262,12 @@ class RunSettings:
         return MasterSettings(
             schedule=self.schedule,
             steps=self.trainer.steps,
-            groups_per_step=self.trainer.groups_per_step,
+            groups_per_step=self.groups_generated,
             explorers=self.explorers,
             groups_per_lease=self.groups_per_lease,
             lease_secs=self.master.lease_secs,
             carries_over=self.rollout.budget_tokens > 0,
+            screening=self.algorithm.screening,
         )
 
     def model_config(self, task: Task) -> ModelConfig:

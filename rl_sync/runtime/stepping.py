@@ -48,8 +48,13 @@ class Stepping:
         self._reported: Future[None] | None = None
         self._apart: dict[str, float] = {}
 
-    def take(self, state: TrainState, step: int, groups: list[Group]) -> TrainState:
+    def take(
+        self, state: TrainState, step: int, groups: list[Group], left_out: list[int]
+    ) -> TrainState:
         """Dispatches a step; then waits for the report of the one before.
+
+        Args:
+          left_out: lease ids of groups that were generated for the step, and are not needed.
 
         Raises:
           Exception: whatever the step before failed with.
@@ -63,6 +68,7 @@ class Stepping:
             "leases": [group.lease_id for group in groups],
             "tokens": len(versions),
             "versions": np.unique(versions).tolist(),
+            "dropped": left_out,
         }
         compiled = self._steps.of(batch)
         # Watched from before the dispatch, which on a CPU may well be the computation itself.
@@ -75,7 +81,7 @@ class Stepping:
             raise
         dispatched.set_result(metrics)
         before = self._reported
-        self._reported = self._reporter.submit(self._report, step, groups, ready)
+        self._reported = self._reporter.submit(self._report, step, groups, left_out, ready)
         if before is not None:
             before.result()
         return state
@@ -99,6 +105,7 @@ class Stepping:
         self,
         step: int,
         groups: list[Group],
+        left_out: list[int],
         ready: Future[dict[str, float]],
     ) -> None:
         values = ready.result()
@@ -110,7 +117,7 @@ class Stepping:
             staleness=values["staleness_mean"],
         )
         leases = [group.lease_id for group in groups]
-        self._session.call("trained", step=step, lease_ids=leases, values=values)
+        self._session.call("trained", step=step, lease_ids=leases, left_out=left_out, values=values)
         self._session.call("result", values={"rl": {"step": step, **values}})
         self._compare(step, values["logprob_gap"])
         self._consumed.write(step, groups)

@@ -71,8 +71,7 @@ class TrainerProgram:
         try:
             publishing.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
-                groups = reader.next(step)
-                state = stepping.take(state, step, groups)
+                state = stepping.take(state, step, *reader.next(step))
                 if self._is_wanted(schedule, step):
                     if publishing.awaits(step):
                         stepping.settle()

@@ -75,9 +75,9 @@ def run(tmp_path):
 
 
 def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when_it_is_done(run):
-    assert run.stepping.take(0, 1, _groups(1)) == 1
+    assert run.stepping.take(0, 1, _groups(1), []) == 1
     assert run.events == []
-    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
+    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2), []))
     second.start()
     while len(run.computations) < 2:
         assert second.is_alive()
@@ -91,8 +91,8 @@ def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when
 
 
 def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_before(run, tmp_path):
-    run.stepping.take(0, 1, _groups(1))
-    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
+    run.stepping.take(0, 1, _groups(1), [])
+    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2), []))
     second.start()
     while run.spans.current is None:
         assert second.is_alive()
@@ -112,7 +112,7 @@ def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_befo
 
 
 def test_a_step_that_fails_is_not_reported(run):
-    run.stepping.take(0, 1, _groups(1))
+    run.stepping.take(0, 1, _groups(1), [])
     run.computations[0].error = RuntimeError("the device is gone")
     run.computations[0].done.set()
     with pytest.raises(RuntimeError, match="the device is gone"):
@@ -123,7 +123,7 @@ def test_a_step_that_fails_is_not_reported(run):
 def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
     run.settings.algorithm.logprob_gap_alarm = 0.5
     for step in (4, 5):
-        run.stepping.take(step, step, _groups(step))
+        run.stepping.take(step, step, _groups(step), [])
         run.computations[-1].done.set()
         run.stepping.settle()
     assert run.alarms == [
@@ -133,7 +133,7 @@ def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
 
 def test_logprobs_that_are_close_give_no_alarm(run):
     run.settings.algorithm.logprob_gap_alarm = 1.0
-    run.stepping.take(0, 1, _groups(1))
+    run.stepping.take(0, 1, _groups(1), [])
     run.computations[0].done.set()
     run.stepping.settle()
     assert run.alarms == []
