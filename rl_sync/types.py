@@ -63,6 +63,8 @@ class Group:
       policy_versions: the version of the weights that produced each token; -1 where the mask is
         false.
       rewards: one a trajectory.
+      baselines: for each trajectory the reward of the prompt's greedy completion; None where none
+        was generated.
     """
 
     lease_id: int
@@ -74,6 +76,7 @@ class Group:
     behavior_logprobs: Float[np.ndarray, "G T"]
     policy_versions: Int[np.ndarray, "G T"]
     rewards: Float[np.ndarray, " G"]
+    baselines: Float[np.ndarray, " G"] | None = None
 
     @property
     def oldest_version(self) -> int:
@@ -81,11 +84,16 @@ class Group:
         return int(self.policy_versions[self.completion_mask].min())
 
     def to_columns(self) -> dict[str, np.ndarray]:
-        """Returns the group as the named columns of a replay item; integers become int32 []."""
+        """Returns the group as the named columns of a replay item; integers become int32 [].
+
+        What is None has no column.
+        """
         columns = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            columns[field.name] = np.asarray(value, np.int32) if isinstance(value, int) else value
+            if value is not None:
+                is_number = isinstance(value, int)
+                columns[field.name] = np.asarray(value, np.int32) if is_number else value
         return columns
 
     @classmethod
@@ -97,6 +105,8 @@ class Group:
         """
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
+            if field.default is None and field.name not in columns:
+                continue
             column = columns[field.name]
             values[field.name] = int(column) if column.ndim == 0 else column
         return cls(**values)
@@ -119,6 +129,7 @@ class TrainBatch(NamedTuple):
 
     Attributes: as in `Group`, B rows of T tokens, and
       rewards: one a trajectory.
+      baselines: likewise, or None.
       packing: None where row i is trajectory i.
     """
 
@@ -128,3 +139,4 @@ class TrainBatch(NamedTuple):
     policy_versions: Int[Array, "B T"]
     rewards: Float[Array, " trajectories"]
     packing: Packing | None = None
+    baselines: Float[Array, " trajectories"] | None = None

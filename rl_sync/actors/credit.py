@@ -38,6 +38,7 @@ class Trajectories(NamedTuple):
       sequences: see `rl_sync.algorithms.sequences`.
       is_truncated: whether a completion was cut at the most tokens.
       behavior_logprobs, ref_logprobs: for a divergence in the reward; no reference without one.
+      baselines: rewards of greedy completions, for an advantage that takes them.
     """
 
     rewards: Float[Array, " trajectories"]
@@ -46,6 +47,7 @@ class Trajectories(NamedTuple):
     is_truncated: Bool[Array, " trajectories"]
     behavior_logprobs: Float[Array, "B T"]
     ref_logprobs: Float[Array, "B T"] | None
+    baselines: Float[Array, " trajectories"] | None = None
 
 
 class Credit(NamedTuple):
@@ -80,6 +82,10 @@ def give(
         of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
         whitened = returns.reinforce_pp(of_tokens, mask, algorithm.discount, sequences)
         given: OfSequence = whitened.advantages
+    elif algorithm.advantage == "remax":
+        assert batch.baselines is not None
+        of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
+        given = returns.remax(of_tokens, batch.baselines, mask, sequences).advantages
     else:
         rewards -= trajectory_totals(penalty, mask, sequences, count)
         given = to_tokens(ADVANTAGES[algorithm.advantage](rewards, lengths, group_size), sequences)

@@ -213,7 +213,9 @@ class Trainer:
             return batch
         layout = self.layout
         by_row = jax.tree.map(lambda x: layout.like(x, ("batch", "length")), batch)
-        return by_row._replace(rewards=layout.like(batch.rewards, ()))
+        of_trajectories = (batch.rewards, batch.baselines)
+        rewards, baselines = jax.tree.map(lambda x: layout.like(x, ()), of_trajectories)
+        return by_row._replace(rewards=rewards, baselines=baselines)
 
     @functools.cached_property
     def _trained_like(self) -> Params:
@@ -285,6 +287,7 @@ class Trainer:
             self._is_truncated(batch),
             batch.behavior_logprobs,
             ref_logprobs,
+            batch.baselines,
         )
         given, metrics = credit.give(
             self.algorithm, trajectories, self.group_size, self.max_completion_tokens

@@ -7,7 +7,17 @@ import difflib
 
 from rl_sync.algorithms.screening import KEEPS, Screening
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_pp", "reinforce_pp_baseline", "best")
+ADVANTAGES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "best",
+)
+_OF_TOKENS = ("reinforce_pp", "remax")
 LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr")
 PROXIMAL = ("behavior", "start", "interpolated")
 CORRECTIONS = (
@@ -137,6 +147,11 @@ class Algorithm:
         return tuple(name for name in self.corrections if name.endswith("_truncation"))
 
     @property
+    def needs_baselines(self) -> bool:
+        """Whether a greedy completion is generated beside each group."""
+        return self.advantage == "remax"
+
+    @property
     def screening(self) -> Screening:
         """Which groups are replaced before they reach the replay buffer."""
         means = self.group_mean_low, self.group_mean_high
@@ -264,11 +279,11 @@ class Algorithm:
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
-        if self.advantage == "reinforce_pp" and self.loss in _OF_TRAJECTORIES:
+        if self.advantage in _OF_TOKENS and self.loss in _OF_TRAJECTORIES:
             raise ValueError(
                 f"algorithm.loss={self.loss} takes one advantage a trajectory, but"
                 f" algorithm.advantage={self.advantage} makes one a token: use"
-                " algorithm.advantage=reinforce_pp_baseline."
+                " algorithm.advantage=reinforce_pp_baseline, or dr_grpo."
             )
 
 

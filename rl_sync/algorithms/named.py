@@ -69,6 +69,8 @@ _ALGORITHMS = (
           kl_coefficient=0.001, kl_estimator="k1", kl_place="reward"),
     _made("reinforce_pp_baseline", advantage="reinforce_pp_baseline", aggregation="token_mean",
           kl_coefficient=0.001, kl_estimator="k2"),
+    _made("remax", advantage="remax", loss="reinforce", aggregation="sequence_sum_mean",
+          kl_coefficient=0.001, kl_estimator="k1", kl_place="reward"),
     _made("opo", advantage="opo", loss="reinforce", aggregation="sequence_sum_mean"),
     _made("gspo", loss="gspo", clip_low=3e-4, clip_high=4e-4),
     _made("cispo", loss="cispo", clip_low=1.0, clip_high=3.0, aggregation="token_mean"),

@@ -167,12 +167,12 @@ class ExplorerProgram:
         with self.session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._judgeable(group)]
             rewards = np.asarray(self.session.call("judge", items=items), np.float32)
-            self.session.facts["reward"] = float(rewards.mean())
             by_group = rewards.reshape(len(groups), -1)
             groups = [
-                dataclasses.replace(group, rewards=row)
+                self.explorer.rewarded(group, row)
                 for group, row in zip(groups, by_group, strict=True)
             ]
+            self.session.facts["reward"] = float(np.mean([group.rewards for group in groups]))
             screens = self.session.settings.algorithm.screening.replaces
             return self._screened(groups) if screens else groups
 

@@ -151,6 +151,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             settings.groups_per_lease,
             settings.seed,
             settings.rollout.budget_tokens,
+            settings.algorithm.needs_baselines,
         )
         collective = settings.transfer == "collective"
         rendezvous = ExplorerRendezvous(session)

@@ -240,7 +240,8 @@ class RunSettings:
     @property
     def slots(self) -> int:
         """The most sequences that an explorer decodes at once."""
-        return self.rollout.slots or self.groups_per_lease * self.trainer.group_size
+        completions = self.trainer.group_size + self.algorithm.needs_baselines
+        return self.rollout.slots or self.groups_per_lease * completions
 
     @property
     def compute_dtype(self) -> str:
@@ -296,6 +297,7 @@ class RunSettings:
             updates=self.optimizer.updates_per_batch,
             # Rows of packed batches are as many as they have to be.
             microbatch_rows=self.trainer.microbatch_rows or (shards if shards > 1 else 0),
+            with_baselines=self.algorithm.needs_baselines,
         )
 
     def sampling(self, task: Task) -> Sampling:

@@ -47,7 +47,11 @@ def _learn(algorithm, sign):
         behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))
         ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.kl_coefficient else None
         whole = jnp.zeros(ROWS, bool)
-        batch = credit.Trajectories(rewards, jnp.asarray(MASK), None, whole, behavior, ref)
+        greedy = drawn_by.argmax(axis=-1)[PROMPT] == RIGHT[PROMPT]
+        baselines = jnp.where(MASK, greedy, 0).sum(axis=1) / LENGTHS
+        batch = credit.Trajectories(
+            rewards, jnp.asarray(MASK), None, whole, behavior, ref, baselines
+        )
         given, _ = credit.give(algorithm, batch, GROUP_SIZE, LENGTH)
         known = objective.Experience(
             jnp.asarray(MASK), behavior, proximal, ref, sign * given.advantages, given.weights,

@@ -123,3 +123,11 @@ def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     )
     places = jax.tree.map(_place, trainer.start(found.params))
     assert jax.tree.map(_place, found) == places, "or the next step compiles again"
+
+
+def test_every_device_has_all_rewards_and_baselines():
+    batch = _batch()
+    placed = _trainer(layout(fsdp=2)).place(batch._replace(baselines=batch.rewards))
+    assert placed.rewards.sharding.is_fully_replicated
+    assert placed.baselines.sharding.is_fully_replicated
+    assert not placed.tokens.sharding.is_fully_replicated

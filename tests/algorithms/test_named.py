@@ -8,7 +8,7 @@ from rl_sync.algorithms.named import ALGORITHMS, named
 
 
 def test_every_name_in_a_record_has_its_function():
-    assert set(algorithm.ADVANTAGES) == {*credit.ADVANTAGES, "reinforce_pp"}
+    assert set(algorithm.ADVANTAGES) == {*credit.ADVANTAGES, "reinforce_pp", "remax"}
     assert set(algorithm.LOSSES) == set(objective.LOSSES) >= set(objective.CLIPPED)
     assert set(algorithm.CORRECTIONS) == set(objective.CORRECTIONS)
     assert set(algorithm.AGGREGATIONS) == set(objective.AGGREGATIONS)
@@ -22,7 +22,7 @@ def test_what_is_used_without_a_name_bears_the_staleness():
 
 
 def test_only_algorithms_that_take_no_notice_of_the_old_policy_are_dangerous():
-    assert {name for name, one in ALGORITHMS.items() if one.danger()} == {"rloo", "opo"}
+    assert {name for name, one in ALGORITHMS.items() if one.danger()} == {"rloo", "opo", "remax"}
 
 
 @pytest.mark.parametrize(

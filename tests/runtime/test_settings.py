@@ -12,6 +12,8 @@ import pytest
 
 from configs import arithmetic, gsm8k, jsonl
 from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.screening import UNBOUNDED, Screening
+from rl_sync.runtime.programs import replay_tables
 from rl_sync.runtime.settings import ConfigError, RunSettings
 
 
@@ -280,3 +282,17 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
     assert on_mesh.batching(10).microbatch_rows == 4
     in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
     assert in_parts.batching(10).microbatch_rows == 16
+
+
+def test_the_shape_of_batches_decides_how_much_is_generated():
+    usual = settings_with(algorithm__name="dr_grpo", sync__mode="asynchronous")
+    assert (usual.groups_generated, usual.groups_per_lease, usual.slots) == (64, 64, 512)
+    more = settings_with(algorithm__over_sampling=1.26, sync__mode="asynchronous")
+    assert (more.groups_generated, more.groups_per_lease, more.slots) == (81, 81, 648)
+    assert more.master_settings().groups_per_step == 81
+    assert replay_tables(more)[0].max_size == (more.schedule.batches_ahead + 1) * 81
+    remax = settings_with(algorithm__name="remax", sync__mode="synchronous")
+    assert remax.slots == 64 * 9
+    assert remax.batching(row_tokens=8).with_baselines
+    dapo = settings_with(algorithm__name="dapo", algorithm__group_mean_high=0.9)
+    assert dapo.master_settings().screening == Screening(True, -UNBOUNDED, 0.9, 10)
