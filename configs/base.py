@@ -88,6 +88,7 @@ def get_config() -> ConfigDict:
     config.algorithm.positive_temperature = placeholder(float)
     config.algorithm.negative_temperature = placeholder(float)
     config.algorithm.mirror_temperature = placeholder(float)
+    config.algorithm.preference_temperature = placeholder(float)
     config.algorithm.weight_limit = placeholder(float)
     config.algorithm.token_low = placeholder(float)
     config.algorithm.token_high = placeholder(float)

@@ -39,7 +39,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         "optimizer": memory.device_bytes(opt_state_like(optimizer, trained, layout)),
         "gradients": memory.device_bytes(trained),
     }
-    if settings.algorithm.kl_coefficient > 0:
+    if settings.algorithm.needs_reference:
         parts["reference"] = memory.device_bytes(trained)
     activations = by_policy[model.remat]
     most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Some are cut, some are not.

@@ -24,6 +24,7 @@ ADVANTAGES: dict[str, Callable[[Array, Array, int], Array]] = {
     "rloo": lambda rewards, lengths, size: advantages.rloo(rewards, size),
     "opo": advantages.opo,
     "reinforce_pp_baseline": advantages.reinforce_pp_baseline,
+    "pair": lambda rewards, lengths, size: advantages.pair(rewards, size),
     "best": lambda rewards, lengths, size: advantages.best(rewards, size),
 }
 """From rewards, completion lengths in tokens and the group's size to one advantage a trajectory."""

@@ -115,7 +115,7 @@ class Trainer:
         """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
         trained, _ = self._split(state.params)
         reference = None
-        if self.algorithm.kl_coefficient > 0:
+        if self.algorithm.needs_reference:
             reference = jax.tree.map(jnp.copy, trained)
         opt_state = init_opt_state(self._reinforcement(), trained, self.layout)
         return TrainState(state.step, state.params, opt_state, reference)
@@ -130,7 +130,7 @@ class Trainer:
             step=cast(Array, self.layout.like(jnp.int32(0), ())),
             params=params,
             opt_state=opt_state_like(self._reinforcement(), trained, self.layout),
-            ref_params=trained if self.algorithm.kl_coefficient > 0 else None,
+            ref_params=trained if self.algorithm.needs_reference else None,
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
@@ -179,7 +179,11 @@ class Trainer:
         def update(carry: tuple[Params, Any], share: _Rows) -> tuple[tuple[Params, Any], Metrics]:
             trained, opt_state = carry
             totals = objective.totals(
-                self.algorithm, share.experience, sequence_count, self.max_completion_tokens
+                self.algorithm,
+                share.experience,
+                sequence_count,
+                self.max_completion_tokens,
+                self.group_size,
             )
 
             def loss(trained: Params, rows: _Rows) -> tuple[Float[Array, ""], Metrics]:

@@ -16,9 +16,10 @@ ADVANTAGES = (
     "reinforce_pp_baseline",
     "remax",
     "best",
+    "pair",
 )
 _OF_TOKENS = ("reinforce_pp", "remax")
-LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr")
+LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr", "dpo")
 PROXIMAL = ("behavior", "start", "interpolated")
 CORRECTIONS = (
     "token_truncation",
@@ -58,6 +59,7 @@ class Algorithm:
       dual_clip: c of ppo_clip; 0 for none.
       positive_temperature, negative_temperature: τ of sapo where A > 0, and elsewhere.
       mirror_temperature: τ of opmd.
+      preference_temperature: β of dpo.
       weight_limit: the most that a truncated weight counts; also c of dppo.
       token_low, token_high: ratios that token_mask lets pass.
       sequence_low, sequence_high: products of ratios that sequence_rejection lets pass.
@@ -105,6 +107,7 @@ class Algorithm:
     positive_temperature: float
     negative_temperature: float
     mirror_temperature: float
+    preference_temperature: float
     weight_limit: float
     token_low: float
     token_high: float
@@ -145,6 +148,11 @@ class Algorithm:
     def truncations(self) -> tuple[str, ...]:
         """The corrections that weigh by the ratio itself, rather than by 0 or 1."""
         return tuple(name for name in self.corrections if name.endswith("_truncation"))
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether there is a reference model."""
+        return self.kl_coefficient > 0 or self.loss == "dpo"
 
     @property
     def needs_baselines(self) -> bool:
@@ -216,6 +224,7 @@ class Algorithm:
             "positive_temperature",
             "negative_temperature",
             "mirror_temperature",
+            "preference_temperature",
             "weight_limit",
             "second_moment",
             "negative_drift",
@@ -278,6 +287,12 @@ class Algorithm:
             raise ValueError(
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
+            )
+        if (self.loss == "dpo") != (self.advantage == "pair"):
+            raise ValueError(
+                f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
+                " compares the trajectories of a pair, which nothing else does. Use both"
+                " algorithm.loss=dpo and algorithm.advantage=pair, or neither."
             )
         if self.advantage in _OF_TOKENS and self.loss in _OF_TRAJECTORIES:
             raise ValueError(

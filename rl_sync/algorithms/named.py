@@ -25,6 +25,7 @@ _GRPO = Algorithm(
     positive_temperature=1.0,
     negative_temperature=1.05,
     mirror_temperature=0.1,
+    preference_temperature=0.1,
     weight_limit=2.0,
     token_low=0.5,
     token_high=5.0,
@@ -84,6 +85,7 @@ _ALGORITHMS = (
           aggregation="token_mean", clip_high=0.28, weight_limit=5.0),
     _made("dppo", advantage="dr_grpo", loss="dppo", aggregation="token_mean",
           clip_low=0.15, clip_high=0.15, weight_limit=20.0),
+    _made("dpo", advantage="pair", loss="dpo", aggregation="sequence_sum_mean"),
     _made("raft", advantage="best", loss="reinforce", aggregation="token_mean"),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.named import named
 from rl_sync.runtime.records import build, require
-from rl_sync.runtime.sections import SyncSettings
+from rl_sync.runtime.sections import SyncSettings, TrainerSettings
 from rl_sync.schedule import resolve
 
 
@@ -43,4 +43,21 @@ def require_bearing(algorithm: Algorithm, staleness_bound: int, mode: str) -> No
         f"algorithm.name={algorithm.name} does not fit data that are up to {staleness_bound}"
         f" trainer steps old, which sync.mode={mode} allows: {danger}, leave out algorithm.name for"
         " one that bears them, or insist with algorithm.allow_unsafe=True.",
+    )
+
+
+def require_pairs(algorithm: Algorithm, trainer: TrainerSettings) -> None:
+    """Refuses microbatches that take apart what a loss of pairs compares.
+
+    Raises:
+      ConfigError: says what to do.
+    """
+    rows, group_size = trainer.microbatch_rows, trainer.group_size
+    together = rows % group_size == 0 and trainer.batching != "packed"
+    require(
+        algorithm.loss != "dpo" or not rows or together,
+        "algorithm.loss=dpo compares the completions of a group, but trainer.microbatch_rows="
+        f"{rows} with trainer.batching={trainer.batching} takes groups apart: use a multiple of"
+        f" trainer.group_size={group_size} and batching that is not packed, or"
+        " trainer.microbatch_rows=0.",
     )

@@ -21,7 +21,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.algorithm_settings import complete, require_bearing
+from rl_sync.runtime.algorithm_settings import complete, require_bearing, require_pairs
 from rl_sync.runtime.model_settings import ModelSettings
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.runtime.rollout_settings import RolloutSettings
@@ -158,6 +158,7 @@ class RunSettings:
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
+        require_pairs(self.algorithm, self.trainer)
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,

@@ -45,7 +45,7 @@ def _learn(algorithm, sign):
         tokens = jax.random.categorical(key, drawn_by[PROMPT])
         rewards = (jnp.where(MASK, tokens == RIGHT[PROMPT], 0).sum(axis=1)) / LENGTHS
         behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))
-        ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.kl_coefficient else None
+        ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.needs_reference else None
         whole = jnp.zeros(ROWS, bool)
         greedy = drawn_by.argmax(axis=-1)[PROMPT] == RIGHT[PROMPT]
         baselines = jnp.where(MASK, greedy, 0).sum(axis=1) / LENGTHS
@@ -57,7 +57,7 @@ def _learn(algorithm, sign):
             jnp.asarray(MASK), behavior, proximal, ref, sign * given.advantages, given.weights,
             jnp.ones_like(tokens), None,
         )  # fmt: skip
-        totals = objective.totals(algorithm, known, ROWS, LENGTH)
+        totals = objective.totals(algorithm, known, ROWS, LENGTH, GROUP_SIZE)
 
         def update(carry, _):
             def loss_of(table):

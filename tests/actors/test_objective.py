@@ -28,8 +28,15 @@ def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewar
     """What is known of a batch of the reference's rollouts, with a reference model."""
     asarray = functools.partial(jnp.asarray, dtype=jnp.float32)
     behavior, proximal, ref = (asarray(columns[name]) for name in COLUMNS[1:])
+    baselines = asarray(rewards)[::-1]
     batch = credit.Trajectories(
-        asarray(rewards), jnp.asarray(mask), sequences, jnp.asarray(TRUNCATED), behavior, ref
+        asarray(rewards),
+        jnp.asarray(mask),
+        sequences,
+        jnp.asarray(TRUNCATED),
+        behavior,
+        ref,
+        baselines,
     )
     given, metrics = credit.give(algorithm, batch, GROUP_SIZE, MAX_TOKENS)
     experience = objective.Experience(
@@ -42,7 +49,7 @@ def _step(algorithm, layout, parts=None):
     """The loss, its gradient by the logprobs, and the metrics, over parts of the rows."""
     columns, mask, sequences, staleness, entropy = layout
     known, of_batch = _known(algorithm, columns, mask, sequences, staleness)
-    totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS)
+    totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS, GROUP_SIZE)
     arguments = (jnp.asarray(columns["logprobs"], jnp.float32), jnp.asarray(entropy), known)
 
     def differentiate(logprobs, entropy, known):
@@ -66,9 +73,11 @@ def test_neither_microbatches_nor_the_layout_change_anything(name):
     algorithm = dataclasses.replace(ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.1)
     gradient, metrics = _step(algorithm, PADDED)
     assert np.any(gradient)
-    halved, halved_metrics = _step(algorithm, PADDED, [slice(0, 6), slice(6, 12)])
+    # Pairs of preference stay together.
+    half, rows = (4, None) if name == "dpo" else (6, [slice(0, 1), slice(1, 2)])
+    halved, halved_metrics = _step(algorithm, PADDED, [slice(0, half), slice(half, 12)])
     np.testing.assert_allclose(halved, gradient, atol=1e-6)
-    others, others_metrics = _step(algorithm, _packed(), [slice(0, 1), slice(1, 2)])
+    others, others_metrics = _step(algorithm, _packed(), rows)
     np.testing.assert_allclose(others, packed(gradient)[0], atol=1e-6)
     for key, value in metrics.items():
         for other in (halved_metrics, others_metrics):

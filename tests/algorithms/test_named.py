@@ -9,7 +9,7 @@ from rl_sync.algorithms.named import ALGORITHMS, named
 
 def test_every_name_in_a_record_has_its_function():
     assert set(algorithm.ADVANTAGES) == {*credit.ADVANTAGES, "reinforce_pp", "remax"}
-    assert set(algorithm.LOSSES) == set(objective.LOSSES) >= set(objective.CLIPPED)
+    assert set(algorithm.LOSSES) == {*objective.LOSSES, "dpo"} >= set(objective.CLIPPED)
     assert set(algorithm.CORRECTIONS) == set(objective.CORRECTIONS)
     assert set(algorithm.AGGREGATIONS) == set(objective.AGGREGATIONS)
     assert set(algorithm.KL_ESTIMATORS) == set(kl.KL_ESTIMATORS)
@@ -55,6 +55,9 @@ def test_what_is_dangerous_says_why(name, change, part):
         ({"max_attempts": 3}, r"max_attempts=3 .* no setting says which"),
         ({"over_sampling": 0.9}, r"over_sampling=0.9 .* at least 1"),
         ({"keep": "last"}, r"keep='last' is not one of first, best"),
+        ({"loss": "dpo"}, r"loss=dpo with algorithm.advantage=grpo"),
+        ({"advantage": "pair"}, r"loss=ppo_clip with algorithm.advantage=pair"),
+        ({"preference_temperature": 0.0}, r"preference_temperature=0.0 must be above 0"),
         ({"extremes": 3}, r"extremes=3 must be even"),
         ({"group_mean_low": 0.5, "group_mean_high": 0.4}, r"no group would be left"),
         ({"correction": "token_truncation"}, r"has in it already: .*proximal=start"),

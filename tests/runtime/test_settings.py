@@ -81,6 +81,10 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"rollout__temperature": 0.0}, ["temperature must be above 0"]),
         ({"rollout__min_p": 1.5}, ["min_p must be in [0, 1), not 1.5"]),
         ({"rollout__stop_ids": "2, x"}, ["rollout.stop_ids='2, x'", "separated by commas"]),
+        (
+            {"algorithm__name": "dpo", "trainer__microbatch_rows": 4},
+            ["algorithm.loss=dpo", "microbatch_rows=4", "multiple of trainer.group_size=8"],
+        ),
         ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
         ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
         (
