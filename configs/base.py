@@ -103,6 +103,8 @@ def get_config() -> ConfigDict:
     config.algorithm.kl_place = placeholder(str)
     config.algorithm.refresh_reference_steps = placeholder(int)
     config.algorithm.entropy_coefficient = placeholder(float)
+    config.algorithm.expert_rows = placeholder(int)
+    config.algorithm.expert_coefficient = placeholder(float)
     config.algorithm.overlong_tokens = placeholder(int)
     config.algorithm.mask_truncated = placeholder(bool)
     config.algorithm.need_spread = placeholder(bool)

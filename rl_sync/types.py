@@ -124,6 +124,18 @@ class Packing(NamedTuple):
     trajectories: Int[Array, "B T"]
 
 
+class Demonstrations(NamedTuple):
+    """What is to be imitated, one demonstration a row; D rows.
+
+    Attributes:
+      tokens: prompt and answer.
+      mask: true at the answer's tokens, its end-of-sequence token included.
+    """
+
+    tokens: Int[Array, "D T"]
+    mask: Bool[Array, "D T"]
+
+
 class TrainBatch(NamedTuple):
     """What one trainer step consumes: the trajectories of whole groups, group after group.
 
@@ -131,6 +143,7 @@ class TrainBatch(NamedTuple):
       rewards: one a trajectory.
       baselines: likewise, or None.
       packing: None where row i is trajectory i.
+      demonstrations: what is imitated beside them, if anything is.
     """
 
     tokens: Int[Array, "B T"]
@@ -140,3 +153,4 @@ class TrainBatch(NamedTuple):
     rewards: Float[Array, " trajectories"]
     packing: Packing | None = None
     baselines: Float[Array, " trajectories"] | None = None
+    demonstrations: Demonstrations | None = None

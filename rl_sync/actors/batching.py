@@ -105,7 +105,7 @@ class Batching:
             source = self._pack(lengths, stride)
             columns, packing = _gather(columns, source), _packing(source, stride)
         columns |= _stack(groups, ["rewards", "baselines"] if self.with_baselines else ["rewards"])
-        fields = {name: jnp.asarray(values) for name, values in columns.items()}
+        fields: dict[str, Any] = {name: jnp.asarray(values) for name, values in columns.items()}
         return TrainBatch(**fields, packing=packing)
 
     def _pack(

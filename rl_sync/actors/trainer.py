@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.actors import credit, objective
+from rl_sync.actors import credit, imitation, objective
 from rl_sync.actors.microbatches import gradient, map_rows
 from rl_sync.actors.objective import Experience, Metrics, Totals, policy_loss
 from rl_sync.actors.opt_state import init_opt_state, opt_state_like
@@ -26,7 +26,7 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import constrain_like, init_sharded, param_like
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
-from rl_sync.types import Packing, Params, TrainBatch
+from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
 
 Step = Callable[["TrainState", TrainBatch], tuple["TrainState", Metrics]]
 
@@ -173,11 +173,16 @@ class Trainer:
         if state.ref_params is not None:
             reference = self._join(state.ref_params, frozen)
         rows, of_batch = self._rows(state, batch, reference)
-        shares = jax.tree.map(self._share, rows)
+        shares = jax.tree.map(self._share, (rows, batch.demonstrations))
         sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
 
-        def update(carry: tuple[Params, Any], share: _Rows) -> tuple[tuple[Params, Any], Metrics]:
-            trained, opt_state = carry
+        def logprobs_of(trained: Params, tokens: Int[Array, "D T"]) -> Float[Array, "D T"]:
+            return self._logprobs(self._join(self._held(trained), frozen), tokens, None, 1.0)[0]
+
+        def update(
+            carry: tuple[Params, Any], shares: tuple[_Rows, Demonstrations | None]
+        ) -> tuple[tuple[Params, Any], Metrics]:
+            (trained, opt_state), (share, shown) = carry, shares
             totals = objective.totals(
                 self.algorithm,
                 share.experience,
@@ -190,6 +195,16 @@ class Trainer:
                 return self._loss(self._join(self._held(trained), frozen), rows, totals)
 
             descent, metrics = gradient(loss, trained, share, self.microbatch_rows)
+            if shown is not None:
+                descent, of_shown = imitation.mix_in(
+                    descent,
+                    logprobs_of,
+                    trained,
+                    shown,
+                    self.algorithm.expert_coefficient,
+                    self.microbatch_rows,
+                )
+                metrics |= of_shown
             metrics["gradient_norm"] = optax.tree.norm(descent)
             return self._descend(transformation, trained, opt_state, descent), metrics
 

@@ -73,6 +73,10 @@ class Algorithm:
       refresh_reference_steps: trainer steps after which the policy becomes the reference model,
         again and again; 0 for the policy that RL began with.
       entropy_coefficient: weight of the entropy, which is taken from the loss.
+      expert_rows: demonstrations of the task that a trainer step imitates beside its rollouts; 0
+        for none.
+      expert_coefficient: μ, the weight of their loss beside the (1 − μ) of all that rollouts add
+        (`losses.mixed`).
       overlong_tokens: how many of the most tokens of a completion are the margin of the soft
         overlong penalty; 0 for no penalty.
       mask_truncated: whether completions that were cut at the most tokens are left out of the loss.
@@ -122,6 +126,8 @@ class Algorithm:
     kl_place: str
     refresh_reference_steps: int
     entropy_coefficient: float
+    expert_rows: int
+    expert_coefficient: float
     overlong_tokens: int
     mask_truncated: bool
     need_spread: bool
@@ -212,6 +218,7 @@ class Algorithm:
             "kl_coefficient",
             "refresh_reference_steps",
             "entropy_coefficient",
+            "expert_rows",
             "overlong_tokens",
             "extremes",
             "logprob_gap_alarm",
@@ -231,6 +238,13 @@ class Algorithm:
         ):
             if getattr(self, field) <= 0:
                 raise ValueError(f"algorithm.{field}={getattr(self, field)} must be above 0.")
+        mixes = self.expert_rows > 0
+        if mixes != (self.expert_coefficient > 0) or not 0 <= self.expert_coefficient <= 1:
+            raise ValueError(
+                f"algorithm.expert_coefficient={self.expert_coefficient:g} is the weight, from 0 to"
+                f" 1, of algorithm.expert_rows={self.expert_rows} demonstrations a step: set both,"
+                " or both to 0."
+            )
         if self.clip_low > 1:
             raise ValueError(f"algorithm.clip_low={self.clip_low} must be at most 1.")
         if 0 < self.dual_clip <= 1:

@@ -11,6 +11,7 @@ from rl_sync.algorithms.named import named
 from rl_sync.runtime.records import build, require
 from rl_sync.runtime.sections import SyncSettings, TrainerSettings
 from rl_sync.schedule import resolve
+from rl_sync.tasks.task import Task
 
 
 def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -61,3 +62,36 @@ def require_pairs(algorithm: Algorithm, trainer: TrainerSettings) -> None:
         f" trainer.group_size={group_size} and batching that is not packed, or"
         " trainer.microbatch_rows=0.",
     )
+
+
+def require_shares(expert_rows: int, updates: int, microbatch_rows: int) -> None:
+    """Refuses demonstrations that updates and microbatches cannot share evenly.
+
+    Raises:
+      ConfigError: says what to do.
+    """
+    multiple = updates * max(1, microbatch_rows)
+    require(
+        expert_rows % multiple == 0,
+        f"algorithm.expert_rows={expert_rows} demonstrations cannot be shared evenly by"
+        f" optimizer.updates_per_batch={updates} updates in microbatches of"
+        f" trainer.microbatch_rows={microbatch_rows} (0 for whole updates): use a multiple of"
+        f" {multiple}.",
+    )
+
+
+def require_demonstrations(task: Task, wanted: Mapping[str, int]) -> None:
+    """Refuses a task without demonstrations where a setting wants some.
+
+    Args:
+      wanted: values of settings by their names; 0 wants none.
+
+    Raises:
+      ConfigError: says what to do.
+    """
+    for name, value in wanted.items():
+        rule = (
+            f"{name}={value}, but the task has no demonstrations to imitate: use {name}=0 to go"
+            " without."
+        )
+        require(not value or len(task.demonstrations) > 0, " ".join([rule, *task.notes]))

@@ -29,9 +29,11 @@ from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
+from rl_sync.runtime.stepping import Shown
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
+from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
@@ -113,6 +115,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
             publishing,
             reader,
             workdir / CHECKPOINTS_DIR,
+            shown_of(settings, task),
         ).run()
         replay.close()
         leave_cluster()
@@ -133,6 +136,13 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,
     )
+
+
+def shown_of(settings: RunSettings, task: Task) -> Shown | None:
+    """From a trainer step to what it imitates beside its rollouts; None for a run that does not."""
+    rows, seed = settings.algorithm.expert_rows, settings.seed
+    # A word more than the warm-up's, so that step t draws others than its t-th batch.
+    return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:

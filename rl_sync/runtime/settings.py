@@ -21,7 +21,13 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.algorithm_settings import complete, require_bearing, require_pairs
+from rl_sync.runtime.algorithm_settings import (
+    complete,
+    require_bearing,
+    require_demonstrations,
+    require_pairs,
+    require_shares,
+)
 from rl_sync.runtime.model_settings import ModelSettings
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.runtime.rollout_settings import RolloutSettings
@@ -159,6 +165,7 @@ class RunSettings:
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
         require_pairs(self.algorithm, self.trainer)
+        require_shares(self.algorithm.expert_rows, updates, self.trainer.microbatch_rows)
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,
@@ -180,6 +187,8 @@ class RunSettings:
         of_rows = {
             "trainer.groups_per_step · trainer.group_size / optimizer.updates_per_batch": rows,
             "trainer.microbatch_rows": self.trainer.microbatch_rows,
+            "algorithm.expert_rows / optimizer.updates_per_batch": self.algorithm.expert_rows
+            // self.optimizer.updates_per_batch,
             "warm_up.batch_size": self.warm_up.batch_size if self.warm_up.steps else 0,
         }
         for name, value in of_rows.items():
@@ -335,14 +344,11 @@ class RunSettings:
             raise ConfigError(str(error)) from error
         self.model_config(task)
         self.sampling(task)
-        require(
-            not self.warm_up.steps or len(task.demonstrations) > 0,
-            " ".join(
-                [
-                    f"warm_up.steps={self.warm_up.steps}, but the task has no demonstrations to"
-                    " imitate: use warm_up.steps=0 to start without.",
-                    *task.notes,
-                ]
-            ),
+        require_demonstrations(
+            task,
+            {
+                "warm_up.steps": self.warm_up.steps,
+                "algorithm.expert_rows": self.algorithm.expert_rows,
+            },
         )
         return task

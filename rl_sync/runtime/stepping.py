@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +16,9 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.session import Session
-from rl_sync.types import Group
+from rl_sync.types import Demonstrations, Group
 
+Shown = Callable[[int], Demonstrations]
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,7 @@ class Stepping:
       batching: the layout of batches.
       steps: the compiled steps.
       consumed: where to record what each step has consumed.
+      shown: from a step to the demonstrations that it imitates beside its groups; None for none.
     """
 
     def __init__(
@@ -39,9 +42,10 @@ class Stepping:
         batching: Batching,
         steps: CompiledSteps,
         consumed: ConsumptionRecord,
+        shown: Shown | None = None,
     ):
         self._session, self._batching = session, batching
-        self._steps, self._consumed = steps, consumed
+        self._steps, self._consumed, self._shown = steps, consumed, shown
         # One thread each, so that a step's span begins when the one before it has ended.
         self._watcher = ThreadPoolExecutor(1, "watcher")
         self._reporter = ThreadPoolExecutor(1, "reporter")
@@ -60,6 +64,8 @@ class Stepping:
           Exception: whatever the step before failed with.
         """
         batch = self._batching.batch(groups)
+        if self._shown is not None:
+            batch = batch._replace(demonstrations=self._shown(step))
         versions = np.concatenate(
             [group.policy_versions[group.completion_mask] for group in groups]
         )

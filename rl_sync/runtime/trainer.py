@@ -17,7 +17,7 @@ from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import Publishing
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
-from rl_sync.runtime.stepping import Stepping
+from rl_sync.runtime.stepping import Shown, Stepping
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.weights.digest import digest
@@ -37,6 +37,7 @@ class TrainerProgram:
       publishing: from the schedule, which knows where the run starts, to the sender of weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
+      shown: see `Stepping`.
     """
 
     session: Session
@@ -48,6 +49,7 @@ class TrainerProgram:
     publishing: Callable[[SyncSchedule], Publishing]
     reader: Callable[[SyncSchedule, Callable[[], None]], BatchReader]
     snapshots: Path
+    shown: Shown | None = None
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -66,7 +68,7 @@ class TrainerProgram:
         publishing = self.publishing(schedule)
         reader = self.reader(schedule, publishing.serve)
         consumed = ConsumptionRecord(self.session.settings.workdir)
-        stepping = Stepping(self.session, self.batching, self._steps, consumed)
+        stepping = Stepping(self.session, self.batching, self._steps, consumed, self.shown)
         ending = "the run ended"
         try:
             publishing.publish(start, self.parameters.travelling(state.params))
@@ -90,7 +92,10 @@ class TrainerProgram:
         """The state of the newest snapshot, or of the initial policy after its warm-up."""
         like = self.trainer.like()
         self._steps = CompiledSteps(self.session, self.trainer, like)
-        self._steps.prepare(self.batching.largest())
+        largest = self.batching.largest()
+        if self.shown is not None:
+            largest = largest._replace(demonstrations=self.shown(0))
+        self._steps.prepare(largest)
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
         if latest_snapshot(self.snapshots) is not None:
             _, state, metadata = load_snapshot(self.snapshots, None, like)

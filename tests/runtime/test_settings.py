@@ -85,6 +85,10 @@ def settings_with(**fields: Any) -> RunSettings:
             {"algorithm__name": "dpo", "trainer__microbatch_rows": 4},
             ["algorithm.loss=dpo", "microbatch_rows=4", "multiple of trainer.group_size=8"],
         ),
+        (
+            {"algorithm__expert_rows": 6, "algorithm__expert_coefficient": 0.1},
+            ["expert_rows=6", "updates_per_batch=4", "use a multiple of 4"],
+        ),
         ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
         ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
         (
@@ -213,6 +217,9 @@ def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path)
         match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
     ):
         settings_with(**fields).load_task()
+    experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
+    with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
+        settings_with(**fields, **experts, warm_up__steps=0).load_task()
     task = settings_with(warm_up__steps=0, **fields).load_task()
     assert (len(task.train), len(task.demonstrations)) == (18, 0)
 
