@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+NO_LEASE = -1
+"""In place of a lease id, and of a prompt id, in groups that nobody has generated."""
+
 Params = Any
 """A pytree of arrays: the parameters of a model."""
 
@@ -54,7 +57,7 @@ class Group:
     stand at that token's own position, so `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
 
     Attributes:
-      lease_id, ordinal, prompt_id: see `Lease`.
+      lease_id, ordinal, prompt_id: see `Lease`; `NO_LEASE` in demonstrations.
       explorer: which explorer generated it.
       tokens: prompt and completion.
       completion_mask: true at the completion's tokens, its end-of-sequence token included.

@@ -14,7 +14,8 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
     """The bytes of parameters, optimizer, activations and cache, a role and a device."""
-    roles = (_trainer(settings, task), _explorer(settings, task), *_undivided(settings, task))
+    explorers = [_explorer(settings, task)] if settings.explorers else []
+    roles = (_trainer(settings, task), *explorers, *_undivided(settings, task))
     return "\n".join(["Memory a device, from shapes:", *roles])
 
 

@@ -14,6 +14,8 @@ _DRAWN_STEPS = 6
 
 def describe(settings: RunSettings) -> str:
     """The resolved schedule in words and as a drawing, as the launcher prints it."""
+    if not settings.explorers:
+        return _supervised(settings)
     schedule = settings.schedule
     updates = settings.optimizer.updates_per_batch
     bound = schedule.staleness_bound
@@ -40,6 +42,20 @@ def describe(settings: RunSettings) -> str:
         draw(schedule, settings.explorers, settings.transfer),
     ]
     return "\n".join(lines)
+
+
+def _supervised(settings: RunSettings) -> str:
+    """Of a run in which nothing is generated."""
+    trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
+    rows = trainer.groups_per_step * trainer.group_size
+    return "\n".join(
+        [
+            f"Algorithm {settings.algorithm.name}: the trainer imitates the task's demonstrations;"
+            " nothing is generated, so there are no explorers and no replay server.",
+            f"  {trainer.steps} trainer steps of {rows} demonstrations"
+            f" (trainer.groups_per_step · trainer.group_size) in {_count(updates, 'update')}",
+        ]
+    )
 
 
 def _warnings(settings: RunSettings) -> list[str]:

@@ -99,10 +99,14 @@ class LocalRun:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
         free = free_ports(_HOST, 3)
         master = f"{_HOST}:{_port(settings.master.port, 'master.port', free[0])}"
-        # The replay server takes longest to start, so it goes first.
-        replay = settings.replay.address or self._start_replay(logs / "replay.log", free[1])
+        replay = settings.replay.address
+        if not replay and settings.explorers:
+            # The replay server takes longest to start, so it goes first.
+            replay = self._start_replay(logs / "replay.log", free[1])
         coordinator = f"{_HOST}:{free[2]}"
         devices = role_environment(settings, os.environ.get(VISIBLE))
+        # Where nothing is generated there is no replay server, and nobody looks for one.
+        replay = replay or f"{_HOST}:{free[1]}"
         for role in ["master", "trainer", *settings.roles[:-1]]:
             command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
             command += [f"--workdir={self._workdir}", f"--master={master}", f"--replay={replay}"]

@@ -25,6 +25,7 @@ ADVANTAGES: dict[str, Callable[[Array, Array, int], Array]] = {
     "opo": advantages.opo,
     "reinforce_pp_baseline": advantages.reinforce_pp_baseline,
     "pair": lambda rewards, lengths, size: advantages.pair(rewards, size),
+    "demonstration": lambda rewards, lengths, size: jnp.ones_like(rewards),
     "best": lambda rewards, lengths, size: advantages.best(rewards, size),
 }
 """From rewards, completion lengths in tokens and the group's size to one advantage a trajectory."""

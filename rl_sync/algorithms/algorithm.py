@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
-from rl_sync.algorithms.screening import KEEPS, Screening
+from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
 
 ADVANTAGES = (
     "grpo",
@@ -17,6 +17,7 @@ ADVANTAGES = (
     "remax",
     "best",
     "pair",
+    "demonstration",
 )
 _OF_TOKENS = ("reinforce_pp", "remax")
 LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr", "dpo")
@@ -156,6 +157,11 @@ class Algorithm:
         return tuple(name for name in self.corrections if name.endswith("_truncation"))
 
     @property
+    def imitates(self) -> bool:
+        """Whether a run trains on the task's demonstrations, and generates nothing."""
+        return self.advantage == "demonstration"
+
+    @property
     def needs_reference(self) -> bool:
         """Whether there is a reference model."""
         return self.kl_coefficient > 0 or self.loss == "dpo"
@@ -183,7 +189,7 @@ class Algorithm:
                 " token that became much likelier since it was drawn counts as often. Use at most"
                 f" {_LOOSEST_BOUND:g}"
             )
-        if self.corrections or self.advantage == "best":
+        if self.corrections or self.advantage in ("best", "demonstration"):
             return None
         if self.proximal != "behavior":
             return (
@@ -302,6 +308,8 @@ class Algorithm:
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
+        if self.imitates:
+            self._check_imitation()
         if (self.loss == "dpo") != (self.advantage == "pair"):
             raise ValueError(
                 f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
@@ -314,6 +322,25 @@ class Algorithm:
                 f" algorithm.advantage={self.advantage} makes one a token: use"
                 " algorithm.advantage=reinforce_pp_baseline, or dr_grpo."
             )
+
+    def _check_imitation(self) -> None:
+        """Nobody has drawn what is imitated, and nobody has judged it."""
+        expected = {
+            "loss": "reinforce",
+            "correction": "",
+            "expert_rows": 0,
+            "need_spread": False,
+            "group_mean_low": -UNBOUNDED,
+            "group_mean_high": UNBOUNDED,
+            "extremes": 0,
+        }
+        for field, value in expected.items():
+            if getattr(self, field) != value:
+                raise ValueError(
+                    f"algorithm.{field}={getattr(self, field)!r} does not fit algorithm.advantage="
+                    f"demonstration, which imitates what nobody has drawn or judged: it takes"
+                    f" algorithm.{field}={value!r}."
+                )
 
 
 def check_name(field: str, value: str, names: tuple[str, ...]) -> None:

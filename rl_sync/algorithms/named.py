@@ -88,6 +88,8 @@ _ALGORITHMS = (
     _made("dppo", advantage="dr_grpo", loss="dppo", aggregation="token_mean",
           clip_low=0.15, clip_high=0.15, weight_limit=20.0),
     _made("dpo", advantage="pair", loss="dpo", aggregation="sequence_sum_mean"),
+    _made("sft", advantage="demonstration", loss="reinforce", aggregation="token_mean",
+          logprob_gap_alarm=0.0),
     _made("raft", advantage="best", loss="reinforce", aggregation="token_mean"),
 )  # fmt: skip
 

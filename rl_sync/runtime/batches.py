@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rl_sync.actors.events import TOO_STALE
 from rl_sync.algorithms.screening import choose
@@ -27,6 +27,21 @@ class Consumed(NamedTuple):
 
     groups: list[Group]
     left_out: list[int]
+
+
+class Reader(Protocol):
+    """Where a trainer step's groups come from."""
+
+    def next(self, step: int) -> Consumed:
+        """Waits for the groups of a trainer step.
+
+        Raises:
+          TimeoutError: they did not come in time.
+          RunStoppedError: the run is being stopped.
+        """
+
+    def close(self, reason: str) -> None:
+        """Gives up what was sampled and not trained on."""
 
 
 class BatchReader:
@@ -58,12 +73,7 @@ class BatchReader:
         self._aside: list[Group] = []
 
     def next(self, step: int) -> Consumed:
-        """Waits for the groups of a trainer step.
-
-        Raises:
-          TimeoutError: they did not come in time.
-          RunStoppedError: the run is being stopped.
-        """
+        """See `Reader`."""
         patience = self._session.patience(f"the batch of trainer step {step}", "the explorers")
         wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
         with wait as attributes:
@@ -78,7 +88,7 @@ class BatchReader:
         return self._chosen(batch)
 
     def close(self, reason: str) -> None:
-        """Gives up what was sampled and not trained on."""
+        """See `Reader`."""
         self._refuse(self._aside, reason)
 
     def _chosen(self, batch: list[Group]) -> Consumed:

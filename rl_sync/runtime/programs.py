@@ -19,12 +19,18 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.tables import Selector, TableSpec, queue, to_json
-from rl_sync.runtime.batches import BatchReader
+from rl_sync.runtime.batches import BatchReader, Reader
+from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishing, Publishing
+from rl_sync.runtime.publishing import (
+    CheckpointPublishing,
+    CollectivePublishing,
+    NoPublishing,
+    Publishing,
+)
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.session import Session
@@ -96,11 +102,15 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         replay = ReplayClient(addresses.replay)
 
         def publishing(schedule: SyncSchedule) -> Publishing:
+            if not settings.explorers:
+                return NoPublishing()
             if settings.transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
             return CollectivePublishing(session, schedule, parameters.travelling_like())
 
-        def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
+        def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> Reader:
+            if not settings.explorers:
+                return DemonstrationReader(session, task)
             _await_replay(session, replay)
             replay.reset(TABLE)  # A server that is not ours may hold another run's groups.
             return BatchReader(session, replay, TABLE, schedule, idle)
@@ -130,7 +140,8 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
         end_ids=settings.sampling(task).stop_ids,
-        temperature=settings.rollout.temperature,
+        # Demonstrations are imitated as they are.
+        temperature=1.0 if settings.algorithm.imitates else settings.rollout.temperature,
         steps=settings.trainer.steps,
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,

@@ -35,6 +35,23 @@ class Publishing(Protocol):
         """Finishes what was begun."""
 
 
+class NoPublishing:
+    """For a run in which nobody generates, and so nobody needs weights; see `Publishing`."""
+
+    def awaits(self, version: int) -> bool:
+        """Never."""
+        return False
+
+    def publish(self, version: int, params: Params) -> None:
+        """Leaves the weights where they are."""
+
+    def serve(self) -> None:
+        """Nobody stands ready."""
+
+    def close(self) -> None:
+        """Nothing was begun."""
+
+
 class CheckpointPublishing:
     """Versions are saved in the background; explorers are told when one can be read.
 

@@ -126,6 +126,13 @@ class RunSettings:
         schedule = self.schedule
         assert mode is not None, "the schedule has checked the mode"
         count, least, most = self.explorers, mode.least_explorers, mode.most_explorers
+        if self.algorithm.imitates:
+            require(
+                not self.explorer.count,
+                f"explorer.count={self.explorer.count} explorers would have nothing to generate:"
+                f" algorithm.name={self.algorithm.name} trains on demonstrations alone.",
+            )
+            least = 0
         require(
             count >= least and (most is None or count <= most),
             f"explorer.count={count} does not fit sync.mode={self.sync.mode}, which takes "
@@ -226,7 +233,9 @@ class RunSettings:
 
     @property
     def explorers(self) -> int:
-        """How many explorers take part."""
+        """How many explorers take part; none where there is nothing to generate."""
+        if self.algorithm.imitates:
+            return 0
         return self.explorer.count or (
             MODES[self.sync.mode].least_explorers if self.explorer.count is None else 0
         )
@@ -234,6 +243,8 @@ class RunSettings:
     @property
     def transfer(self) -> str:
         """How weights travel."""
+        if self.algorithm.imitates:
+            return "checkpoint"  # Nothing travels.
         return self.sync.transfer or MODES[self.sync.mode].transfer
 
     @property
@@ -244,7 +255,7 @@ class RunSettings:
     @property
     def groups_per_lease(self) -> int:
         """The most groups that an explorer generates at once."""
-        share = math.ceil(self.groups_generated / self.explorers)
+        share = math.ceil(self.groups_generated / max(1, self.explorers))
         return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
 
     @property
@@ -350,5 +361,10 @@ class RunSettings:
                 "warm_up.steps": self.warm_up.steps,
                 "algorithm.expert_rows": self.algorithm.expert_rows,
             },
+        )
+        require(
+            not self.algorithm.imitates or len(task.demonstrations) > 0,
+            f"algorithm.name={self.algorithm.name} trains on demonstrations, but the task has none:"
+            " name the field that they are in, or another algorithm.",
         )
         return task

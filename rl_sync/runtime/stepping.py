@@ -16,7 +16,7 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.session import Session
-from rl_sync.types import Demonstrations, Group
+from rl_sync.types import NO_LEASE, Demonstrations, Group
 
 Shown = Callable[[int], Demonstrations]
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Stepping:
         )
         attributes = {
             "step": step,
-            "leases": [group.lease_id for group in groups],
+            "leases": _leases(groups),
             "tokens": len(versions),
             "versions": np.unique(versions).tolist(),
             "dropped": left_out,
@@ -122,7 +122,7 @@ class Stepping:
             tokens_per_sec=values["tokens_per_sec"],
             staleness=values["staleness_mean"],
         )
-        leases = [group.lease_id for group in groups]
+        leases = _leases(groups)
         self._session.call("trained", step=step, lease_ids=leases, left_out=left_out, values=values)
         self._session.call("result", values={"rl": {"step": step, **values}})
         self._compare(step, values["logprob_gap"])
@@ -144,3 +144,8 @@ class Stepping:
         steps, greatest = before["steps"] + 1, max(before["greatest"], gap)
         self._apart = {**before, "steps": steps, "greatest": greatest, "limit": limit}
         self._session.call("result", values={"logprob_gap": self._apart})
+
+
+def _leases(groups: list[Group]) -> list[int]:
+    """The lease ids of the groups that were generated for one."""
+    return [group.lease_id for group in groups if group.lease_id != NO_LEASE]

@@ -9,7 +9,7 @@ from pathlib import Path
 from rl_sync.actors.batching import Batching
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.runtime.batches import BatchReader
+from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.ledger import ConsumptionRecord
@@ -47,7 +47,7 @@ class TrainerProgram:
     warm_up: WarmUp
     evaluator: Evaluator
     publishing: Callable[[SyncSchedule], Publishing]
-    reader: Callable[[SyncSchedule, Callable[[], None]], BatchReader]
+    reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
     shown: Shown | None = None
     _steps: CompiledSteps = dataclasses.field(init=False)
@@ -103,7 +103,7 @@ class TrainerProgram:
         else:
             state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
             state = self.trainer.begin(state)
-            self._evaluate(state, "before RL")
+            self._evaluate(state, f"before {self._learning}")
         self.session.call("begin", **position)
         self.session.call("phase", phase="rl")
         return state
@@ -131,9 +131,14 @@ class TrainerProgram:
         self.session.call("phase", phase="end")
         step = int(state.step)
         if step == self.session.settings.trainer.steps:
-            self._evaluate(state, "after RL")
+            self._evaluate(state, f"after {self._learning}")
         self._save(state)
         self.session.call("result", values={"digest": digest(state.params)})
+
+    @property
+    def _learning(self) -> str:
+        """What the trainer steps do, in a word."""
+        return "imitation" if self.session.settings.algorithm.imitates else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
         accuracy, problems = self.evaluator.accuracy(state.params)

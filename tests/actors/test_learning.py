@@ -43,6 +43,8 @@ def _learn(algorithm, sign):
     def step(carry, key):
         logits, drawn_by, state = carry
         tokens = jax.random.categorical(key, drawn_by[PROMPT])
+        if algorithm.imitates:
+            tokens = jnp.asarray(RIGHT[PROMPT])
         rewards = (jnp.where(MASK, tokens == RIGHT[PROMPT], 0).sum(axis=1)) / LENGTHS
         behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))
         ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.needs_reference else None

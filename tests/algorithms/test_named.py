@@ -60,6 +60,11 @@ def test_what_is_dangerous_says_why(name, change, part):
         ({"preference_temperature": 0.0}, r"preference_temperature=0.0 must be above 0"),
         ({"expert_rows": 4}, r"expert_coefficient=0 is the weight,.* set both"),
         ({"expert_rows": 4, "expert_coefficient": 1.5}, r"expert_coefficient=1.5 is the weight"),
+        ({"advantage": "demonstration"}, r"loss='ppo_clip' .* takes algorithm.loss='reinforce'"),
+        (
+            {"advantage": "demonstration", "loss": "reinforce", "need_spread": True},
+            r"need_spread=True does not fit",
+        ),
         ({"extremes": 3}, r"extremes=3 must be even"),
         ({"group_mean_low": 0.5, "group_mean_high": 0.4}, r"no group would be left"),
         ({"correction": "token_truncation"}, r"has in it already: .*proximal=start"),

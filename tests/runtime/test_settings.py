@@ -89,6 +89,10 @@ def settings_with(**fields: Any) -> RunSettings:
             {"algorithm__expert_rows": 6, "algorithm__expert_coefficient": 0.1},
             ["expert_rows=6", "updates_per_batch=4", "use a multiple of 4"],
         ),
+        (
+            {"algorithm__name": "sft", "explorer__count": 1},
+            ["explorer.count=1", "nothing to generate", "algorithm.name=sft"],
+        ),
         ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
         ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
         (
@@ -157,7 +161,8 @@ def test_modes_bring_their_own_explorers_and_transfer(mode, explorers, transfer)
     "fields",
     [{"sync__mode": mode} for mode in ("synchronous", "one_step_off_policy", "asynchronous")]
     + [{"sync__mode": "custom", "sync__interval": 2, "sync__offset": 3}]
-    + [{"sync__mode": "multi_explorer", "sync__interval": 2, "explorer__count": 3}],
+    + [{"sync__mode": "multi_explorer", "sync__interval": 2, "explorer__count": 3}]
+    + [{"algorithm__name": "sft"}],
 )
 def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
     settings = settings_with(**fields)
@@ -220,6 +225,8 @@ def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path)
     experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
     with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
         settings_with(**fields, **experts, warm_up__steps=0).load_task()
+    with pytest.raises(ConfigError, match=r"name=sft trains on demonstrations, but the task has"):
+        settings_with(**fields, algorithm__name="sft", warm_up__steps=0).load_task()
     task = settings_with(warm_up__steps=0, **fields).load_task()
     assert (len(task.train), len(task.demonstrations)) == (18, 0)
 

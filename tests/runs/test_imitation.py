@@ -1,0 +1,46 @@
+"""A run without explorers, which imitates; and one that imitates beside its rollouts."""
+
+from __future__ import annotations
+
+from rl_sync.observe.metrics import read_metrics
+from tests.runs.test_dynamic_sampling import EASY
+
+TASK = tuple(f"--config.task.arithmetic.{name}={value}" for name, value in EASY.items())
+
+
+def test_a_supervised_run_trains_on_demonstrations_alone_and_learns(runs):
+    run = runs.get(
+        *TASK,
+        "--config.algorithm.name=sft",
+        "--config.warm_up.steps=0",
+        "--config.optimizer.learning_rate=0.003",
+        "--config.trainer.groups_per_step=32",
+        "--config.trainer.steps=100",
+    )
+    assert {path.stem for path in (run.workdir / "logs").iterdir()} == {"master", "trainer"}
+    assert not run.spans(role="explorer")
+    before, *_, after = read_metrics(run.workdir, "evaluation")
+    assert before["accuracy"] == 0
+    assert after["accuracy"] > 0.3
+    losses = [line["loss"] for line in read_metrics(run.workdir, "rl")]
+    assert len(losses) == 100
+    assert losses[-1] < 0.5 * losses[0]
+    assert [len(step["groups"]) for step in run.consumed] == [32] * 100
+    assert run.ledger[-1]["leased"] == run.ledger[-1]["trained"] == 0
+    assert "Held-out accuracy after imitation" in run.output
+    assert "nothing is generated" in run.output
+
+
+def test_a_run_imitates_beside_its_rollouts(runs):
+    run = runs.get(
+        *TASK,
+        "--config.sync.mode=asynchronous",
+        "--config.replay.backend=embedded",
+        "--config.algorithm.expert_rows=8",
+        "--config.algorithm.expert_coefficient=0.9",
+        "--config.optimizer.learning_rate=0.003",
+        "--config.trainer.steps=60",
+    )
+    losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]
+    assert len(losses) == 60
+    assert losses[-1] < 0.7 * losses[0]
