@@ -9,7 +9,7 @@ from typing import Any
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.named import named
 from rl_sync.runtime.records import build, require
-from rl_sync.runtime.sections import SyncSettings, TrainerSettings
+from rl_sync.runtime.sections import ExplorerSettings, SyncSettings, TrainerSettings, WarmUpSettings
 from rl_sync.schedule import resolve
 from rl_sync.tasks.task import Task
 
@@ -47,8 +47,11 @@ def require_bearing(algorithm: Algorithm, staleness_bound: int, mode: str) -> No
     )
 
 
-def require_pairs(algorithm: Algorithm, trainer: TrainerSettings) -> None:
-    """Refuses microbatches that take apart what a loss of pairs compares.
+def require_shares(algorithm: Algorithm, trainer: TrainerSettings, updates: int) -> None:
+    """Refuses updates and microbatches that take apart what belongs together.
+
+    Args:
+      updates: of a trainer step.
 
     Raises:
       ConfigError: says what to do.
@@ -62,36 +65,45 @@ def require_pairs(algorithm: Algorithm, trainer: TrainerSettings) -> None:
         f" trainer.group_size={group_size} and batching that is not packed, or"
         " trainer.microbatch_rows=0.",
     )
-
-
-def require_shares(expert_rows: int, updates: int, microbatch_rows: int) -> None:
-    """Refuses demonstrations that updates and microbatches cannot share evenly.
-
-    Raises:
-      ConfigError: says what to do.
-    """
-    multiple = updates * max(1, microbatch_rows)
+    multiple = updates * max(1, rows)
     require(
-        expert_rows % multiple == 0,
-        f"algorithm.expert_rows={expert_rows} demonstrations cannot be shared evenly by"
+        algorithm.expert_rows % multiple == 0,
+        f"algorithm.expert_rows={algorithm.expert_rows} demonstrations cannot be shared evenly by"
         f" optimizer.updates_per_batch={updates} updates in microbatches of"
-        f" trainer.microbatch_rows={microbatch_rows} (0 for whole updates): use a multiple of"
-        f" {multiple}.",
+        f" trainer.microbatch_rows={rows} (0 for whole updates): use a multiple of {multiple}.",
     )
 
 
-def require_demonstrations(task: Task, wanted: Mapping[str, int]) -> None:
-    """Refuses a task without demonstrations where a setting wants some.
+def require_no_explorers(algorithm: Algorithm, explorer: ExplorerSettings) -> None:
+    """Refuses explorers in a run in which nothing is generated.
 
-    Args:
-      wanted: values of settings by their names; 0 wants none.
+    Raises:
+      ConfigError: there are to be some.
+    """
+    require(
+        not explorer.count,
+        f"explorer.count={explorer.count} explorers would have nothing to generate:"
+        f" algorithm.name={algorithm.name} trains on demonstrations alone.",
+    )
+
+
+def require_demonstrations(task: Task, warm_up: WarmUpSettings, algorithm: Algorithm) -> None:
+    """Refuses a task without demonstrations where a setting wants some.
 
     Raises:
       ConfigError: says what to do.
     """
+    if task.demonstrations:
+        return
+    wanted = {"warm_up.steps": warm_up.steps, "algorithm.expert_rows": algorithm.expert_rows}
     for name, value in wanted.items():
         rule = (
             f"{name}={value}, but the task has no demonstrations to imitate: use {name}=0 to go"
             " without."
         )
-        require(not value or len(task.demonstrations) > 0, " ".join([rule, *task.notes]))
+        require(not value, " ".join([rule, *task.notes]))
+    require(
+        not algorithm.imitates,
+        f"algorithm.name={algorithm.name} trains on demonstrations, but the task has none: name the"
+        " field that they are in, or another algorithm.",
+    )

@@ -28,6 +28,7 @@ from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import (
     CheckpointPublishing,
     CollectivePublishing,
+    LocalPublishing,
     NoPublishing,
     Publishing,
 )
@@ -45,6 +46,7 @@ from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
+from rl_sync.weights.local import LocalPublisher, LocalPuller
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"
@@ -63,6 +65,18 @@ class Addresses(NamedTuple):
     master: str
     replay: str
     coordinator: str
+
+
+class Place(NamedTuple):
+    """Where a role is that shares its process with the others.
+
+    Attributes:
+      layout: its devices, and how arrays lie on them.
+      weights: where versions are handed over; None where they go through files.
+    """
+
+    layout: Layout
+    weights: LocalPublisher | None
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
@@ -87,9 +101,9 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
     server.close()
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
-    """Runs the trainer."""
-    layout = _join(settings, addresses, 0)
+def run_trainer(settings: RunSettings, addresses: Addresses, place: Place | None = None) -> None:
+    """Runs the trainer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, 0)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
@@ -106,6 +120,8 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
                 return NoPublishing()
             if settings.transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
+            if place is not None and place.weights is not None:
+                return LocalPublishing(session, schedule, place.weights)
             return CollectivePublishing(session, schedule, parameters.travelling_like())
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> Reader:
@@ -156,9 +172,11 @@ def shown_of(settings: RunSettings, task: Task) -> Shown | None:
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
-    """Runs one explorer."""
-    layout = _join(settings, addresses, number)
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, place: Place | None = None
+) -> None:
+    """Runs one explorer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, number)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, f"explorer{number}", addresses.master) as session:
         _await_master(session)
@@ -179,7 +197,9 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         parameters = parameters_of(settings, task, layout)
         like = parameters.travelling_like()
         puller: Puller
-        if collective:
+        if place is not None and place.weights is not None:
+            puller = LocalPuller(place.weights, like, number, check_digest=settings.sync.verify)
+        elif collective:
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
         else:
             puller = CheckpointPuller(

@@ -25,7 +25,7 @@ from rl_sync.runtime.algorithm_settings import (
     complete,
     require_bearing,
     require_demonstrations,
-    require_pairs,
+    require_no_explorers,
     require_shares,
 )
 from rl_sync.runtime.model_settings import ModelSettings
@@ -48,6 +48,9 @@ from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
 
 TRANSFERS = ("collective", "checkpoint")
+
+TOGETHER = "trainer+explorers"
+"""The name of the one process that they share under `launch.colocate`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +130,7 @@ class RunSettings:
         assert mode is not None, "the schedule has checked the mode"
         count, least, most = self.explorers, mode.least_explorers, mode.most_explorers
         if self.algorithm.imitates:
-            require(
-                not self.explorer.count,
-                f"explorer.count={self.explorer.count} explorers would have nothing to generate:"
-                f" algorithm.name={self.algorithm.name} trains on demonstrations alone.",
-            )
+            require_no_explorers(self.algorithm, self.explorer)
             least = 0
         require(
             count >= least and (most is None or count <= most),
@@ -150,7 +149,8 @@ class RunSettings:
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
-        offered = schedule.pull == "latest" and self.transfer == "checkpoint"
+        taken_freely = self.transfer == "checkpoint" or self.launch.colocate
+        offered = schedule.pull == "latest" and taken_freely
         require(
             self.rollout.swap == "between" or offered,
             f"rollout.swap={self.rollout.swap} needs weights that an explorer takes when it likes,"
@@ -171,8 +171,11 @@ class RunSettings:
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
-        require_pairs(self.algorithm, self.trainer)
-        require_shares(self.algorithm.expert_rows, updates, self.trainer.microbatch_rows)
+        require_shares(self.algorithm, self.trainer, updates)
+        require(
+            self.launch.colocate or not self.launch.share_devices,
+            "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
+        )
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,
@@ -184,7 +187,9 @@ class RunSettings:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
         require(
-            self.transfer == "checkpoint" or max(trainer.mesh.size, explorer.mesh.size) == 1,
+            self.transfer == "checkpoint"
+            or self.launch.colocate
+            or max(trainer.mesh.size, explorer.mesh.size) == 1,
             f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
             f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
             " sync.transfer=checkpoint.",
@@ -279,6 +284,17 @@ class RunSettings:
         """The roles that train, by name."""
         return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
 
+    @property
+    def meets(self) -> bool:
+        """Whether trainer and explorers stand in the same transfer at each sync."""
+        together = self.transfer == "collective" and not self.launch.colocate
+        return together and self.schedule.pull == "exact"
+
+    @property
+    def processes(self) -> list[str]:
+        """The processes that train, by name: one a role, or one for all."""
+        return [TOGETHER] if self.launch.colocate else self.roles
+
     def master_settings(self) -> MasterSettings:
         """What the master actor needs."""
         return MasterSettings(
@@ -355,16 +371,5 @@ class RunSettings:
             raise ConfigError(str(error)) from error
         self.model_config(task)
         self.sampling(task)
-        require_demonstrations(
-            task,
-            {
-                "warm_up.steps": self.warm_up.steps,
-                "algorithm.expert_rows": self.algorithm.expert_rows,
-            },
-        )
-        require(
-            not self.algorithm.imitates or len(task.demonstrations) > 0,
-            f"algorithm.name={self.algorithm.name} trains on demonstrations, but the task has none:"
-            " name the field that they are in, or another algorithm.",
-        )
+        require_demonstrations(task, self.warm_up, self.algorithm)
         return task
