@@ -294,6 +294,7 @@ def test_a_lease_that_expires_keeps_its_prompt_and_so_does_a_run_that_goes_on():
     state, _ = take(state, judged(first, SAME, SPREAD))
     state, second = lease(state)
     assert places(second) == [(0, 1, 1)]
+    assert master.position(state).again == ((0, 1), (1, 0))
     state, _ = take(state, Ticked(100.0))
     assert places(lease(state)[1])[0] == (0, 2, 1)
     stands = master.position(state)
