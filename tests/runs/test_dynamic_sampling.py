@@ -7,6 +7,7 @@ import collections
 
 import pytest
 
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.tasks.order import prompt_at
 from tests.runs.conftest import RunRecord
 
@@ -21,7 +22,12 @@ FLAGS = (
     "--config.algorithm.over_sampling=1.5",
 )
 EXACT = (*FLAGS, "--config.sync.mode=one_step_off_policy", "--config.algorithm.keep=best")
-ASYNCHRONOUS = (*FLAGS, "--config.sync.mode=asynchronous")
+ASYNCHRONOUS = (
+    *FLAGS,
+    "--config.sync.mode=asynchronous",
+    "--config.algorithm.expert_rows=8",
+    "--config.algorithm.expert_coefficient=0.2",
+)
 
 
 def replacements(run: RunRecord) -> dict[int, int]:
@@ -56,6 +62,14 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
     kept = f"{balance['out_of_attempts']} taken that teach nothing"
     assert kept in run.output or not balance["out_of_attempts"]
+
+
+def test_a_run_imitates_beside_its_rollouts(runs):
+    run = runs.get(*ASYNCHRONOUS)
+    losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]
+    assert len(losses) == run.settings.trainer.steps
+    # The warm-up has left the demonstrations' tokens likely, but not certain.
+    assert all(0 < loss < 1.5 for loss in losses)
 
 
 def test_in_exact_modes_the_same_groups_are_replaced_again(runs):

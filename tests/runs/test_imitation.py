@@ -1,4 +1,4 @@
-"""A run without explorers, which imitates; and one that imitates beside its rollouts."""
+"""A run without explorers, which imitates."""
 
 from __future__ import annotations
 
@@ -29,18 +29,3 @@ def test_a_supervised_run_trains_on_demonstrations_alone_and_learns(runs):
     assert run.ledger[-1]["leased"] == run.ledger[-1]["trained"] == 0
     assert "Held-out accuracy after imitation" in run.output
     assert "nothing is generated" in run.output
-
-
-def test_a_run_imitates_beside_its_rollouts(runs):
-    run = runs.get(
-        *TASK,
-        "--config.sync.mode=asynchronous",
-        "--config.replay.backend=embedded",
-        "--config.algorithm.expert_rows=8",
-        "--config.algorithm.expert_coefficient=0.9",
-        "--config.optimizer.learning_rate=0.003",
-        "--config.trainer.steps=60",
-    )
-    losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]
-    assert len(losses) == 60
-    assert losses[-1] < 0.7 * losses[0]
