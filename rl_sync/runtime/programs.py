@@ -29,6 +29,7 @@ from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
+from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of, process_of
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
@@ -37,6 +38,7 @@ from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
+from rl_sync.weights.link import Link
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"
@@ -81,7 +83,7 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
 
 def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
     """Runs the trainer."""
-    layout = _join(settings, addresses, 0)
+    layout = _join(settings, addresses, TRAINER)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
@@ -96,7 +98,9 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         def publishing(schedule: SyncSchedule) -> Publishing:
             if settings.transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
-            return CollectivePublishing(session, schedule, parameters.travelling_like())
+            explorers = range(1, settings.explorers + 1)
+            links = {number: _link(settings, task, number) for number in explorers}
+            return CollectivePublishing(session, schedule, links)
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
             _await_replay(session, replay)
@@ -137,9 +141,9 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
 
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
     """Runs one explorer."""
-    layout = _join(settings, addresses, number)
+    layout = _join(settings, addresses, explorer_name(number))
     workdir, task = Path(settings.workdir), settings.load_task()
-    with Session(settings, f"explorer{number}", addresses.master) as session:
+    with Session(settings, explorer_name(number), addresses.master) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
@@ -155,14 +159,14 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         collective = settings.transfer == "collective"
         rendezvous = ExplorerRendezvous(session)
         parameters = parameters_of(settings, task, layout)
-        like = parameters.travelling_like()
+        verify = settings.sync.verify
         puller: Puller
         if collective:
-            puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
+            link = _link(settings, task, number)
+            puller = CollectivePuller(link, number, rendezvous, check_digest=verify)
         else:
-            puller = CheckpointPuller(
-                workdir / WEIGHTS_DIR, like, check_digest=settings.sync.verify
-            )
+            like = parameters.travelling_like()
+            puller = CheckpointPuller(workdir / WEIGHTS_DIR, like, check_digest=verify)
         _await_replay(session, replay)
         ExplorerProgram(
             session,
@@ -181,7 +185,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         leave_cluster()
 
 
-def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> Layout:
+def _join(settings: RunSettings, addresses: Addresses, role: str) -> Layout:
     """Starts JAX with the devices of the role's mesh, in the cluster of a collective transfer.
 
     Returns:
@@ -190,23 +194,27 @@ def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> Layou
     Raises:
       ConfigError: the process has fewer devices than its mesh.
     """
-    role = settings.explorer if process_id else settings.trainer
-    if role.mesh.shape.devices > 1:
+    devices = settings.mesh_of(role).devices
+    if devices > 1:
         # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
-        jax.config.update("jax_num_cpu_devices", role.mesh.shape.devices)
+        jax.config.update("jax_num_cpu_devices", devices)
     if settings.transfer == "collective":
         init_cluster(
             addresses.coordinator,
             1 + settings.explorers,
-            process_id,
+            process_of(settings, role),
             timeout_secs=settings.launch.start_secs,
         )
-    try:
-        mesh = role.mesh.shape.mesh(jax.local_devices())
-    except ValueError as error:
-        name = "explorer" if process_id else "trainer"
-        raise ConfigError(f"{name}.mesh: {error}") from error
-    return Layout(mesh, settings.sharding.rules)
+    return layout_of(settings, role)
+
+
+def _link(settings: RunSettings, task: Task, explorer: int) -> Link:
+    """The way of the weights from the trainer to an explorer, in a cluster of both."""
+    trainer, its = (
+        parameters_of(settings, task, layout_of(settings, role)).travelling_like()
+        for role in (TRAINER, explorer_name(explorer))
+    )
+    return Link(trainer, its)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from rl_sync.runtime.session import Session
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPublisher
-from rl_sync.weights.collective import CollectivePublisher
+from rl_sync.weights.collective import CollectivePublisher, Sender
 
 
 class Publishing(Protocol):
@@ -93,15 +94,14 @@ class CollectivePublishing:
     Args:
       session: the trainer's.
       schedule: decides whether all meet.
-      like: the parameters' shapes.
+      links: the way to each explorer, by its number.
     """
 
-    def __init__(self, session: Session, schedule: SyncSchedule, like: Params):
+    def __init__(self, session: Session, schedule: SyncSchedule, links: Mapping[int, Sender]):
         self._session, self._meet = session, schedule.pull == "exact"
         self._rendezvous = TrainerRendezvous(session)
         self._publisher = CollectivePublisher(
-            like,
-            range(1, session.settings.explorers + 1),
+            links,
             self._rendezvous,
             meet=self._meet,
             timeout_secs=session.settings.launch.wait_secs,

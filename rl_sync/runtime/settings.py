@@ -168,12 +168,6 @@ class RunSettings:
     def _validate_meshes(self) -> None:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
-        require(
-            self.transfer == "checkpoint" or max(trainer.mesh.size, explorer.mesh.size) == 1,
-            f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
-            f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
-            " sync.transfer=checkpoint.",
-        )
         rows = self.trainer.groups_per_step * self.trainer.group_size
         rows //= self.optimizer.updates_per_batch
         of_rows = {

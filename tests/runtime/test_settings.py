@@ -56,10 +56,6 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"trainer__microbatch_rows": 3}, ["trainer.microbatch_rows=3", "a divisor of 128"]),
         ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
         (
-            {"trainer__mesh__fsdp": 2},
-            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=checkpoint"],
-        ),
-        (
             {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
             ["optimizer.updates_per_batch = 128", "3 parts", "use a multiple"],
         ),
