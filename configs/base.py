@@ -135,6 +135,7 @@ def get_config() -> ConfigDict:
             "batching": "padded",
             "microbatch_rows": 0,
             "logits_bytes": 64 << 20,
+            "processes": 1,
         }
     )
     config.trainer.compute_dtype = placeholder(str)
@@ -163,7 +164,7 @@ def get_config() -> ConfigDict:
     config.sync.max_staleness = placeholder(int)
     config.sync.pull = placeholder(str)
     config.sync.transfer = placeholder(str)
-    config.explorer = ConfigDict()
+    config.explorer = ConfigDict({"processes": 1})
     config.explorer.count = placeholder(int)
     config.explorer.groups_per_lease = placeholder(int)
     config.explorer.dtype = placeholder(str)

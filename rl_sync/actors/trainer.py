@@ -23,7 +23,13 @@ from rl_sync.algorithms.sequences import is_last, trajectory_totals
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
-from rl_sync.models.placement import constrain_like, init_sharded, param_like
+from rl_sync.models.placement import (
+    constrain_like,
+    init_sharded,
+    param_like,
+    put,
+    shardings,
+)
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
 from rl_sync.types import Packing, Params, TrainBatch
@@ -108,7 +114,7 @@ class Trainer:
         opt_state = init_opt_state(self.optimizer.warm_up(), trained, self.layout)
         step = jnp.int32(0)
         if self.layout is not None:
-            step = jax.device_put(step, self.layout.repeated)
+            step = put(step, self.layout.repeated)
         return TrainState(step, params, opt_state, None)
 
     def begin(self, state: TrainState) -> TrainState:
@@ -134,10 +140,13 @@ class Trainer:
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
-        """Puts a batch where `step` reads it: each device gets its rows, and all rewards."""
+        """Puts a batch where `step` reads it: each device gets its rows, and all rewards.
+
+        Every process of the trainer has the whole batch, and places what its own devices read.
+        """
         if self.layout is None:
             return batch
-        return jax.device_put(batch, jax.tree.map(lambda x: x.sharding, self._batch_like(batch)))
+        return jax.tree.map(put, batch, shardings(self._batch_like(batch)))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout

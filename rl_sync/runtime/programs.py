@@ -29,7 +29,16 @@ from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of, process_of
+from rl_sync.runtime.team import Follower, Leader, Team
+from rl_sync.runtime.topology import (
+    TRAINER,
+    Member,
+    cluster_size,
+    device_share,
+    explorer_name,
+    indices_of,
+    layout_of,
+)
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
@@ -51,12 +60,14 @@ class Addresses(NamedTuple):
     """Where the others are, each as host:port.
 
     Attributes:
-      coordinator: where the cluster of a collective transfer forms.
+      coordinator: where the cluster of this process forms, if it is in one.
+      team: where the first process of this one's program tells the others what it hears.
     """
 
     master: str
     replay: str
     coordinator: str
+    team: str
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
@@ -81,11 +92,14 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
     server.close()
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
-    """Runs the trainer."""
-    layout = _join(settings, addresses, TRAINER)
+def run_trainer(settings: RunSettings, addresses: Addresses, index: int) -> None:
+    """Runs one process of the trainer."""
+    member = Member(TRAINER, index)
+    team = _team(settings, addresses, member)
+    layout = _join(settings, addresses, member)
     workdir, task = Path(settings.workdir), settings.load_task()
-    with Session(settings, "trainer", addresses.master) as session:
+    processes = indices_of(settings, TRAINER)
+    with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
         trainer = trainer_of(settings, task, layout)
         parameters = parameters_of(settings, task, layout)
@@ -97,14 +111,15 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
 
         def publishing(schedule: SyncSchedule) -> Publishing:
             if settings.transfer == "checkpoint":
-                return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
+                return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR, processes)
             explorers = range(1, settings.explorers + 1)
             links = {number: _link(settings, task, number) for number in explorers}
             return CollectivePublishing(session, schedule, links)
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
             _await_replay(session, replay)
-            replay.reset(TABLE)  # A server that is not ours may hold another run's groups.
+            # A server that is not ours may hold another run's groups.
+            session.agree("reset", lambda: replay.reset(TABLE))
             return BatchReader(session, replay, TABLE, schedule, idle)
 
         TrainerProgram(
@@ -117,8 +132,10 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
             publishing,
             reader,
             workdir / CHECKPOINTS_DIR,
+            processes,
         ).run()
         replay.close()
+        team.close()
         leave_cluster()
 
 
@@ -139,11 +156,13 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
-    """Runs one explorer."""
-    layout = _join(settings, addresses, explorer_name(number))
+def run_explorer(settings: RunSettings, addresses: Addresses, number: int, index: int) -> None:
+    """Runs one process of an explorer."""
+    member = Member(explorer_name(number), index)
+    team = _team(settings, addresses, member)
+    layout = _join(settings, addresses, member)
     workdir, task = Path(settings.workdir), settings.load_task()
-    with Session(settings, explorer_name(number), addresses.master) as session:
+    with Session(settings, member.program, addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
@@ -166,7 +185,13 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             puller = CollectivePuller(link, number, rendezvous, check_digest=verify)
         else:
             like = parameters.travelling_like()
-            puller = CheckpointPuller(workdir / WEIGHTS_DIR, like, check_digest=verify)
+            puller = CheckpointPuller(
+                workdir / WEIGHTS_DIR,
+                like,
+                check_digest=verify,
+                processes=indices_of(settings, member.program),
+                agree=session.agree,
+            )
         _await_replay(session, replay)
         ExplorerProgram(
             session,
@@ -182,30 +207,54 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         ).run()
         puller.close()
         replay.close()
+        team.close()
         leave_cluster()
 
 
-def _join(settings: RunSettings, addresses: Addresses, role: str) -> Layout:
-    """Starts JAX with the devices of the role's mesh, in the cluster of a collective transfer.
+def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
+    """How a process agrees with the others of its program."""
+    processes = settings.processes_of(member.program)
+    if processes == 1:
+        return Team()
+    if member.process == 0:
+        return Leader(member.program, processes - 1, addresses.team)
+    launch = settings.launch
+    return Follower(
+        member.program,
+        member.process,
+        addresses.team,
+        start_secs=launch.start_secs,
+        # The first process's own waits end before.
+        wait_secs=launch.wait_secs + launch.call_secs,
+    )
+
+
+def _join(settings: RunSettings, addresses: Addresses, member: Member) -> Layout:
+    """Starts JAX with the devices of a process, in the cluster that it belongs to.
 
     Returns:
-      The mesh, and how arrays lie on it.
+      The program's mesh, and how arrays lie on it.
 
     Raises:
-      ConfigError: the process has fewer devices than its mesh.
+      ConfigError: a process has fewer devices than its part of the mesh.
     """
-    devices = settings.mesh_of(role).devices
+    devices = device_share(settings, member.program)
     if devices > 1:
         # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
         jax.config.update("jax_num_cpu_devices", devices)
-    if settings.transfer == "collective":
+    size = cluster_size(settings, member.program)
+    if size > 1:
         init_cluster(
             addresses.coordinator,
-            1 + settings.explorers,
-            process_of(settings, role),
+            size,
+            indices_of(settings, member.program)[member.process],
             timeout_secs=settings.launch.start_secs,
         )
-    return layout_of(settings, role)
+    if settings.processes_of(member.program) > 1 and jax.default_backend() == "cpu":
+        # On a CPU only the first process of a cluster finds again what was compiled before. It
+        # would be ahead of the others by all that they compile, and gloo waits for 30 s at most.
+        jax.config.update("jax_enable_compilation_cache", False)
+    return layout_of(settings, member.program)
 
 
 def _link(settings: RunSettings, task: Task, explorer: int) -> Link:
@@ -225,19 +274,24 @@ def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Paramete
 
 def _await_master(session: Session) -> None:
     patience = session.patience("an answer", "the master")
-    while True:
-        try:
-            session.call("newest")
-            return
-        except PeerLostError:
-            patience()
-            time.sleep(_POLL_SECS)
+
+    def wait() -> None:
+        while True:
+            try:
+                session.call("newest")
+                return
+            except PeerLostError:
+                patience()
+                time.sleep(_POLL_SECS)
+
+    session.agree("the master", wait)
 
 
 def _await_replay(session: Session, replay: ReplayClient) -> None:
     """Waits until the replay server answers; raises ConfigError if it lacks the run's table."""
     patience = session.patience("an answer", "the replay server")
-    with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
+
+    def wait() -> None:
         while True:
             try:
                 check_replay(session.settings, replay)
@@ -245,6 +299,9 @@ def _await_replay(session: Session, replay: ReplayClient) -> None:
             except ReplayError:
                 patience()
                 time.sleep(_POLL_SECS)
+
+    with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
+        session.agree("the replay server", wait)
 
 
 def check_replay(settings: RunSettings, replay: ReplayClient) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -46,9 +46,16 @@ class CheckpointPublishing:
       session: the trainer's.
       schedule: decides how many versions stay, and whether every one is needed.
       directory: where versions are saved.
+      processes: the trainer's, by their indices in their cluster.
     """
 
-    def __init__(self, session: Session, schedule: SyncSchedule, directory: Path):
+    def __init__(
+        self,
+        session: Session,
+        schedule: SyncSchedule,
+        directory: Path,
+        processes: Iterable[int],
+    ):
         self._session, self._schedule = session, schedule
         self._publisher = CheckpointPublisher(
             directory,
@@ -57,6 +64,9 @@ class CheckpointPublishing:
             timeout_secs=session.settings.launch.wait_secs,
             resume_from=schedule.start,
             on_saved=self._saved,
+            processes=processes,
+            agree=session.agree,
+            agree_saving=session.team.thread("weights"),
         )
 
     def awaits(self, version: int) -> bool:
@@ -78,7 +88,7 @@ class CheckpointPublishing:
         self._session.spans.record(
             SpanKind.SYNC_CHECKPOINT, now - secs, now, version=version, background=True
         )
-        self._session.call("published", version=version)
+        self._session.tell("published", version=version)
 
     def serve(self) -> None:
         """See `Publishing`; explorers serve themselves."""
@@ -105,6 +115,7 @@ class CollectivePublishing:
             self._rendezvous,
             meet=self._meet,
             timeout_secs=session.settings.launch.wait_secs,
+            agree=session.agree,
         )
 
     def awaits(self, version: int) -> bool:

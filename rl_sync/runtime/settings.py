@@ -192,6 +192,10 @@ class RunSettings:
         """The mesh of a role, by its name."""
         return (self.trainer if role == "trainer" else self.explorer).mesh.shape
 
+    def processes_of(self, role: str) -> int:
+        """How many processes a role has, by its name."""
+        return (self.trainer if role == "trainer" else self.explorer).processes
+
     @property
     def trainer_layout(self) -> Layout:
         """How the trainer's arrays lie on its mesh, without devices: to plan with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_sync.actors.batching import Batching
@@ -37,6 +37,7 @@ class TrainerProgram:
       publishing: from the schedule, which knows where the run starts, to the sender of weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
+      processes: the trainer's, by their indices in their cluster.
     """
 
     session: Session
@@ -48,6 +49,7 @@ class TrainerProgram:
     publishing: Callable[[SyncSchedule], Publishing]
     reader: Callable[[SyncSchedule, Callable[[], None]], BatchReader]
     snapshots: Path
+    processes: Sequence[int]
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -65,7 +67,8 @@ class TrainerProgram:
         schedule = dataclasses.replace(self.session.settings.schedule, start=start)
         publishing = self.publishing(schedule)
         reader = self.reader(schedule, publishing.serve)
-        consumed = ConsumptionRecord(self.session.settings.workdir)
+        workdir = self.session.settings.workdir
+        consumed = ConsumptionRecord(workdir if self.session.leads else None)
         stepping = Stepping(self.session, self.batching, self._steps, consumed)
         ending = "the run ended"
         try:
@@ -93,8 +96,8 @@ class TrainerProgram:
         self._steps = CompiledSteps(self.session, self.trainer, like)
         self._steps.prepare(self.batching.largest())
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
-        if latest_snapshot(self.snapshots) is not None:
-            _, state, metadata = load_snapshot(self.snapshots, None, like)
+        if (latest := self._latest()) is not None:
+            _, state, metadata = load_snapshot(self.snapshots, latest, like, self.processes)
             position = metadata["position"]
         else:
             state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
@@ -139,13 +142,23 @@ class TrainerProgram:
 
     def _save(self, state: TrainState) -> None:
         step = int(state.step)
-        if latest_snapshot(self.snapshots) == step:
+        if self._latest() == step:
             return
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
             metadata = {"position": self.session.call("position")}
-            keep = self.session.settings.checkpoint.keep
-            save_snapshot(self.snapshots, step, state, metadata, keep=keep)
+            save_snapshot(
+                self.snapshots,
+                step,
+                state,
+                metadata,
+                keep=self.session.settings.checkpoint.keep,
+                processes=self.processes,
+                agree=self.session.agree,
+            )
         self.session.call("result", values={"checkpoint": str(self.snapshots)})
+
+    def _latest(self) -> int | None:
+        return self.session.agree("latest snapshot", lambda: latest_snapshot(self.snapshots))
 
 
 def _is_due(step: int, every_steps: int) -> bool:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -77,6 +78,8 @@ class CollectivePublisher:
       keep: how many of the newest versions are held for explorers that come later.
       timeout_secs: how long `publish` waits for the explorers.
       on_wait: called again and again while it waits.
+      agree: how the trainer's processes agree on the time; on everything else the rendezvous sees
+        to it that they do.
 
     Raises:
       ValueError: no explorer, or an argument out of range.
@@ -91,6 +94,7 @@ class CollectivePublisher:
         keep: int = 1,
         timeout_secs: float = 600.0,
         on_wait: Callable[[Meeting], None] | None = None,
+        agree: Agree = alone,
     ) -> None:
         if not links or keep < 1:
             raise ValueError(
@@ -104,6 +108,7 @@ class CollectivePublisher:
         self._keep = keep
         self._timeout_secs = timeout_secs
         self._on_wait = on_wait
+        self._agree = agree
         self._held: list[_Held] = []
 
     def publish(self, version: int, params: Params) -> None:
@@ -137,15 +142,15 @@ class CollectivePublisher:
         Raises:
           WeightsTransferError: a transfer broke.
         """
-        deadline = time.monotonic() + timeout_secs
+        left, deadline = timeout_secs, self._now() + timeout_secs
         while True:
-            left = max(0.0, deadline - time.monotonic())
             served = [
                 (request.explorer, held.version)
                 for request in self._rendezvous.waiting(left)
                 if (held := self._suitable(request)) and self._give(request, held)
             ]
-            if served or time.monotonic() >= deadline:
+            left = max(0.0, deadline - self._now())
+            if served or not left:
                 return served
             time.sleep(min(_PAUSE_SECS, left))  # those who wait want what is not there yet
 
@@ -153,11 +158,14 @@ class CollectivePublisher:
         """Frees the versions held; those who still wait run into their deadlines."""
         self._held.clear()
 
+    def _now(self) -> float:
+        return self._agree("the time", time.monotonic)
+
     def _give_to_all(self, version: int) -> None:
-        start = time.monotonic()
+        start = self._now()
         missing = set(self._links)
         while missing:
-            waited = time.monotonic() - start
+            waited = self._now() - start
             if self._on_wait is not None:
                 self._on_wait(Meeting(version, tuple(sorted(missing)), waited))
             if waited > self._timeout_secs:

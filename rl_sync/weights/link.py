@@ -157,9 +157,10 @@ class Link:
 
     def _check(self, params: Params) -> None:
         """Raises a ValueError that names the first leaf that is not as the source's."""
-        planned, wanted = jax.tree_util.tree_flatten_with_path(self._source)
+        planned = jax.tree_util.tree_leaves_with_path(self._source)
         given, got = jax.tree_util.tree_flatten_with_path(params)
-        if got != wanted:
+        wanted: Any = jax.tree.structure(self._source)
+        if wanted != got:
             raise ValueError(
                 f"The parameters have the structure {got}, but the transfer was planned for"
                 f" {wanted}: make both sides from the same model."

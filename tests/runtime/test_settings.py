@@ -54,6 +54,11 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"optimizer__schedule": "step"}, ["optimizer.schedule='step'", "cosine"]),
         ({"trainer__batching": "ragged"}, ["trainer.batching='ragged'", "packed"]),
         ({"trainer__microbatch_rows": 3}, ["trainer.microbatch_rows=3", "a divisor of 128"]),
+        ({"trainer__processes": 0}, ["trainer.processes", "at least 1", "0"]),
+        (
+            {"explorer__mesh__tensor": 3, "explorer__processes": 2},
+            ["explorer.processes=2", "tensor=3, which is 3 devices", "multiple of their number"],
+        ),
         ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
         (
             {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
