@@ -110,10 +110,10 @@ class LocalRun:
         teams = dict(zip(programs, free[2 + len(programs) :], strict=True))
         for member in members_of(settings):
             # With collective transfer all are in the trainer's cluster.
-            head = programs[0] if settings.transfer == "collective" else member.program
+            head = programs[0] if settings.is_joint else member.program
             own = [f"--process={member.process}", f"--coordinator={_HOST}:{clusters[head]}"]
             own += [f"--team={_HOST}:{teams[member.program]}"]
-            environment = devices[member.name]
+            environment = devices.get(member.name, {})
             self._start_role(member.name, member.program, [*addresses, *own], environment)
         self._master = RpcClient(master, "master")
 

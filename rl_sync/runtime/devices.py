@@ -20,6 +20,8 @@ def role_environment(settings: RunSettings, visible: str | None) -> dict[str, di
     Raises:
       ConfigError: there are several GPUs, but too few.
     """
+    if settings.launch.colocate:
+        return {}  # One process has them all, and shares them out itself.
     ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
     roles = {member.name: device_share(settings, member.program) for member in members_of(settings)}
     needed = sum(roles.values())

@@ -8,9 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, cast
-
-import jax
+from typing import cast
 
 from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
@@ -24,50 +22,34 @@ from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishing, Publishing
+from rl_sync.runtime.places import Addresses, Place
+from rl_sync.runtime.publishing import (
+    CheckpointPublishing,
+    CollectivePublishing,
+    LocalPublishing,
+    Publishing,
+)
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.team import Follower, Leader, Team
-from rl_sync.runtime.topology import (
-    TRAINER,
-    Member,
-    cluster_size,
-    device_share,
-    explorer_name,
-    indices_of,
-    layout_of,
-)
+from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.tasks.task import Task
 from rl_sync.weights.checkpoint import CheckpointPuller
-from rl_sync.weights.cluster import init_cluster, leave_cluster
+from rl_sync.weights.cluster import leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
 from rl_sync.weights.link import Link
+from rl_sync.weights.local import LocalPuller
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"
 CHECKPOINTS_DIR = "checkpoints"
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
-
-
-class Addresses(NamedTuple):
-    """Where the others are, each as host:port.
-
-    Attributes:
-      coordinator: where the cluster of this process forms, if it is in one.
-      team: where the first process of this one's program tells the others what it hears.
-    """
-
-    master: str
-    replay: str
-    coordinator: str
-    team: str
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
@@ -92,13 +74,10 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
     server.close()
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses, index: int) -> None:
-    """Runs one process of the trainer."""
-    member = Member(TRAINER, index)
-    team = _team(settings, addresses, member)
-    layout = _join(settings, addresses, member)
+def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
+    """Runs the trainer, or one process of it."""
+    layout, team = place.layout, place.team
     workdir, task = Path(settings.workdir), settings.load_task()
-    processes = indices_of(settings, TRAINER)
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
         trainer = trainer_of(settings, task, layout)
@@ -111,7 +90,10 @@ def run_trainer(settings: RunSettings, addresses: Addresses, index: int) -> None
 
         def publishing(schedule: SyncSchedule) -> Publishing:
             if settings.transfer == "checkpoint":
-                return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR, processes)
+                directory = workdir / WEIGHTS_DIR
+                return CheckpointPublishing(session, schedule, directory, place.processes)
+            if place.weights is not None:
+                return LocalPublishing(session, schedule, place.weights)
             explorers = range(1, settings.explorers + 1)
             links = {number: _link(settings, task, number) for number in explorers}
             return CollectivePublishing(session, schedule, links)
@@ -132,7 +114,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, index: int) -> None
             publishing,
             reader,
             workdir / CHECKPOINTS_DIR,
-            processes,
+            place.processes,
         ).run()
         replay.close()
         team.close()
@@ -156,13 +138,11 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int, index: int) -> None:
-    """Runs one process of an explorer."""
-    member = Member(explorer_name(number), index)
-    team = _team(settings, addresses, member)
-    layout = _join(settings, addresses, member)
+def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
+    """Runs one explorer, or one process of it."""
+    layout, team = place.layout, place.team
     workdir, task = Path(settings.workdir), settings.load_task()
-    with Session(settings, member.program, addresses.master, team) as session:
+    with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
@@ -178,18 +158,19 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, index
         collective = settings.transfer == "collective"
         rendezvous = ExplorerRendezvous(session)
         parameters = parameters_of(settings, task, layout)
-        verify = settings.sync.verify
+        like, verify = parameters.travelling_like(), settings.sync.verify
         puller: Puller
-        if collective:
+        if place.weights is not None:
+            puller = LocalPuller(place.weights, like, number, check_digest=verify)
+        elif collective:
             link = _link(settings, task, number)
             puller = CollectivePuller(link, number, rendezvous, check_digest=verify)
         else:
-            like = parameters.travelling_like()
             puller = CheckpointPuller(
                 workdir / WEIGHTS_DIR,
                 like,
                 check_digest=verify,
-                processes=indices_of(settings, member.program),
+                processes=place.processes,
                 agree=session.agree,
             )
         _await_replay(session, replay)
@@ -209,52 +190,6 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, index
         replay.close()
         team.close()
         leave_cluster()
-
-
-def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
-    """How a process agrees with the others of its program."""
-    processes = settings.processes_of(member.program)
-    if processes == 1:
-        return Team()
-    if member.process == 0:
-        return Leader(member.program, processes - 1, addresses.team)
-    launch = settings.launch
-    return Follower(
-        member.program,
-        member.process,
-        addresses.team,
-        start_secs=launch.start_secs,
-        # The first process's own waits end before.
-        wait_secs=launch.wait_secs + launch.call_secs,
-    )
-
-
-def _join(settings: RunSettings, addresses: Addresses, member: Member) -> Layout:
-    """Starts JAX with the devices of a process, in the cluster that it belongs to.
-
-    Returns:
-      The program's mesh, and how arrays lie on it.
-
-    Raises:
-      ConfigError: a process has fewer devices than its part of the mesh.
-    """
-    devices = device_share(settings, member.program)
-    if devices > 1:
-        # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
-        jax.config.update("jax_num_cpu_devices", devices)
-    size = cluster_size(settings, member.program)
-    if size > 1:
-        init_cluster(
-            addresses.coordinator,
-            size,
-            indices_of(settings, member.program)[member.process],
-            timeout_secs=settings.launch.start_secs,
-        )
-    if settings.processes_of(member.program) > 1 and jax.default_backend() == "cpu":
-        # On a CPU only the first process of a cluster finds again what was compiled before. It
-        # would be ahead of the others by all that they compile, and gloo waits for 30 s at most.
-        jax.config.update("jax_enable_compilation_cache", False)
-    return layout_of(settings, member.program)
 
 
 def _link(settings: RunSettings, task: Task, explorer: int) -> Link:

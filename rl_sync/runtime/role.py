@@ -33,22 +33,29 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import programs
-    from rl_sync.runtime.settings import RunSettings
+    from rl_sync.runtime import colocation, places, programs
+    from rl_sync.runtime.settings import TOGETHER, RunSettings
+    from rl_sync.runtime.topology import Member
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
-    places = programs.Addresses(
+    addresses = places.Addresses(
         arguments.master, arguments.replay, arguments.coordinator, arguments.team
     )
+
+    def place() -> places.Place:
+        return places.join(settings, addresses, Member(arguments.role, arguments.process))
+
     try:
         if arguments.role == "master":
-            programs.run_master(settings, places)
+            programs.run_master(settings, addresses)
         elif arguments.role == "trainer":
-            programs.run_trainer(settings, places, arguments.process)
+            programs.run_trainer(settings, addresses, place())
+        elif arguments.role == TOGETHER:
+            colocation.run_colocated(settings, addresses)
         else:
             number = int(arguments.role.removeprefix("explorer"))
-            programs.run_explorer(settings, places, number, arguments.process)
+            programs.run_explorer(settings, addresses, number, place())
     except Exception:
         _log.exception("%s failed", arguments.role)
         return FAILED
@@ -68,7 +75,11 @@ def leave(status: int) -> NoReturn:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--role", required=True, help="master, trainer, explorer1, explorer2, …")
+    parser.add_argument(
+        "--role",
+        required=True,
+        help="master, trainer, explorer1, explorer2, …, or trainer+explorers",
+    )
     parser.add_argument("--workdir", required=True, help="the run's; holds its config.json")
     parser.add_argument("--master", required=True, help="host:port of the master")
     parser.add_argument("--replay", required=True, help="host:port of the replay server")

@@ -13,7 +13,7 @@ import jax
 
 from rl_sync.models.sharding import Layout
 from rl_sync.runtime.records import ConfigError
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.settings import TOGETHER, RunSettings
 
 TRAINER = "trainer"
 
@@ -41,7 +41,9 @@ class Member(NamedTuple):
 
 
 def programs_of(settings: RunSettings) -> list[str]:
-    """The programs of a run, the trainer first."""
+    """The programs of a run, the trainer first; one for all under `launch.colocate`."""
+    if settings.launch.colocate:
+        return [TOGETHER]
     return [TRAINER, *map(explorer_name, range(1, settings.explorers + 1))]
 
 
@@ -61,7 +63,7 @@ def device_share(settings: RunSettings, program: str) -> int:
 
 def cluster_size(settings: RunSettings, program: str) -> int:
     """How many processes the cluster of a program has; 1 for no cluster."""
-    if settings.transfer != "collective":
+    if not settings.is_joint:
         return settings.processes_of(program)
     return settings.trainer.processes + settings.explorers * settings.explorer.processes
 
@@ -69,7 +71,7 @@ def cluster_size(settings: RunSettings, program: str) -> int:
 def indices_of(settings: RunSettings, program: str) -> range:
     """The indices of a program's processes in its cluster."""
     first, count = 0, settings.processes_of(program)
-    if settings.transfer == "collective" and program != TRAINER:
+    if settings.is_joint and program != TRAINER:
         number = int(program.removeprefix("explorer"))
         first = settings.trainer.processes + (number - 1) * count
     return range(first, first + count)

@@ -21,6 +21,7 @@ from rl_sync.runtime.stepping import Stepping
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.weights.digest import digest
+from rl_sync.weights.interface import WeightsTransferError
 
 
 @dataclasses.dataclass
@@ -58,6 +59,7 @@ class TrainerProgram:
         Raises:
           TimeoutError: a wait passed its deadline.
           PeerLostError: the master is gone.
+          WeightsTransferError: a version could not be handed on; a snapshot is saved before.
         """
         try:
             state = self._start()
@@ -70,7 +72,7 @@ class TrainerProgram:
         workdir = self.session.settings.workdir
         consumed = ConsumptionRecord(workdir if self.session.leads else None)
         stepping = Stepping(self.session, self.batching, self._steps, consumed)
-        ending = "the run ended"
+        ending, broken = "the run ended", None
         try:
             publishing.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
@@ -84,9 +86,13 @@ class TrainerProgram:
                 self._look_after(state, step, stepping)
         except RunStoppedError as error:
             ending = str(error)
+        except WeightsTransferError as error:
+            ending, broken = "the weights could not be handed on", error
         stepping.settle()
         reader.close(ending)
         self._finish(state)
+        if broken is not None:
+            raise broken
         publishing.close()
         consumed.close()
 

@@ -29,6 +29,21 @@ CACHE = {
 }
 
 
+# For runs of many processes, each of which compiles everything for itself.
+QUICKLY_COMPILED = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+MESHES = (
+    "--config.trainer.mesh.fsdp=4",
+    "--config.explorer.mesh.data=2",
+    "--config.explorer.mesh.tensor=2",
+    "--config.trainer.groups_per_step=8",
+    "--config.trainer.evaluation_problems=8",
+    "--config.warm_up.batch_size=16",
+    "--config.warm_up.probe_problems=8",
+    "--config.algorithm.entropy_coefficient=0.01",  # So that something is learned.
+)
+TEAMS = (*MESHES, "--config.trainer.processes=2", "--config.explorer.processes=2")
+
+
 def launch(*flags: str, workdir: Path, **popen: Any) -> subprocess.Popen[str]:
     """Starts the launcher on the tiny config."""
     command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
