@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models import lora
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SpanKind
 from rl_sync.observe.summary import overlap_secs, union_secs
 from rl_sync.runtime.programs import WEIGHTS_DIR, parameters_of, trainer_of
@@ -74,6 +75,14 @@ def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(runs, name
         assert len(step["groups"]) == settings.trainer.groups_per_step
         for version in run.versions(step):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+@every_run
+def test_every_step_changes_the_weights(runs, name):
+    run = runs.get(*RUNS[name])
+    steps = read_metrics(run.workdir, "rl")
+    assert [step["step"] for step in steps] == list(range(1, run.settings.trainer.steps + 1))
+    assert all(step["gradient_norm"] > 0 for step in steps)
 
 
 @exact_runs
