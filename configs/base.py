@@ -197,4 +197,5 @@ def get_config() -> ConfigDict:
             "stop_secs": 60.0,
         }
     )
+    config.launch.compilation_cache = placeholder(str)
     return config

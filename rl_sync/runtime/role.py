@@ -33,12 +33,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import colocation, programs
+    from rl_sync.runtime import colocation, compilation_cache, programs
     from rl_sync.runtime.settings import TOGETHER, RunSettings
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
     places = programs.Addresses(arguments.master, arguments.replay, arguments.coordinator)
+    compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:
         if arguments.role == "master":
             programs.run_master(settings, places)
@@ -52,6 +53,8 @@ def main() -> int:
     except Exception:
         _log.exception("%s failed", arguments.role)
         return FAILED
+    if compiled.needed:
+        _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)
     return 0
 
 

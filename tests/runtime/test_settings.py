@@ -47,6 +47,10 @@ def settings_with(**fields: Any) -> RunSettings:
             ["explorer.count=2", "sync.mode=multi_explorer"],
         ),
         ({"sync__mode": "multi_explorer", "explorer__count": 1}, ["explorer.count=1", "2 or more"]),
+        (
+            {"launch__compilation_cache": "gs://bucket"},
+            ["launch.compilation_cache=gs://bucket", "local", "JAX_COMPILATION_CACHE_DIR"],
+        ),
         ({"replay__backend": "redis"}, ["replay.backend='redis'", "reverb, embedded"]),
         ({"replay__sampler": "lifo"}, ["replay.sampler=lifo", "Use replay.sampler=fifo"]),
         ({"optimizer__updates_per_batch": 7}, ["updates_per_batch=7", "divisor"]),
