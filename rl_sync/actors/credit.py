@@ -9,12 +9,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import advantages, returns, shaping
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.kl import KL_ESTIMATORS
-from rl_sync.algorithms.sequences import OfSequence, Sequences, to_tokens, trajectory_totals
+from rl_sync.algorithms.sequences import (
+    OfSequence,
+    Sequences,
+    is_last,
+    to_tokens,
+    trajectory_totals,
+)
 
 Metrics = dict[str, Float[Array, ""]]
 
@@ -85,6 +91,27 @@ def give(
         given = to_tokens(ADVANTAGES[algorithm.advantage](rewards, lengths, group_size), sequences)
     credit = Credit(given, to_tokens(kept.astype(jnp.float32), sequences))
     return credit, _metrics(batch, credit, lengths, group_size)
+
+
+def is_truncated(
+    tokens: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    sequences: Sequences,
+    count: int,
+    max_tokens: int,
+    end_ids: tuple[int, ...],
+) -> Bool[Array, " trajectories"]:
+    """Whether a completion has the most tokens and does not end as completions do.
+
+    Args:
+      count: trajectories of the batch.
+      max_tokens: the most tokens of a completion.
+      end_ids: tokens that a completion ends with which was not cut.
+    """
+    lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
+    ended = is_last(mask, sequences) & jnp.isin(tokens, jnp.array(end_ids, jnp.int32))
+    endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, count)
+    return (lengths >= max_tokens) & (endings == 0)
 
 
 def _kept(

@@ -13,16 +13,15 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.actors import credit, objective
+from rl_sync.actors.forward import Forward
 from rl_sync.actors.microbatches import gradient, map_rows
 from rl_sync.actors.objective import Experience, Metrics, Totals, policy_loss
 from rl_sync.actors.opt_state import init_opt_state, opt_state_like
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.algorithms.sequences import is_last, trajectory_totals
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import constrain_like, init_sharded, param_like
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
@@ -147,9 +146,11 @@ class Trainer:
         """One supervised update on demonstrations; `mask` is true where the model is to learn."""
         trained, frozen = self._split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
+        forward = dataclasses.replace(self._forward, temperature=1.0)
 
         def loss_of(trained: Params) -> Float[Array, ""]:
-            logprobs, _ = self._logprobs(self._join(self._held(trained), frozen), tokens, None, 1.0)
+            params = self._join(self._held(trained), frozen)
+            logprobs, _ = forward.logprobs(params, tokens)
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)
@@ -270,7 +271,7 @@ class Trainer:
 
         def logprobs_of(params: Params) -> Float[Array, "B T"]:
             def of_rows(rows: tuple[Array, Packing | None]) -> Float[Array, "B T"]:
-                return self._logprobs(params, *rows, self.temperature)[0]
+                return self._forward.logprobs(params, *rows)[0]
 
             return map_rows(of_rows, (batch.tokens, batch.packing), self.microbatch_rows)
 
@@ -278,11 +279,19 @@ class Trainer:
         proximal_logprobs = None
         if objective.needs_proximal(self.algorithm, self.optimizer.updates_per_batch):
             proximal_logprobs = logprobs_of(state.params)
+        truncated = credit.is_truncated(
+            batch.tokens,
+            mask,
+            sequences,
+            batch.rewards.size,
+            self.max_completion_tokens,
+            self.end_ids,
+        )
         trajectories = credit.Trajectories(
             batch.rewards,
             mask,
             sequences,
-            self._is_truncated(batch),
+            truncated,
             batch.behavior_logprobs,
             ref_logprobs,
         )
@@ -303,39 +312,16 @@ class Trainer:
         metrics["staleness_max"] = staleness.max().astype(jnp.float32)
         return _Rows(batch.tokens, batch.packing, experience), metrics
 
-    def _is_truncated(self, batch: TrainBatch) -> Bool[Array, " trajectories"]:
-        """Whether a completion has the most tokens and does not end as completions do."""
-        mask, count = batch.completion_mask, batch.rewards.size
-        sequences = None if batch.packing is None else batch.packing.trajectories
-        lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
-        ended = is_last(mask, sequences) & jnp.isin(
-            batch.tokens, jnp.array(self.end_ids, jnp.int32)
-        )
-        endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, count)
-        return (lengths >= self.max_completion_tokens) & (endings == 0)
-
     def _loss(
         self, params: Params, rows: _Rows, totals: Totals
     ) -> tuple[Float[Array, ""], Metrics]:
-        logprobs, entropy = self._logprobs(params, rows.tokens, rows.packing, self.temperature)
+        logprobs, entropy = self._forward.logprobs(params, rows.tokens, rows.packing)
         return policy_loss(self.algorithm, logprobs, entropy, rows.experience, totals)
 
-    def _logprobs(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        packing: Packing | None,
-        temperature: float,
-    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-        return token_logprobs(
-            self.model,
-            params,
-            constrain(tokens, "batch"),
-            temperature,
-            positions=None if packing is None else packing.positions,
-            segments=None if packing is None else packing.trajectories,
-            logits_bytes=self.logits_bytes * (self.layout.mesh.size if self.layout else 1),
-        )
+    @functools.cached_property
+    def _forward(self) -> Forward:
+        logits_bytes = self.logits_bytes * (self.layout.mesh.size if self.layout else 1)
+        return Forward(self.model, self.temperature, logits_bytes)
 
 
 class _Rows(NamedTuple):
