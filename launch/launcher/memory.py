@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rl_sync.actors.critic import Critic
 from rl_sync.actors.opt_state import opt_state_like
 from rl_sync.models import lora, memory
 from rl_sync.models.placement import like_cast, param_like, undivided
@@ -26,8 +27,13 @@ def _trainer(settings: RunSettings, task: Task) -> str:
     optimizer = settings.optimizer.reinforcement(settings.trainer.steps * updates)
     update_rows = settings.trainer.groups_per_step * settings.trainer.group_size // updates
     rows = (settings.trainer.microbatch_rows or update_rows) // layout.batch_shards
+    valued = settings.algorithm.needs_values
     by_policy = memory.activation_bytes_by_policy(
-        model, rows, task.row_tokens, settings.trainer.logits_bytes
+        model,
+        rows,
+        task.row_tokens,
+        settings.trainer.logits_bytes,
+        own_critic=valued and settings.critic.model == "own",
     )
     others = (
         f"{policy} {format_bytes(size)}"
@@ -41,6 +47,11 @@ def _trainer(settings: RunSettings, task: Task) -> str:
     }
     if settings.algorithm.kl_coefficient > 0:
         parts["reference"] = memory.device_bytes(trained)
+    if valued:
+        all_updates = settings.trainer.steps * updates
+        critic = Critic(settings.critic, model, settings.optimizer, all_updates, layout)
+        state = critic.like(trained)
+        parts["critic"] = memory.device_bytes([state, state.params])  # And its gradients.
     activations = by_policy[model.remat]
     most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Some are cut, some are not.
     return (

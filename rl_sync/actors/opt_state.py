@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from rl_sync.models.placement import shardings
+from rl_sync.models.placement import constrain_like, shardings
 from rl_sync.models.sharding import Layout
 from rl_sync.types import Params
 
@@ -45,3 +45,24 @@ def init_opt_state(
         return transformation.init(params)
     places = shardings(opt_state_like(transformation, params, layout))
     return jax.jit(transformation.init, out_shardings=places)(params)
+
+
+def descend(
+    transformation: optax.GradientTransformation,
+    params: Params,
+    opt_state: Any,
+    gradient: Params,
+    like: Params,
+    layout: Layout | None,
+) -> tuple[Params, Any]:
+    """One update of parameters and of the optimizer's state; each device updates its own shards.
+
+    Args:
+      like: where the parameters lie; of no meaning without a layout.
+    """
+    updates, opt_state = transformation.update(gradient, opt_state, params)
+    params = optax.apply_updates(params, updates)
+    if layout is None:
+        return params, opt_state
+    state_like = opt_state_like(transformation, like, layout)
+    return constrain_like(params, like), constrain_like(opt_state, state_like)

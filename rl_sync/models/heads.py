@@ -22,6 +22,11 @@ def with_scalar_head(config: ModelConfig, params: Params, key: Array) -> Params:
     return {**params, HEAD: {"kernel": kernel, "bias": jnp.zeros(())}}
 
 
+def blank_scalar_head(config: ModelConfig) -> Params:
+    """A head whose output is 0 everywhere, to start from."""
+    return {"kernel": jnp.zeros(config.embed_dim), "bias": jnp.zeros(())}
+
+
 def token_scalars(
     config: ModelConfig,
     params: Params,

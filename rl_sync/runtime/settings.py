@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.actors.batching import Batching
+from rl_sync.actors.critic import CriticConfig
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms.algorithm import Algorithm
@@ -63,6 +64,7 @@ class RunSettings:
     model: ModelSettings
     warm_up: WarmUpSettings
     algorithm: Algorithm
+    critic: CriticConfig
     optimizer: OptimizerConfig
     trainer: TrainerSettings
     rollout: RolloutSettings
@@ -158,6 +160,11 @@ class RunSettings:
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
+        require(
+            not self.algorithm.needs_values or self.critic.warm_up_steps < self.trainer.steps,
+            f"critic.warm_up_steps={self.critic.warm_up_steps} leaves the policy none of"
+            f" trainer.steps={self.trainer.steps} to learn in: use fewer.",
+        )
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,

@@ -88,6 +88,21 @@ def test_without_a_penalty_there_is_no_reference():
     assert "reference" not in described(algorithm__kl_coefficient=0.0)["trainer"]
 
 
+def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing():
+    head = 4 * (32 + 1)
+    policy = {
+        "parameters": PARAMETERS,
+        "optimizer": 2 * PARAMETERS + 2 * 4,
+        "gradients": PARAMETERS,
+        "reference": PARAMETERS,
+    }
+    ppo = {"algorithm__name": "ppo", "algorithm__kl_coefficient": 0.1}
+    own, shared = (described(**ppo, critic__model=model)["trainer"] for model in ("own", "head"))
+    assert_parts(own, **policy, critic=4 * (PARAMETERS + head) + 2 * 4)
+    assert_parts(shared, **policy, critic=4 * head + 2 * 4)
+    assert 1.5 < size(own["activations"]) / size(shared["activations"]) < 2
+
+
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
     found = described(model__lora__rank=2, algorithm__kl_coefficient=0.001)
     assert_parts(

@@ -103,6 +103,11 @@ def settings_with(**fields: Any) -> RunSettings:
             ],
         ),
         ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
+        ({"critic__model": "heads"}, ["critic.model='heads' is not one of own, head"]),
+        (
+            {"algorithm__name": "ppo", "critic__warm_up_steps": 5, "trainer__steps": 5},
+            ["critic.warm_up_steps=5", "trainer.steps=5", "use fewer"],
+        ),
     ],
 )
 def test_a_config_that_cannot_run_is_refused_with_the_way_out(fields, parts):
