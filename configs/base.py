@@ -143,6 +143,8 @@ def get_config() -> ConfigDict:
             "batching": "padded",
             "microbatch_rows": 0,
             "logits_bytes": 64 << 20,
+            "offload_reference": False,
+            "offload_optimizer": False,
         }
     )
     config.trainer.compute_dtype = placeholder(str)

@@ -45,13 +45,20 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         "optimizer": memory.device_bytes(opt_state_like(optimizer, trained, layout)),
         "gradients": memory.device_bytes(trained),
     }
+    offloaded = {}
     if settings.algorithm.kl_coefficient > 0:
         parts["reference"] = memory.device_bytes(trained)
     if valued:
         all_updates = settings.trainer.steps * updates
         critic = Critic(settings.critic, model, settings.optimizer, all_updates, layout)
         state = critic.like(trained)
-        parts["critic"] = memory.device_bytes([state, state.params])  # And its gradients.
+        parts["critic"] = memory.device_bytes([state.params, state.params])  # And its gradients.
+        parts["critic optimizer"] = memory.device_bytes(state.opt_state)
+    if settings.trainer.offload_reference and "reference" in parts:
+        offloaded["reference"] = parts.pop("reference")
+    if settings.trainer.offload_optimizer:
+        names = [name for name in parts if name.endswith("optimizer")]
+        offloaded |= {name: parts.pop(name) for name in names}
     activations = by_policy[model.remat]
     most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Some are cut, some are not.
     return (
@@ -59,6 +66,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         f" {most}{format_bytes(activations)} for {rows} rows of {task.row_tokens} tokens:"
         f" {format_bytes(sum(parts.values()) + activations)}\n"
         f"             (activations with model.remat={model.remat}; {', '.join(others)})"
+        + (f"\n             in the host's memory: {_list(offloaded)}" if offloaded else "")
     )
 
 

@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Array, Float
 
 from rl_sync.actors.objective import Experience, Metrics, Totals
-from rl_sync.actors.opt_state import descend, init_opt_state, opt_state_like
+from rl_sync.actors.opt_state import Descent
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms import aggregation
 from rl_sync.algorithms.values import clipped_value_loss, is_value_clipped
@@ -85,6 +85,7 @@ class Critic:
       optimizer: the policy's.
       updates: of the run; where the learning rate's schedule ends.
       layout: where its state lies; None for one device.
+      offloaded: see `Descent`.
     """
 
     config: CriticConfig
@@ -92,6 +93,7 @@ class Critic:
     optimizer: OptimizerConfig
     updates: int
     layout: Layout | None
+    offloaded: bool = False
 
     @property
     def transformation(self) -> optax.GradientTransformation:
@@ -101,6 +103,15 @@ class Critic:
         if rate is not None:
             own = dataclasses.replace(own, learning_rate=rate)
         return own.reinforcement(self.updates)
+
+    def descent(self, trained: Params) -> Descent:
+        """Its updates.
+
+        Args:
+          trained: what is trained of the policy, or shapes; of no meaning without a layout.
+        """
+        like = None if self.layout is None else self.params_like(trained)
+        return Descent(self.transformation, like, self.layout, self.offloaded)
 
     def begin(self, trained: Params) -> CriticState:
         """The critic at the start of RL: every value is 0, so advantages are returns at first.
@@ -114,20 +125,24 @@ class Critic:
         params = {HEAD: head}
         if self.config.model == "own":
             params |= jax.tree.map(jnp.copy, trained)
-        return CriticState(params, init_opt_state(self.transformation, params, self.layout))
+        return CriticState(params, self.descent(trained).init(params))
 
     def like(self, trained: Params) -> CriticState:
         """Shapes, dtypes and shardings of its states, from those of what is trained of the policy.
 
         Only with a layout.
         """
+        return CriticState(self.params_like(trained), self.descent(trained).state_like())
+
+    def params_like(self, trained: Params) -> Params:
+        """Shapes, dtypes and shardings of its parameters; see `like`."""
         assert self.layout is not None
         layout = self.layout
         head = jax.eval_shape(lambda: blank_scalar_head(self.model))
         params = {HEAD: jax.tree.map(lambda x: layout.like(x, ()), head)}
         if self.config.model == "own":
             params |= trained
-        return CriticState(params, opt_state_like(self.transformation, params, layout))
+        return params
 
     def held(self, params: Params, trained: Params) -> Params:
         """Its parameters, or what is differentiated by them, kept in their place.
@@ -135,7 +150,9 @@ class Critic:
         Args:
           trained: see `like`; of no meaning without a layout.
         """
-        return params if self.layout is None else constrain_like(params, self.like(trained).params)
+        if self.layout is None:
+            return params
+        return constrain_like(params, self.params_like(trained))
 
     def learn(self, state: CriticState, gradient: Params, trained: Params) -> CriticState:
         """One update.
@@ -143,8 +160,7 @@ class Critic:
         Args:
           trained: see `held`.
         """
-        like = None if self.layout is None else self.like(trained).params
-        return CriticState(*descend(self.transformation, *state, gradient, like, self.layout))
+        return CriticState(*self.descent(trained).update(*state, gradient))
 
 
 def value_loss(

@@ -17,14 +17,14 @@ from rl_sync.actors.critic import Critic, CriticConfig, CriticState, value_loss
 from rl_sync.actors.forward import Forward
 from rl_sync.actors.microbatches import gradient
 from rl_sync.actors.objective import Metrics, Totals, policy_loss
-from rl_sync.actors.opt_state import descend, init_opt_state, opt_state_like
+from rl_sync.actors.opt_state import Descent
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.actors.preparation import Preparation, Rows
 from rl_sync.actors.train_state import TrainState
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.placement import constrain_like, init_sharded, param_like
+from rl_sync.models.placement import constrain_like, in_host_memory, init_sharded, move, param_like
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
 from rl_sync.types import Params, TrainBatch
@@ -67,6 +67,8 @@ class Trainer:
       logits_bytes: see `token_logprobs`; on a mesh, of each device.
       layout: where states and batches lie; None for one device, wherever arrays are.
       critic: of an algorithm that needs values; None for others.
+      offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
+        are in the host's memory but while they are used; only with a layout.
     """
 
     model: ModelConfig
@@ -81,8 +83,11 @@ class Trainer:
     logits_bytes: int
     layout: Layout | None = None
     critic: CriticConfig | None = None
+    offload_reference: bool = False
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
+        assert self.layout is not None or not (self.offload_reference or self.offload_optimizer)
         assert (self.critic is not None) == self.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
@@ -94,7 +99,7 @@ class Trainer:
     def start(self, params: Params) -> TrainState:
         """A given policy, in the trainer's layout, that is ready for `warm_up_step`."""
         trained, _ = self._forward.split(params)
-        opt_state = init_opt_state(self.optimizer.warm_up(), trained, self.layout)
+        opt_state = self._warming.init(trained)
         step = jnp.int32(0)
         if self.layout is not None:
             step = jax.device_put(step, self.layout.repeated)
@@ -106,7 +111,9 @@ class Trainer:
         ref_params = None
         if self.algorithm.kl_coefficient > 0:
             ref_params = jax.tree.map(jnp.copy, trained)
-        opt_state = init_opt_state(self._reinforcement(), trained, self.layout)
+            if self.offload_reference:
+                ref_params = move(ref_params, self._ref_like)
+        opt_state = self._reinforcing.init(trained)
         critic = self._critic.begin(trained) if self.critic else None
         coefficient = reference.first_coefficient(self.algorithm, self.layout)
         return TrainState(state.step, state.params, opt_state, ref_params, critic, coefficient)
@@ -120,8 +127,8 @@ class Trainer:
         return TrainState(
             step=cast(Array, self.layout.like(jnp.int32(0), ())),
             params=params,
-            opt_state=opt_state_like(self._reinforcement(), trained, self.layout),
-            ref_params=trained if self.algorithm.kl_coefficient > 0 else None,
+            opt_state=self._reinforcing.state_like(),
+            ref_params=self._ref_like if self.algorithm.kl_coefficient > 0 else None,
             critic=self._critic.like(trained) if self.critic else None,
             kl_coefficient=cast(Array, self.layout.like(jnp.float32(0), ()))
             if self.algorithm.adapts_kl
@@ -149,10 +156,7 @@ class Trainer:
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)
-        optimizer = self.optimizer.warm_up()
-        trained, opt_state = descend(
-            optimizer, trained, state.opt_state, descent, self._trained_like, self.layout
-        )
+        trained, opt_state = self._warming.update(trained, state.opt_state, descent)
         params = self._forward.join(trained, frozen)
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(descent)}
         return state._replace(params=params, opt_state=opt_state), metrics
@@ -165,6 +169,9 @@ class Trainer:
         Advantages come from whole groups, and the loss is a mean over the tokens of an update.
         """
         trained, frozen = self._forward.split(state.params)
+        kept = state.ref_params
+        if self.offload_reference and kept is not None:
+            state = state._replace(ref_params=move(kept, self._trained_like))
         rows, of_batch = self._preparation.rows(state, trained, frozen, batch)
         shares = jax.tree.map(self._share, rows)
         sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
@@ -195,9 +202,11 @@ class Trainer:
         (trained, opt_state, critic), of_updates = jax.lax.scan(update, learned, shares)
         params = self._forward.join(trained, frozen)
         metrics = objective.summary(of_updates) | of_batch
-        ref_params = reference.refreshed(self.algorithm, state, trained)
+        if self.algorithm.refresh_reference_steps:
+            kept = reference.refreshed(self.algorithm, state, trained)
+            kept = move(kept, self._ref_like) if self.offload_reference else kept
         coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
-        after = TrainState(state.step + 1, params, opt_state, ref_params, critic, coefficient)
+        after = TrainState(state.step + 1, params, opt_state, kept, critic, coefficient)
         return after, metrics
 
     def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
@@ -229,7 +238,9 @@ class Trainer:
     def _critic(self) -> Critic:
         assert self.critic is not None
         updates = self.steps * self.optimizer.updates_per_batch
-        return Critic(self.critic, self.model, self.optimizer, updates, self.layout)
+        return Critic(
+            self.critic, self.model, self.optimizer, updates, self.layout, self.offload_optimizer
+        )
 
     def _held(self, trained: Params) -> Params:
         """What is trained, or its gradient, kept in its place."""
@@ -239,33 +250,34 @@ class Trainer:
         self, before: _Learned, descent: tuple[Params, Params], learns: Bool[Array, ""]
     ) -> _Learned:
         """One update; of the critic alone, where the policy is not to learn yet."""
-        trained, opt_state = descend(
-            self._reinforcement(),
-            before.trained,
-            before.opt_state,
-            descent[0],
-            self._trained_like,
-            self.layout,
+        critic = before.critic
+        if critic is not None:
+            critic = self._critic.learn(critic, descent[1], self._trained_like)
+        held = learns if self._critic_steps else None
+        return _Learned(
+            *self._reinforcing.update(before.trained, before.opt_state, descent[0], held), critic
         )
-        if before.critic is None:
-            return _Learned(trained, opt_state, None)
-        if self._critic_steps:
-            trained, opt_state = jax.tree.map(
-                lambda new, old: jnp.where(learns, new, old),
-                (trained, opt_state),
-                (before.trained, before.opt_state),
-            )
-        critic = self._critic.learn(before.critic, descent[1], self._trained_like)
-        return _Learned(trained, opt_state, critic)
 
     @property
     def _critic_steps(self) -> int:
         """The steps at the start in which the critic alone learns."""
         return self.critic.warm_up_steps if self.critic else 0
 
-    def _reinforcement(self) -> optax.GradientTransformation:
-        steps = self.steps - self._critic_steps
-        return self.optimizer.reinforcement(steps * self.optimizer.updates_per_batch)
+    @functools.cached_property
+    def _ref_like(self) -> Params:
+        return in_host_memory(self._trained_like) if self.offload_reference else self._trained_like
+
+    @functools.cached_property
+    def _warming(self) -> Descent:
+        """The updates of the warm-up."""
+        return Descent(self.optimizer.warm_up(), self._trained_like, self.layout)
+
+    @functools.cached_property
+    def _reinforcing(self) -> Descent:
+        """The updates of RL."""
+        updates = (self.steps - self._critic_steps) * self.optimizer.updates_per_batch
+        transformation = self.optimizer.reinforcement(updates)
+        return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     def _share(self, rows: Array) -> Array:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])

@@ -140,6 +140,10 @@ class TrainerSettings:
         `Batching`.
       microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
       logits_bytes: memory that logits may take at once in the loss, on each device.
+      offload_reference: whether the reference model is in the host's memory but while its
+        logprobs are computed.
+      offload_optimizer: whether the optimizer's state, the critic's too, is in the host's memory
+        but while it is updated.
       compute_dtype: what the blocks compute in; None for `model.dtype`. Parameters and the
         optimizer's state are float32 anyway.
       mesh: the trainer's devices.
@@ -153,6 +157,8 @@ class TrainerSettings:
     batching: str
     microbatch_rows: int
     logits_bytes: int
+    offload_reference: bool
+    offload_optimizer: bool
     compute_dtype: str | None
     mesh: TrainerMesh
 
