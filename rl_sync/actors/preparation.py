@@ -89,8 +89,8 @@ class Preparation:
             ),
             batch.behavior_logprobs,
             ref_logprobs,
-            values,
-            state.kl_coefficient,
+            values=values,
+            kl_coefficient=state.kl_coefficient,
         )
         given, metrics = credit.give(
             self.algorithm, trajectories, self.group_size, self.max_completion_tokens
@@ -104,8 +104,8 @@ class Preparation:
             given.weights,
             staleness,
             sequences,
-            values,
-            given.returns,
+            values=values,
+            returns=given.returns,
         )
         if ref_logprobs is not None:
             weight = state.kl_coefficient

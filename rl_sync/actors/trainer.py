@@ -183,7 +183,7 @@ class Trainer:
                 share.experience,
                 sequence_count,
                 self.max_completion_tokens,
-                state.kl_coefficient,
+                kl_coefficient=state.kl_coefficient,
             )
 
             def loss(

@@ -146,6 +146,11 @@ class Algorithm:
         return tuple(name for name in self.corrections if name.endswith("_truncation"))
 
     @property
+    def compares_groups(self) -> bool:
+        """Whether advantages are what trajectories of one group have over each other."""
+        return self.advantage not in _OF_TOKENS
+
+    @property
     def needs_values(self) -> bool:
         """Whether advantages are taken from a critic's values."""
         return self.advantage == "gae"

@@ -172,11 +172,6 @@ class TrainerSettings:
         ):
             value = getattr(self, name)
             require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
-        require(
-            self.group_size >= 2,
-            f"trainer.group_size must be at least 2, not {self.group_size}: a group's completions"
-            " are compared with each other.",
-        )
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
         if self.compute_dtype is not None:
             one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)

@@ -161,6 +161,12 @@ class RunSettings:
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
         require(
+            self.trainer.group_size >= 2 or not self.algorithm.compares_groups,
+            f"trainer.group_size must be at least 2, not {self.trainer.group_size}:"
+            f" algorithm.advantage={self.algorithm.advantage} compares a group's completions with"
+            " each other. For one completion a prompt use algorithm.name=ppo or reinforce_pp.",
+        )
+        require(
             not self.algorithm.needs_values or self.critic.warm_up_steps < self.trainer.steps,
             f"critic.warm_up_steps={self.critic.warm_up_steps} leaves the policy none of"
             f" trainer.steps={self.trainer.steps} to learn in: use fewer.",

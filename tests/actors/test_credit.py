@@ -18,7 +18,9 @@ REF = jnp.full((4, 3), -1.5)
 
 def _give(ref_logprobs=None, values=None, **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
-    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs, values)
+    batch = credit.Trajectories(
+        REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs, values=values
+    )
     return credit.give(algorithm, batch, group_size=2, max_tokens=3)
 
 
@@ -73,7 +75,8 @@ def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
 def test_the_weight_of_the_divergence_may_be_given():
     held = {"kl_coefficient": 9.0, "kl_estimator": "k1", "kl_place": "reward"}
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **held)
-    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, REF, None, jnp.array(0.1))
+    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, REF,
+                               kl_coefficient=jnp.array(0.1))  # fmt: skip
     given, _ = credit.give(algorithm, batch, group_size=2, max_tokens=3)
     np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
 
@@ -107,3 +110,12 @@ def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not
     np.testing.assert_allclose(np.asarray(given.advantages)[mask], expected, rtol=1e-5)
     np.testing.assert_array_equal(given.returns, plain.returns)
     assert abs(float(metrics["advantage_mean"])) < 1e-6
+
+
+def test_values_need_no_group_to_compare_with():
+    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, None,
+                                values=jnp.zeros((4, 3)))  # fmt: skip
+    alone, metrics = credit.give(ALGORITHMS["ppo"], batch, group_size=1, max_tokens=3)
+    together, _ = credit.give(ALGORITHMS["ppo"], batch, group_size=2, max_tokens=3)
+    np.testing.assert_array_equal(alone.advantages, together.advantages)
+    assert metrics["groups_without_spread"] == 1

@@ -52,12 +52,13 @@ def _learn(algorithm, sign):
         ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.kl_coefficient else None
         whole = jnp.zeros(ROWS, bool)
         batch = credit.Trajectories(
-            rewards, jnp.asarray(MASK), None, whole, behavior, ref, values[PROMPT]
+            rewards, jnp.asarray(MASK), None, whole, behavior, ref, values=values[PROMPT]
         )
         given, _ = credit.give(algorithm, batch, GROUP_SIZE, LENGTH)
         known = objective.Experience(
             jnp.asarray(MASK), behavior, proximal, ref, sign * given.advantages, given.weights,
-            jnp.ones_like(tokens), None, values[PROMPT], given.returns,
+            jnp.ones_like(tokens), None, values=values[PROMPT],
+            returns=given.returns,
         )  # fmt: skip
         totals = objective.totals(algorithm, known, ROWS, LENGTH)
 

@@ -35,7 +35,7 @@ def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewar
         jnp.asarray(TRUNCATED),
         behavior,
         ref,
-        values,
+        values=values,
     )
     given, metrics = credit.give(algorithm, batch, GROUP_SIZE, MAX_TOKENS)
     experience = objective.Experience(
@@ -125,7 +125,9 @@ def test_the_weight_of_the_divergence_may_be_given():
     known, _ = _known(algorithm, columns, mask, sequences, staleness)
     of = []
     for weight in (0.6, 0.1):
-        totals = objective.totals(algorithm, known, 12, MAX_TOKENS, jnp.float32(weight))
+        totals = objective.totals(
+            algorithm, known, 12, MAX_TOKENS, kl_coefficient=jnp.float32(weight)
+        )
         gradient = jax.grad(
             lambda logprobs, totals=totals: objective.policy_loss(
                 algorithm, logprobs, jnp.asarray(entropy), known, totals

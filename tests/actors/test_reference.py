@@ -40,14 +40,32 @@ def test_a_weight_without_a_target_is_not_in_the_state():
     assert reference.first_coefficient(ALGORITHM, None) == 0.5
 
 
-@pytest.mark.parametrize(("place", "target", "factor"), [("loss", 1e-9, 1.1), ("reward", 1e9, 0.9)])
-def test_each_step_has_the_weight_that_the_one_before_left(place, target, factor):
-    trainer = _trainer(ADAPTIVE | {"kl_target": target, "kl_place": place, "kl_estimator": "k1"})
-    batch, weights = _batch(), []
-    state = _state(trainer)._replace(ref_params=jax.tree.map(lambda x: 0.9 * x, PARAMS))
-    for _ in range(3):
+def _diverged(**change):
+    """A trainer, and a state whose policy is not its reference."""
+    trainer = _trainer(ADAPTIVE | change)
+    state = _state(trainer)
+    return trainer, state._replace(ref_params=jax.tree.map(lambda x: 0.9 * x, PARAMS))
+
+
+def test_each_step_has_in_its_loss_the_weight_that_the_one_before_left():
+    trainer, state = _diverged(kl_target=1e-9, kl_estimator="k3")
+    batch = _batch()
+    for weight in (0.5, 0.55, 0.605):
         state, metrics = trainer.step(state, batch)
-        weights.append(float(metrics["kl_coefficient"]))
-    np.testing.assert_allclose(weights, 0.5 * factor ** np.arange(3), rtol=1e-5)
-    np.testing.assert_allclose(state.kl_coefficient, weights[-1] * factor, rtol=1e-5)
+        np.testing.assert_allclose(metrics["kl_coefficient"], weight, rtol=1e-5)
+        penalty = metrics["loss"] - metrics["policy_loss"]
+        np.testing.assert_allclose(penalty, weight * metrics["kl_reference"], rtol=1e-3)
+    np.testing.assert_allclose(state.kl_coefficient, 0.6655, rtol=1e-5)
     assert trainer.like().kl_coefficient.shape == ()
+
+
+def test_a_divergence_in_the_reward_has_the_weight_of_the_state_too():
+    """The spread of what a far greater weight takes from the rewards is in proportion to it."""
+    trainer, state = _diverged(kl_target=1e9, kl_place="reward", kl_estimator="k2")
+    stds = []
+    for weight in (1e4, 2e4):
+        copy = jax.tree.map(jnp.copy, state)._replace(kl_coefficient=jnp.float32(weight))
+        after, metrics = trainer.step(copy, _batch())
+        stds.append(float(metrics["advantage_std"]))
+        np.testing.assert_allclose(after.kl_coefficient, 0.9 * weight, rtol=1e-5)
+    np.testing.assert_allclose(stds[1] / stds[0], 2, rtol=1e-2)
