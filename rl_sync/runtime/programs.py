@@ -152,6 +152,9 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,
+        critic=settings.critic if settings.algorithm.needs_values else None,
+        offload_reference=settings.trainer.offload_reference,
+        offload_optimizer=settings.trainer.offload_optimizer,
     )
 
 

@@ -140,6 +140,10 @@ class TrainerSettings:
         `Batching`.
       microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
       logits_bytes: memory that logits may take at once in the loss, on each device.
+      offload_reference: whether the reference model is in the host's memory but while its
+        logprobs are computed.
+      offload_optimizer: whether the optimizer's state, the critic's too, is in the host's memory
+        but while it is updated.
       compute_dtype: what the blocks compute in; None for `model.dtype`. Parameters and the
         optimizer's state are float32 anyway.
       mesh: the trainer's devices.
@@ -153,6 +157,8 @@ class TrainerSettings:
     batching: str
     microbatch_rows: int
     logits_bytes: int
+    offload_reference: bool
+    offload_optimizer: bool
     compute_dtype: str | None
     mesh: TrainerMesh
 
@@ -166,11 +172,6 @@ class TrainerSettings:
         ):
             value = getattr(self, name)
             require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
-        require(
-            self.group_size >= 2,
-            f"trainer.group_size must be at least 2, not {self.group_size}: a group's completions"
-            " are compared with each other.",
-        )
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
         if self.compute_dtype is not None:
             one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)

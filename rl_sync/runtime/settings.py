@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.actors.batching import Batching
+from rl_sync.actors.critic import CriticConfig
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms.algorithm import Algorithm
@@ -66,6 +67,7 @@ class RunSettings:
     model: ModelSettings
     warm_up: WarmUpSettings
     algorithm: Algorithm
+    critic: CriticConfig
     optimizer: OptimizerConfig
     trainer: TrainerSettings
     rollout: RolloutSettings
@@ -165,6 +167,17 @@ class RunSettings:
         require(
             self.launch.colocate or not self.launch.share_devices,
             "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
+        )
+        require(
+            self.trainer.group_size >= 2 or not self.algorithm.compares_groups,
+            f"trainer.group_size must be at least 2, not {self.trainer.group_size}:"
+            f" algorithm.advantage={self.algorithm.advantage} compares a group's completions with"
+            " each other. For one completion a prompt use algorithm.name=ppo or reinforce_pp.",
+        )
+        require(
+            not self.algorithm.needs_values or self.critic.warm_up_steps < self.trainer.steps,
+            f"critic.warm_up_steps={self.critic.warm_up_steps} leaves the policy none of"
+            f" trainer.steps={self.trainer.steps} to learn in: use fewer.",
         )
         lease = self.explorer.groups_per_lease
         require(
