@@ -24,9 +24,16 @@ from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishing, Publishing
+from rl_sync.runtime.ports import interface_towards
+from rl_sync.runtime.publishing import (
+    CheckpointPublishing,
+    CollectivePublishing,
+    Publishing,
+    ServerPublishing,
+)
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
+from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.trainer import TrainerProgram
@@ -37,10 +44,16 @@ from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
+from rl_sync.weights.server_regions import places_of
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"
 CHECKPOINTS_DIR = "checkpoints"
+SYNC_SPANS = {
+    "collective": SpanKind.SYNC_COLLECTIVE,
+    "checkpoint": SpanKind.SYNC_CHECKPOINT,
+    "server": SpanKind.SYNC_SERVER,
+}
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -85,6 +98,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
+        transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
         parameters = parameters_of(settings, task, layout)
         problems = settings.trainer.evaluation_problems
@@ -94,9 +108,14 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         replay = ReplayClient(addresses.replay)
 
         def publishing(schedule: SyncSchedule) -> Publishing:
-            if settings.transfer == "checkpoint":
+            if transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
-            return CollectivePublishing(session, schedule, parameters.travelling_like())
+            like = parameters.travelling_like()
+            if transfer == "server":
+                there = parameters_of(settings, task, settings.explorer_layout).travelling_like()
+                host = interface_towards(addresses.master)
+                return ServerPublishing(session, schedule, like, places_of(there), host)
+            return CollectivePublishing(session, schedule, like)
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
             _await_replay(session, replay)
@@ -152,13 +171,15 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             settings.seed,
             settings.rollout.budget_tokens,
         )
-        collective = settings.transfer == "collective"
+        transfer = decided_transfer(session)
         rendezvous = ExplorerRendezvous(session)
         parameters = parameters_of(settings, task, layout)
         like = parameters.travelling_like()
         puller: Puller
-        if collective:
+        if transfer == "collective":
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
+        elif transfer == "server":
+            puller = ServedPuller(session, like, addresses.master)
         else:
             puller = CheckpointPuller(
                 workdir / WEIGHTS_DIR, like, check_digest=settings.sync.verify
@@ -172,7 +193,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             parameters.blank(),
             parameters.receiving(puller),
             lambda: rendezvous.granted_secs,
-            SpanKind.SYNC_COLLECTIVE if collective else SpanKind.SYNC_CHECKPOINT,
+            SYNC_SPANS[transfer],
             replay,
             TABLE,
         ).run()

@@ -41,7 +41,7 @@ from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
 
-TRANSFERS = ("collective", "checkpoint")
+TRANSFERS = ("collective", "checkpoint", "server")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class RunSettings:
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
-        offered = schedule.pull == "latest" and self.transfer == "checkpoint"
+        offered = schedule.pull == "latest" and self.transfer != "collective"
         require(
             self.rollout.swap == "between" or offered,
             f"rollout.swap={self.rollout.swap} needs weights that an explorer takes when it likes,"
@@ -169,10 +169,10 @@ class RunSettings:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
         require(
-            self.transfer == "checkpoint" or max(trainer.mesh.size, explorer.mesh.size) == 1,
+            self.transfer != "collective" or max(trainer.mesh.size, explorer.mesh.size) == 1,
             f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
             f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
-            " sync.transfer=checkpoint.",
+            " sync.transfer=server or checkpoint.",
         )
         rows = self.trainer.groups_per_step * self.trainer.group_size
         rows //= self.optimizer.updates_per_batch

@@ -57,7 +57,7 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
         (
             {"trainer__mesh__fsdp": 2},
-            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=checkpoint"],
+            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=server"],
         ),
         (
             {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
