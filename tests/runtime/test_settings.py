@@ -126,6 +126,17 @@ def test_unknown_missing_and_mistyped_settings_are_named():
         RunSettings.from_config({**config, "model": 3})
 
 
+@pytest.mark.parametrize("transfer", ["checkpoint", "server"])
+def test_meshes_and_swaps_in_flight_go_with_transfers_between_independent_programs(transfer):
+    settings = settings_with(
+        sync__mode="asynchronous",
+        sync__transfer=transfer,
+        rollout__swap="in_flight",
+        trainer__mesh__fsdp=2,
+    )
+    assert settings.transfer == transfer
+
+
 @pytest.mark.parametrize(
     ("mode", "explorers", "transfer"),
     [
