@@ -1,7 +1,7 @@
 """What a trainer offers: which process holds which part of the parameters, in what form.
 
 Parts are what travels: a large piece of a leaf alone, in its own shape and dtype, or many small
-pieces packed into one array of words. A manifest is the same for all versions of a run.
+pieces packed into one array of bytes. A manifest is the same for all versions of a run.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Shaped
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Shaped, UInt8
 
 from rl_sync.types import Params
 from rl_sync.weights.digest import check_dtype
-from rl_sync.weights.packing import PackingPlan, plan_packing
 from rl_sync.weights.server_regions import (
     Places,
     Region,
@@ -60,7 +62,7 @@ class Part(NamedTuple):
     Attributes:
       holder: the index of the trainer's process that offers it.
       device: the id of the device there.
-      pieces: what is in it; several are packed into words, one is itself.
+      pieces: what is in it; several are packed into bytes, one is itself.
     """
 
     holder: int
@@ -104,32 +106,54 @@ class Manifest(NamedTuple):
 
     def like(self, part: Part) -> jax.ShapeDtypeStruct:
         """The shape and dtype in which a part travels."""
-        if len(part.pieces) > 1:
-            return jax.ShapeDtypeStruct((self._packing(part).bucket_words,), jnp.uint32)
-        return self._piece_like(part.pieces[0])
+        likes = self._pieces_like(part)
+        if len(likes) == 1:
+            return likes[0]
+        nbytes = sum(like.size * like.dtype.itemsize for like in likes)
+        return jax.ShapeDtypeStruct((nbytes,), jnp.uint8)
 
     def pack(self, part: Part, pieces: list[Shaped[Array, "*piece"]]) -> Shaped[Array, "*part"]:
         """Makes a part of its pieces' values: a fresh array."""
-        if len(part.pieces) > 1:
-            (words,) = self._packing(part).pack(pieces)
-            return words
-        return jnp.copy(pieces[0])
+        if len(pieces) == 1:
+            return jnp.copy(pieces[0])
+        return jnp.concatenate([_to_bytes(piece) for piece in pieces])
 
     def unpack(self, part: Part, value: Shaped[Array, "*part"]) -> list[Shaped[Array, "*piece"]]:
         """Inverts `pack`."""
-        return _unpack(self._packing(part), value) if len(part.pieces) > 1 else [value]
+        likes = self._pieces_like(part)
+        if len(likes) == 1:
+            return [value]
+        return _unpack(value, tuple((like.shape, like.dtype) for like in likes))
 
-    def _packing(self, part: Part) -> PackingPlan:
-        pieces = [self._piece_like(piece) for piece in part.pieces]
-        return plan_packing(pieces, 2 * BUCKET_BYTES)
+    def _pieces_like(self, part: Part) -> list[jax.ShapeDtypeStruct]:
+        return [
+            jax.ShapeDtypeStruct(shape_of(piece.region), self.leaves[piece.leaf].dtype)
+            for piece in part.pieces
+        ]
 
-    def _piece_like(self, piece: Piece) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape_of(piece.region), self.leaves[piece.leaf].dtype)
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unpack(
+    value: UInt8[Array, " bytes"], pieces: tuple[tuple[tuple[int, ...], np.dtype], ...]
+) -> list[Shaped[Array, "*piece"]]:
+    ends = list(itertools.accumulate(math.prod(shape) * dtype.itemsize for shape, dtype in pieces))
+    chunks = [value[start:end] for start, end in itertools.pairwise([0, *ends])]
+    return [_from_bytes(x, *piece) for x, piece in zip(chunks, pieces, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _unpack(plan: PackingPlan, words: Shaped[Array, " W"]) -> list[Shaped[Array, "*piece"]]:
-    return plan.unpack((words,))
+def _to_bytes(x: Shaped[Array, "*piece"]) -> UInt8[Array, " bytes"]:
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    return lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
+
+
+def _from_bytes(
+    x: UInt8[Array, " bytes"], shape: tuple[int, ...], dtype: np.dtype
+) -> Shaped[Array, "*piece"]:
+    if dtype == jnp.bool_:
+        return x.reshape(shape).astype(jnp.bool_)
+    split = shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
+    return lax.bitcast_convert_type(x.reshape(split), dtype)
 
 
 def leaves_of(like: Params) -> tuple[Leaf, ...]:
