@@ -64,6 +64,8 @@ def _accuracy(result: dict[str, Any]) -> list[str]:
             f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )
+    if "transfer" in result:
+        lines.append(result["transfer"])
     if "logprob_gap" in result:
         values = result["logprob_gap"]
         lines.append(

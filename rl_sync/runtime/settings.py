@@ -42,7 +42,7 @@ from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
 
-TRANSFERS = ("collective", "checkpoint")
+TRANSFERS = ("collective", "checkpoint", "server")
 
 TOGETHER = "trainer+explorers"
 """The name of the one process that they share under `launch.colocate`."""
@@ -142,7 +142,7 @@ class RunSettings:
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
-        taken_freely = self.transfer == "checkpoint" or self.launch.colocate
+        taken_freely = self.transfer != "collective" or self.launch.colocate
         offered = schedule.pull == "latest" and taken_freely
         require(
             self.rollout.swap == "between" or offered,
@@ -179,6 +179,11 @@ class RunSettings:
             f"critic.warm_up_steps={self.critic.warm_up_steps} leaves the policy none of"
             f" trainer.steps={self.trainer.steps} to learn in: use fewer.",
         )
+        require(
+            self.transfer != "server" or not self.launch.colocate,
+            "sync.transfer=server is for roles in processes of their own: with launch.colocate=true"
+            " use sync.transfer=collective, which hands the weights over.",
+        )
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,
@@ -190,12 +195,12 @@ class RunSettings:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
         require(
-            self.transfer == "checkpoint"
+            self.transfer != "collective"
             or self.launch.colocate
             or max(trainer.mesh.size, explorer.mesh.size) == 1,
             f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
             f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
-            " sync.transfer=checkpoint.",
+            " sync.transfer=server or checkpoint.",
         )
         rows = self.trainer.groups_per_step * self.trainer.group_size
         rows //= self.optimizer.updates_per_batch
