@@ -65,10 +65,6 @@ def join(settings: RunSettings, addresses: Addresses, member: Member) -> Place:
             indices[member.process],
             timeout_secs=settings.launch.start_secs,
         )
-    if len(indices) > 1 and jax.default_backend() == "cpu":
-        # On a CPU only the first process of a cluster finds again what was compiled before. It
-        # would be ahead of the others by all that they compile, and gloo waits for 30 s at most.
-        jax.config.update("jax_enable_compilation_cache", False)
     return Place(layout_of(settings, program), team, indices)
 
 

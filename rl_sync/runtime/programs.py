@@ -23,14 +23,17 @@ from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.places import Addresses, Place
+from rl_sync.runtime.ports import interface_towards
 from rl_sync.runtime.publishing import (
     CheckpointPublishing,
     CollectivePublishing,
     LocalPublishing,
     Publishing,
+    ServerPublishing,
 )
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
+from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of
@@ -44,10 +47,16 @@ from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
 from rl_sync.weights.link import Link
 from rl_sync.weights.local import LocalPuller
+from rl_sync.weights.server_regions import places_of
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"
 CHECKPOINTS_DIR = "checkpoints"
+SYNC_SPANS = {
+    "collective": SpanKind.SYNC_COLLECTIVE,
+    "checkpoint": SpanKind.SYNC_CHECKPOINT,
+    "server": SpanKind.SYNC_SERVER,
+}
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -80,6 +89,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
+        transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
         parameters = parameters_of(settings, task, layout)
         problems = settings.trainer.evaluation_problems
@@ -89,11 +99,16 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         replay = ReplayClient(addresses.replay)
 
         def publishing(schedule: SyncSchedule) -> Publishing:
-            if settings.transfer == "checkpoint":
+            if transfer == "checkpoint":
                 directory = workdir / WEIGHTS_DIR
                 return CheckpointPublishing(session, schedule, directory, place.processes)
             if place.weights is not None:
                 return LocalPublishing(session, schedule, place.weights)
+            if transfer == "server":
+                like = parameters.travelling_like()
+                there = parameters_of(settings, task, settings.explorer_layout).travelling_like()
+                host = interface_towards(addresses.master)
+                return ServerPublishing(session, schedule, like, places_of(there), host)
             explorers = range(1, settings.explorers + 1)
             links = {number: _link(settings, task, number) for number in explorers}
             return CollectivePublishing(session, schedule, links)
@@ -135,6 +150,9 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,
+        critic=settings.critic if settings.algorithm.needs_values else None,
+        offload_reference=settings.trainer.offload_reference,
+        offload_optimizer=settings.trainer.offload_optimizer,
     )
 
 
@@ -155,16 +173,18 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             settings.seed,
             settings.rollout.budget_tokens,
         )
-        collective = settings.transfer == "collective"
+        transfer = decided_transfer(session)
         rendezvous = ExplorerRendezvous(session)
         parameters = parameters_of(settings, task, layout)
         like, verify = parameters.travelling_like(), settings.sync.verify
         puller: Puller
         if place.weights is not None:
             puller = LocalPuller(place.weights, like, number, check_digest=verify)
-        elif collective:
+        elif transfer == "collective":
             link = _link(settings, task, number)
             puller = CollectivePuller(link, number, rendezvous, check_digest=verify)
+        elif transfer == "server":
+            puller = ServedPuller(session, like, addresses.master)
         else:
             puller = CheckpointPuller(
                 workdir / WEIGHTS_DIR,
@@ -182,7 +202,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             parameters.blank(),
             parameters.receiving(puller),
             lambda: rendezvous.granted_secs,
-            SpanKind.SYNC_COLLECTIVE if collective else SpanKind.SYNC_CHECKPOINT,
+            SYNC_SPANS[transfer],
             replay,
             TABLE,
         ).run()

@@ -33,12 +33,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import colocation, places, programs
+    from rl_sync.runtime import colocation, compilation_cache, places, programs
     from rl_sync.runtime.settings import TOGETHER, RunSettings
     from rl_sync.runtime.topology import Member
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
+    compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     addresses = places.Addresses(
         arguments.master, arguments.replay, arguments.coordinator, arguments.team
     )
@@ -59,6 +60,8 @@ def main() -> int:
     except Exception:
         _log.exception("%s failed", arguments.role)
         return FAILED
+    if compiled.needed:
+        _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)
     return 0
 
 
