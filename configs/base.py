@@ -199,6 +199,8 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict({"every_steps": 50, "keep": 3})
     config.launch = ConfigDict(
         {
+            "colocate": False,
+            "share_devices": False,
             "start_secs": 300.0,
             "wait_secs": 600.0,
             "call_secs": 60.0,
@@ -206,4 +208,5 @@ def get_config() -> ConfigDict:
             "stop_secs": 60.0,
         }
     )
+    config.launch.compilation_cache = placeholder(str)
     return config

@@ -33,6 +33,7 @@ class SpanKind(enum.StrEnum):
     EVALUATION = "evaluation"
     SYNC_COLLECTIVE = "sync_collective"
     SYNC_CHECKPOINT = "sync_checkpoint"
+    SYNC_SERVER = "sync_server"
     WAIT = "wait"
     SNAPSHOT = "snapshot"
     COMPILE = "compile"

@@ -24,9 +24,17 @@ from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishing, Publishing
+from rl_sync.runtime.ports import interface_towards
+from rl_sync.runtime.publishing import (
+    CheckpointPublishing,
+    CollectivePublishing,
+    LocalPublishing,
+    Publishing,
+    ServerPublishing,
+)
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
+from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.trainer import TrainerProgram
@@ -37,10 +45,17 @@ from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
+from rl_sync.weights.local import LocalPublisher, LocalPuller
+from rl_sync.weights.server_regions import places_of
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"
 CHECKPOINTS_DIR = "checkpoints"
+SYNC_SPANS = {
+    "collective": SpanKind.SYNC_COLLECTIVE,
+    "checkpoint": SpanKind.SYNC_CHECKPOINT,
+    "server": SpanKind.SYNC_SERVER,
+}
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -55,6 +70,18 @@ class Addresses(NamedTuple):
     master: str
     replay: str
     coordinator: str
+
+
+class Place(NamedTuple):
+    """Where a role is that shares its process with the others.
+
+    Attributes:
+      layout: its devices, and how arrays lie on them.
+      weights: where versions are handed over; None where they go through files.
+    """
+
+    layout: Layout
+    weights: LocalPublisher | None
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
@@ -79,12 +106,13 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
     server.close()
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
-    """Runs the trainer."""
-    layout = _join(settings, addresses, 0)
+def run_trainer(settings: RunSettings, addresses: Addresses, place: Place | None = None) -> None:
+    """Runs the trainer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, 0)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
+        transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
         parameters = parameters_of(settings, task, layout)
         problems = settings.trainer.evaluation_problems
@@ -94,9 +122,16 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         replay = ReplayClient(addresses.replay)
 
         def publishing(schedule: SyncSchedule) -> Publishing:
-            if settings.transfer == "checkpoint":
+            if transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
-            return CollectivePublishing(session, schedule, parameters.travelling_like())
+            if place is not None and place.weights is not None:
+                return LocalPublishing(session, schedule, place.weights)
+            like = parameters.travelling_like()
+            if transfer == "server":
+                there = parameters_of(settings, task, settings.explorer_layout).travelling_like()
+                host = interface_towards(addresses.master)
+                return ServerPublishing(session, schedule, like, places_of(there), host)
+            return CollectivePublishing(session, schedule, like)
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
             _await_replay(session, replay)
@@ -138,9 +173,11 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
-    """Runs one explorer."""
-    layout = _join(settings, addresses, number)
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, place: Place | None = None
+) -> None:
+    """Runs one explorer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, number)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, f"explorer{number}", addresses.master) as session:
         _await_master(session)
@@ -155,13 +192,17 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             settings.seed,
             settings.rollout.budget_tokens,
         )
-        collective = settings.transfer == "collective"
+        transfer = decided_transfer(session)
         rendezvous = ExplorerRendezvous(session)
         parameters = parameters_of(settings, task, layout)
         like = parameters.travelling_like()
         puller: Puller
-        if collective:
+        if place is not None and place.weights is not None:
+            puller = LocalPuller(place.weights, like, number, check_digest=settings.sync.verify)
+        elif transfer == "collective":
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
+        elif transfer == "server":
+            puller = ServedPuller(session, like, addresses.master)
         else:
             puller = CheckpointPuller(
                 workdir / WEIGHTS_DIR, like, check_digest=settings.sync.verify
@@ -175,7 +216,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
             parameters.blank(),
             parameters.receiving(puller),
             lambda: rendezvous.granted_secs,
-            SpanKind.SYNC_COLLECTIVE if collective else SpanKind.SYNC_CHECKPOINT,
+            SYNC_SPANS[transfer],
             replay,
             TABLE,
         ).run()

@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import jax
+
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.rendezvous import TrainerRendezvous
+from rl_sync.runtime.serving import HolderServer
 from rl_sync.runtime.session import Session
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPublisher
 from rl_sync.weights.collective import CollectivePublisher
+from rl_sync.weights.local import LocalPublisher
+from rl_sync.weights.server_publisher import ServerPublisher
+from rl_sync.weights.server_regions import Places
 
 
 class Publishing(Protocol):
@@ -59,12 +65,8 @@ class CheckpointPublishing:
         )
 
     def awaits(self, version: int) -> bool:
-        """Where the next batch is made with the version there is nothing to go on with meanwhile.
-
-        The step's report, and the end of its span, then come before the first rollout that uses it.
-        """
-        schedule = self._schedule
-        return schedule.pull == "exact" and schedule.first_user(version) == version + 1
+        """Where the next batch is made with the version, there is nothing to do meanwhile."""
+        return _is_next(self._schedule, version)
 
     def publish(self, version: int, params: Params) -> None:
         """See `Publishing`."""
@@ -85,6 +87,82 @@ class CheckpointPublishing:
     def close(self) -> None:
         """See `Publishing`."""
         self._publisher.close()
+
+
+class LocalPublishing:
+    """Versions are handed over inside the process that trainer and explorers share.
+
+    Args:
+      session: the trainer's.
+      schedule: decides who waits.
+      publisher: which the explorers' ends know.
+    """
+
+    def __init__(self, session: Session, schedule: SyncSchedule, publisher: LocalPublisher):
+        self._session, self._schedule = session, schedule
+        self._publisher = publisher
+
+    def awaits(self, version: int) -> bool:
+        """As over checkpoints: where the next batch is made with the version."""
+        return _is_next(self._schedule, version)
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`; waits for nobody."""
+        self._session.check()
+        with self._session.spans.span(SpanKind.SYNC_COLLECTIVE, version=version):
+            self._publisher.publish(version, params)
+        self._session.call("published", version=version)
+
+    def serve(self) -> None:
+        """See `Publishing`; explorers serve themselves."""
+
+    def close(self) -> None:
+        """See `Publishing`."""
+        self._publisher.close()
+
+
+class ServerPublishing:
+    """Versions are cut on the devices and offered; explorers fetch them when they like.
+
+    Args:
+      session: the trainer's.
+      schedule: decides how many versions are offered.
+      like: the parameters' shapes and places.
+      places: where explorers hold them.
+      host: the interface at which explorers reach this process.
+    """
+
+    def __init__(
+        self, session: Session, schedule: SyncSchedule, like: Params, places: Places, host: str
+    ):
+        self._session, self._schedule = session, schedule
+        self._publisher = ServerPublisher(
+            like,
+            host=host,
+            places=places,
+            keep=schedule.versions_in_use,
+            on_ready=lambda version: session.call("published", version=version),
+        )
+        self._server = HolderServer(self._publisher, host)
+        session.call("hold", process=jax.process_index(), address=self._server.address)
+
+    def awaits(self, version: int) -> bool:
+        """See `CheckpointPublishing`."""
+        return _is_next(self._schedule, version)
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`."""
+        self._session.check()
+        with self._session.spans.span(SpanKind.SYNC_SERVER, version=version):
+            self._publisher.publish(version, params)
+
+    def serve(self) -> None:
+        """See `Publishing`; explorers serve themselves."""
+
+    def close(self) -> None:
+        """See `Publishing`; what is still being fetched has no use any more."""
+        self._publisher.close()
+        self._server.close()
 
 
 class CollectivePublishing:
@@ -140,3 +218,11 @@ class CollectivePublishing:
     def close(self) -> None:
         """See `Publishing`."""
         self._publisher.close()
+
+
+def _is_next(schedule: SyncSchedule, version: int) -> bool:
+    """Whether the next batch is made with a version, so that there is nothing to go on with.
+
+    The step's report, and the end of its span, then come before the first rollout that uses it.
+    """
+    return schedule.pull == "exact" and schedule.first_user(version) == version + 1

@@ -274,18 +274,33 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSettings:
-    """`config.launch`: patience, in seconds.
+    """`config.launch`: processes, patience in seconds, and where compiled programs are kept.
 
     Attributes:
+      colocate: whether trainer and explorers are threads of one process. Each has devices of its
+        own if there are enough; weights that would go by collective transfer are handed over.
+      share_devices: with `colocate`, whether they take turns on the same devices in any case.
       start_secs: until a role or a server is up.
       wait_secs: the longest that a role waits for another.
       call_secs: the longest that the master takes to answer.
       master_lost_secs: a role ends itself when the master was silent for so long.
       stop_secs: from asking a role to stop to killing it.
+      compilation_cache: a local directory; None for one in the user's cache directory, empty for
+        nowhere. JAX_COMPILATION_CACHE_DIR goes before it.
     """
 
+    colocate: bool
+    share_devices: bool
     start_secs: float
     wait_secs: float
     call_secs: float
     master_lost_secs: float
     stop_secs: float
+    compilation_cache: str | None
+
+    def __post_init__(self) -> None:
+        require(
+            "://" not in (self.compilation_cache or ""),
+            f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
+            " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
+        )

@@ -47,6 +47,10 @@ def settings_with(**fields: Any) -> RunSettings:
             ["explorer.count=2", "sync.mode=multi_explorer"],
         ),
         ({"sync__mode": "multi_explorer", "explorer__count": 1}, ["explorer.count=1", "2 or more"]),
+        (
+            {"launch__compilation_cache": "gs://bucket"},
+            ["launch.compilation_cache=gs://bucket", "local", "JAX_COMPILATION_CACHE_DIR"],
+        ),
         ({"replay__backend": "redis"}, ["replay.backend='redis'", "reverb, embedded"]),
         ({"replay__sampler": "lifo"}, ["replay.sampler=lifo", "Use replay.sampler=fifo"]),
         ({"optimizer__updates_per_batch": 7}, ["updates_per_batch=7", "divisor"]),
@@ -57,7 +61,7 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
         (
             {"trainer__mesh__fsdp": 2},
-            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=checkpoint"],
+            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=server"],
         ),
         (
             {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
@@ -129,6 +133,17 @@ def test_unknown_missing_and_mistyped_settings_are_named():
         RunSettings.from_config({**config, "seed": "0"})
     with pytest.raises(ConfigError, match=r"config.model must be a section"):
         RunSettings.from_config({**config, "model": 3})
+
+
+@pytest.mark.parametrize("transfer", ["checkpoint", "server"])
+def test_meshes_and_swaps_in_flight_go_with_transfers_between_independent_programs(transfer):
+    settings = settings_with(
+        sync__mode="asynchronous",
+        sync__transfer=transfer,
+        rollout__swap="in_flight",
+        trainer__mesh__fsdp=2,
+    )
+    assert settings.transfer == transfer
 
 
 @pytest.mark.parametrize(
