@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
+from rl_sync.weights.copies import copier
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -105,7 +106,7 @@ class CheckpointPublisher:
         self._timeout_secs = timeout_secs
         self._reader_expiry_secs = reader_expiry_secs
         self._on_saved = on_saved
-        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
+        self._copy = copier()
         self._changed = threading.Condition()
         self._pending: list[_Pending] = []
         self._saving: int | None = None
