@@ -38,6 +38,8 @@ class Experience(NamedTuple):
       advantages, weights: see `Credit`.
       staleness: of each token, in trainer steps.
       sequences: see `rl_sync.algorithms.sequences`.
+      values: before each token, of the critic at the step's start, if there is one.
+      returns: see `Credit`.
     """
 
     mask: Bool[Array, "B T"]
@@ -48,6 +50,8 @@ class Experience(NamedTuple):
     weights: OfSequence
     staleness: Int[Array, "B T"]
     sequences: Sequences
+    values: Float[Array, "B T"] | None = None
+    returns: Float[Array, "B T"] | None = None
 
 
 class Totals(NamedTuple):
@@ -58,18 +62,28 @@ class Totals(NamedTuple):
       sequence_count: trajectories.
       max_tokens: the most tokens of a completion.
       second_moment_limit: see `corrections.second_moment_limit`; 0 without that correction.
+      kl_coefficient: weight of the divergence from the reference model.
     """
 
     token_count: Int[Array, ""]
     sequence_count: int
     max_tokens: int
     second_moment_limit: Float[Array, ""]
+    kl_coefficient: Float[Array, ""] | float
 
 
 def totals(
-    algorithm: Algorithm, experience: Experience, sequence_count: int, max_tokens: int
+    algorithm: Algorithm,
+    experience: Experience,
+    sequence_count: int,
+    max_tokens: int,
+    kl_coefficient: Float[Array, ""] | None = None,
 ) -> Totals:
-    """What all rows of an update have in common."""
+    """What all rows of an update have in common.
+
+    Args:
+      kl_coefficient: None for the algorithm's.
+    """
     limit = jnp.zeros(())
     if "second_moment" in algorithm.corrections:
         assert experience.proximal_logprobs is not None
@@ -79,7 +93,8 @@ def totals(
             experience.mask,
             algorithm.second_moment,
         )
-    return Totals(experience.mask.sum(), sequence_count, max_tokens, limit)
+    weight = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
+    return Totals(experience.mask.sum(), sequence_count, max_tokens, limit, weight)
 
 
 def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
@@ -198,7 +213,7 @@ def policy_loss(
     loss = policy
     if known.ref_logprobs is not None and algorithm.kl_place == "loss":
         kl = KL_ESTIMATORS[algorithm.kl_estimator](logprobs, known.ref_logprobs)
-        loss = loss + algorithm.kl_coefficient * reduced(kl)
+        loss = loss + totals.kl_coefficient * reduced(kl)
     if algorithm.entropy_coefficient:
         loss = loss - algorithm.entropy_coefficient * reduced(entropy)
     metrics = _metrics(algorithm, terms, entropy, weights, known, totals)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_pp", "reinforce_pp_baseline", "best")
+ADVANTAGES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "best",
+    "gae",
+)
 LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr")
 PROXIMAL = ("behavior", "start", "interpolated")
 CORRECTIONS = (
@@ -20,6 +29,7 @@ CORRECTIONS = (
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_mean", "constant_mean")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 KL_PLACES = ("loss", "reward")
+_OF_TOKENS = ("gae", "reinforce_pp")
 _OF_TRAJECTORIES = ("gmpo", "topr")
 _LOOSEST_BOUND = 10.0
 
@@ -40,7 +50,9 @@ class Algorithm:
         commas; empty for none. They compare the proximal policy with the behavior policy; where
         these are one, the current policy with it.
       aggregation: one of `AGGREGATIONS`: how the loss of tokens is reduced (`aggregation`).
-      discount: γ of advantage=reinforce_pp.
+      discount: γ of advantage=gae and reinforce_pp.
+      gae_lambda: λ of advantage=gae.
+      whiten: whether the advantages of gae are whitened over the tokens of the batch.
       clip_low, clip_high: ε below and above. Of the ratio; of its logarithm for gmpo; of the
         token's probability for dppo.
       dual_clip: c of ppo_clip; 0 for none.
@@ -52,7 +64,11 @@ class Algorithm:
       geometric_low, geometric_high: their geometric means that geometric_rejection lets pass.
       second_moment: the greatest mean of (log ratio)² for the correction of that name.
       negative_drift: the greatest mean of −log ratio for negative_sequence_mask.
-      kl_coefficient: weight of the KL divergence from the reference model; 0 for no reference.
+      kl_coefficient: weight of the KL divergence from the reference model, at the start; 0 for no
+        reference.
+      kl_target: the divergence, in nats a token, that the weight adapts to from step to step; 0 for
+        a weight that stays.
+      kl_horizon_steps: trainer steps in which that may change the weight by 20 %.
       kl_estimator: one of `KL_ESTIMATORS`, functions of `kl`.
       kl_place: `loss` adds it to the loss, `reward` takes that of the behavior policy from the
         reward.
@@ -81,6 +97,8 @@ class Algorithm:
     correction: str
     aggregation: str
     discount: float
+    gae_lambda: float
+    whiten: bool
     clip_low: float
     clip_high: float
     dual_clip: float
@@ -97,6 +115,8 @@ class Algorithm:
     second_moment: float
     negative_drift: float
     kl_coefficient: float
+    kl_target: float
+    kl_horizon_steps: float
     kl_estimator: str
     kl_place: str
     refresh_reference_steps: int
@@ -124,6 +144,21 @@ class Algorithm:
     def truncations(self) -> tuple[str, ...]:
         """The corrections that weigh by the ratio itself, rather than by 0 or 1."""
         return tuple(name for name in self.corrections if name.endswith("_truncation"))
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages are what trajectories of one group have over each other."""
+        return self.advantage not in _OF_TOKENS
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether advantages are taken from a critic's values."""
+        return self.advantage == "gae"
+
+    @property
+    def adapts_kl(self) -> bool:
+        """Whether the weight of the divergence from the reference model changes."""
+        return self.kl_coefficient > 0 and self.kl_target > 0
 
     def danger(self) -> str | None:
         """Why the composition does not bear stale data; None where it does.
@@ -169,6 +204,7 @@ class Algorithm:
         for field in (
             "dual_clip",
             "kl_coefficient",
+            "kl_target",
             "refresh_reference_steps",
             "entropy_coefficient",
             "overlong_tokens",
@@ -186,6 +222,7 @@ class Algorithm:
             "weight_limit",
             "second_moment",
             "negative_drift",
+            "kl_horizon_steps",
         ):
             if getattr(self, field) <= 0:
                 raise ValueError(f"algorithm.{field}={getattr(self, field)} must be above 0.")
@@ -197,6 +234,8 @@ class Algorithm:
             )
         if not 0 < self.discount <= 1:
             raise ValueError(f"algorithm.discount={self.discount} must be in (0, 1].")
+        if not 0 <= self.gae_lambda <= 1:
+            raise ValueError(f"algorithm.gae_lambda={self.gae_lambda} must be in [0, 1].")
         for field in ("token", "sequence", "geometric"):
             low, high = getattr(self, f"{field}_low"), getattr(self, f"{field}_high")
             if not 0 < low <= 1 <= high:
@@ -229,7 +268,12 @@ class Algorithm:
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
-        if self.advantage == "reinforce_pp" and self.loss in _OF_TRAJECTORIES:
+        if self.kl_target and not self.kl_coefficient:
+            raise ValueError(
+                f"algorithm.kl_target={self.kl_target} has no weight to adapt: set"
+                " algorithm.kl_coefficient to what it starts with, above 0."
+            )
+        if self.advantage in _OF_TOKENS and self.loss in _OF_TRAJECTORIES:
             raise ValueError(
                 f"algorithm.loss={self.loss} takes one advantage a trajectory, but"
                 f" algorithm.advantage={self.advantage} makes one a token: use"

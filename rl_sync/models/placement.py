@@ -44,6 +44,24 @@ def shardings(like: Params) -> Params:
     return jax.tree.map(lambda x: x.sharding, like)
 
 
+def in_host_memory(like: Params) -> Params:
+    """The same shapes, dtypes and shardings, but in the memory of the devices' host.
+
+    Numbers stay on the devices.
+    """
+
+    def there(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        place = x.sharding.with_memory_kind("pinned_host") if x.ndim else x.sharding
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+    return jax.tree.map(there, like)
+
+
+def move(tree: Params, like: Params) -> Params:
+    """Copies every leaf to where `like` lies, into another memory too; may be traced."""
+    return jax.device_put(tree, shardings(like), may_alias=False)
+
+
 def constrain_like(tree: Params, like: Params) -> Params:
     """Makes the compiler put every leaf, and what is differentiated by it, where `like` lies."""
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(like))

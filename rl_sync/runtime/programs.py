@@ -28,6 +28,7 @@ from rl_sync.runtime.ports import interface_towards
 from rl_sync.runtime.publishing import (
     CheckpointPublishing,
     CollectivePublishing,
+    LocalPublishing,
     Publishing,
     ServerPublishing,
 )
@@ -44,6 +45,7 @@ from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
+from rl_sync.weights.local import LocalPublisher, LocalPuller
 from rl_sync.weights.server_regions import places_of
 
 TABLE = "groups"
@@ -70,6 +72,18 @@ class Addresses(NamedTuple):
     coordinator: str
 
 
+class Place(NamedTuple):
+    """Where a role is that shares its process with the others.
+
+    Attributes:
+      layout: its devices, and how arrays lie on them.
+      weights: where versions are handed over; None where they go through files.
+    """
+
+    layout: Layout
+    weights: LocalPublisher | None
+
+
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
     """The replay buffer's tables: one, from which each group is taken once.
 
@@ -92,9 +106,9 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
     server.close()
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
-    """Runs the trainer."""
-    layout = _join(settings, addresses, 0)
+def run_trainer(settings: RunSettings, addresses: Addresses, place: Place | None = None) -> None:
+    """Runs the trainer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, 0)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
@@ -110,6 +124,8 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         def publishing(schedule: SyncSchedule) -> Publishing:
             if transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
+            if place is not None and place.weights is not None:
+                return LocalPublishing(session, schedule, place.weights)
             like = parameters.travelling_like()
             if transfer == "server":
                 there = parameters_of(settings, task, settings.explorer_layout).travelling_like()
@@ -151,12 +167,17 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,
+        critic=settings.critic if settings.algorithm.needs_values else None,
+        offload_reference=settings.trainer.offload_reference,
+        offload_optimizer=settings.trainer.offload_optimizer,
     )
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
-    """Runs one explorer."""
-    layout = _join(settings, addresses, number)
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, place: Place | None = None
+) -> None:
+    """Runs one explorer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, number)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, f"explorer{number}", addresses.master) as session:
         _await_master(session)
@@ -176,7 +197,9 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         parameters = parameters_of(settings, task, layout)
         like = parameters.travelling_like()
         puller: Puller
-        if transfer == "collective":
+        if place is not None and place.weights is not None:
+            puller = LocalPuller(place.weights, like, number, check_digest=settings.sync.verify)
+        elif transfer == "collective":
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
         elif transfer == "server":
             puller = ServedPuller(session, like, addresses.master)

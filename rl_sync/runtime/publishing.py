@@ -15,6 +15,7 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPublisher
 from rl_sync.weights.collective import CollectivePublisher
+from rl_sync.weights.local import LocalPublisher
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_regions import Places
 
@@ -64,10 +65,7 @@ class CheckpointPublishing:
         )
 
     def awaits(self, version: int) -> bool:
-        """Where the next batch is made with the version there is nothing to go on with meanwhile.
-
-        The step's report, and the end of its span, then come before the first rollout that uses it.
-        """
+        """Where the next batch is made with the version, there is nothing to do meanwhile."""
         return _is_next(self._schedule, version)
 
     def publish(self, version: int, params: Params) -> None:
@@ -81,6 +79,38 @@ class CheckpointPublishing:
         self._session.spans.record(
             SpanKind.SYNC_CHECKPOINT, now - secs, now, version=version, background=True
         )
+        self._session.call("published", version=version)
+
+    def serve(self) -> None:
+        """See `Publishing`; explorers serve themselves."""
+
+    def close(self) -> None:
+        """See `Publishing`."""
+        self._publisher.close()
+
+
+class LocalPublishing:
+    """Versions are handed over inside the process that trainer and explorers share.
+
+    Args:
+      session: the trainer's.
+      schedule: decides who waits.
+      publisher: which the explorers' ends know.
+    """
+
+    def __init__(self, session: Session, schedule: SyncSchedule, publisher: LocalPublisher):
+        self._session, self._schedule = session, schedule
+        self._publisher = publisher
+
+    def awaits(self, version: int) -> bool:
+        """As over checkpoints: where the next batch is made with the version."""
+        return _is_next(self._schedule, version)
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`; waits for nobody."""
+        self._session.check()
+        with self._session.spans.span(SpanKind.SYNC_COLLECTIVE, version=version):
+            self._publisher.publish(version, params)
         self._session.call("published", version=version)
 
     def serve(self) -> None:
@@ -191,5 +221,8 @@ class CollectivePublishing:
 
 
 def _is_next(schedule: SyncSchedule, version: int) -> bool:
-    """Whether the next batch is made with a version."""
+    """Whether the next batch is made with a version, so that there is nothing to go on with.
+
+    The step's report, and the end of its span, then come before the first rollout that uses it.
+    """
     return schedule.pull == "exact" and schedule.first_user(version) == version + 1

@@ -33,23 +33,28 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import programs
-    from rl_sync.runtime.settings import RunSettings
+    from rl_sync.runtime import colocation, compilation_cache, programs
+    from rl_sync.runtime.settings import TOGETHER, RunSettings
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
     places = programs.Addresses(arguments.master, arguments.replay, arguments.coordinator)
+    compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:
         if arguments.role == "master":
             programs.run_master(settings, places)
         elif arguments.role == "trainer":
             programs.run_trainer(settings, places)
+        elif arguments.role == TOGETHER:
+            colocation.run_colocated(settings, places)
         else:
             number = int(arguments.role.removeprefix("explorer"))
             programs.run_explorer(settings, places, number)
     except Exception:
         _log.exception("%s failed", arguments.role)
         return FAILED
+    if compiled.needed:
+        _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)
     return 0
 
 
@@ -66,7 +71,11 @@ def leave(status: int) -> NoReturn:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--role", required=True, help="master, trainer, explorer1, explorer2, …")
+    parser.add_argument(
+        "--role",
+        required=True,
+        help="master, trainer, explorer1, explorer2, …, or trainer+explorers",
+    )
     parser.add_argument("--workdir", required=True, help="the run's; holds its config.json")
     parser.add_argument("--master", required=True, help="host:port of the master")
     parser.add_argument("--replay", required=True, help="host:port of the replay server")

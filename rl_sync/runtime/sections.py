@@ -140,6 +140,10 @@ class TrainerSettings:
         `Batching`.
       microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
       logits_bytes: memory that logits may take at once in the loss, on each device.
+      offload_reference: whether the reference model is in the host's memory but while its
+        logprobs are computed.
+      offload_optimizer: whether the optimizer's state, the critic's too, is in the host's memory
+        but while it is updated.
       compute_dtype: what the blocks compute in; None for `model.dtype`. Parameters and the
         optimizer's state are float32 anyway.
       mesh: the trainer's devices.
@@ -153,6 +157,8 @@ class TrainerSettings:
     batching: str
     microbatch_rows: int
     logits_bytes: int
+    offload_reference: bool
+    offload_optimizer: bool
     compute_dtype: str | None
     mesh: TrainerMesh
 
@@ -166,11 +172,6 @@ class TrainerSettings:
         ):
             value = getattr(self, name)
             require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
-        require(
-            self.group_size >= 2,
-            f"trainer.group_size must be at least 2, not {self.group_size}: a group's completions"
-            " are compared with each other.",
-        )
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
         if self.compute_dtype is not None:
             one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)
@@ -273,18 +274,33 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSettings:
-    """`config.launch`: patience, in seconds.
+    """`config.launch`: processes, patience in seconds, and where compiled programs are kept.
 
     Attributes:
+      colocate: whether trainer and explorers are threads of one process. Each has devices of its
+        own if there are enough; weights that would go by collective transfer are handed over.
+      share_devices: with `colocate`, whether they take turns on the same devices in any case.
       start_secs: until a role or a server is up.
       wait_secs: the longest that a role waits for another.
       call_secs: the longest that the master takes to answer.
       master_lost_secs: a role ends itself when the master was silent for so long.
       stop_secs: from asking a role to stop to killing it.
+      compilation_cache: a local directory; None for one in the user's cache directory, empty for
+        nowhere. JAX_COMPILATION_CACHE_DIR goes before it.
     """
 
+    colocate: bool
+    share_devices: bool
     start_secs: float
     wait_secs: float
     call_secs: float
     master_lost_secs: float
     stop_secs: float
+    compilation_cache: str | None
+
+    def __post_init__(self) -> None:
+        require(
+            "://" not in (self.compilation_cache or ""),
+            f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
+            " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
+        )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.actors.batching import Batching
+from rl_sync.actors.critic import CriticConfig
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms.algorithm import Algorithm
@@ -43,6 +44,9 @@ from rl_sync.tasks.task import Task
 
 TRANSFERS = ("collective", "checkpoint", "server")
 
+TOGETHER = "trainer+explorers"
+"""The name of the one process that they share under `launch.colocate`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
@@ -63,6 +67,7 @@ class RunSettings:
     model: ModelSettings
     warm_up: WarmUpSettings
     algorithm: Algorithm
+    critic: CriticConfig
     optimizer: OptimizerConfig
     trainer: TrainerSettings
     rollout: RolloutSettings
@@ -137,7 +142,8 @@ class RunSettings:
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
-        offered = schedule.pull == "latest" and self.transfer != "collective"
+        taken_freely = self.transfer != "collective" or self.launch.colocate
+        offered = schedule.pull == "latest" and taken_freely
         require(
             self.rollout.swap == "between" or offered,
             f"rollout.swap={self.rollout.swap} needs weights that an explorer takes when it likes,"
@@ -158,6 +164,26 @@ class RunSettings:
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
+        require(
+            self.launch.colocate or not self.launch.share_devices,
+            "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
+        )
+        require(
+            self.trainer.group_size >= 2 or not self.algorithm.compares_groups,
+            f"trainer.group_size must be at least 2, not {self.trainer.group_size}:"
+            f" algorithm.advantage={self.algorithm.advantage} compares a group's completions with"
+            " each other. For one completion a prompt use algorithm.name=ppo or reinforce_pp.",
+        )
+        require(
+            not self.algorithm.needs_values or self.critic.warm_up_steps < self.trainer.steps,
+            f"critic.warm_up_steps={self.critic.warm_up_steps} leaves the policy none of"
+            f" trainer.steps={self.trainer.steps} to learn in: use fewer.",
+        )
+        require(
+            self.transfer != "server" or not self.launch.colocate,
+            "sync.transfer=server is for roles in processes of their own: with launch.colocate=true"
+            " use sync.transfer=collective, which hands the weights over.",
+        )
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,
@@ -169,7 +195,9 @@ class RunSettings:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
         require(
-            self.transfer != "collective" or max(trainer.mesh.size, explorer.mesh.size) == 1,
+            self.transfer != "collective"
+            or self.launch.colocate
+            or max(trainer.mesh.size, explorer.mesh.size) == 1,
             f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
             f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
             " sync.transfer=server or checkpoint.",
@@ -251,6 +279,17 @@ class RunSettings:
     def roles(self) -> list[str]:
         """The roles that train, by name."""
         return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
+
+    @property
+    def meets(self) -> bool:
+        """Whether trainer and explorers stand in the same transfer at each sync."""
+        together = self.transfer == "collective" and not self.launch.colocate
+        return together and self.schedule.pull == "exact"
+
+    @property
+    def processes(self) -> list[str]:
+        """The processes that train, by name: one a role, or one for all."""
+        return [TOGETHER] if self.launch.colocate else self.roles
 
     def master_settings(self) -> MasterSettings:
         """What the master actor needs."""

@@ -16,9 +16,11 @@ BEHAVIOR = jnp.full((4, 3), -1.0)
 REF = jnp.full((4, 3), -1.5)
 
 
-def _give(ref_logprobs=None, **change):
+def _give(ref_logprobs=None, values=None, **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
-    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs)
+    batch = credit.Trajectories(
+        REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs, values=values
+    )
     return credit.give(algorithm, batch, group_size=2, max_tokens=3)
 
 
@@ -68,3 +70,52 @@ def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
     returns = np.array([0.9, 0.95, -0.15, -0.1, -0.05, 0.45, 0.35, 0.4, 0.45])
     expected = (returns - returns.mean()) / returns.std(ddof=1)
     np.testing.assert_allclose(np.asarray(given.advantages)[np.asarray(MASK)], expected, rtol=1e-5)
+
+
+def test_the_weight_of_the_divergence_may_be_given():
+    held = {"kl_coefficient": 9.0, "kl_estimator": "k1", "kl_place": "reward"}
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **held)
+    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, REF,
+                               kl_coefficient=jnp.array(0.1))  # fmt: skip
+    given, _ = credit.give(algorithm, batch, group_size=2, max_tokens=3)
+    np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
+
+
+def test_with_values_there_is_an_advantage_and_a_return_a_token():
+    """γ = 1 and λ = ½, V = ¼ everywhere: at the last token r − ¼, before it half of what follows
+    and δ = 0.
+    """
+    given, metrics = _give(values=jnp.full((4, 3), 0.25), advantage="gae", gae_lambda=0.5,
+                           whiten=False)  # fmt: skip
+    last = np.asarray(REWARDS) - 0.25
+    expected = np.array([
+        [last[0] / 2, last[0], 0],
+        [last[1] / 4, last[1] / 2, last[1]],
+        [last[2], 0, 0],
+        [last[3] / 4, last[3] / 2, last[3]],
+    ])  # fmt: skip
+    np.testing.assert_allclose(given.advantages, expected, atol=1e-6)
+    np.testing.assert_allclose(given.returns, np.where(MASK, expected + 0.25, 0), atol=1e-6)
+    assert metrics["value_mean"] == 0.25
+    np.testing.assert_allclose(metrics["explained_variance"], 0, atol=1e-6)
+
+
+def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not():
+    values = jnp.linspace(-1, 1, 12).reshape(4, 3)
+    plain, _ = _give(values=values, advantage="gae", whiten=False)
+    given, metrics = _give(values=values, advantage="gae")
+    mask = np.asarray(MASK)
+    raw = np.asarray(plain.advantages)[mask]
+    expected = (raw - raw.mean()) / raw.std(ddof=1)
+    np.testing.assert_allclose(np.asarray(given.advantages)[mask], expected, rtol=1e-5)
+    np.testing.assert_array_equal(given.returns, plain.returns)
+    assert abs(float(metrics["advantage_mean"])) < 1e-6
+
+
+def test_values_need_no_group_to_compare_with():
+    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, None,
+                                values=jnp.zeros((4, 3)))  # fmt: skip
+    alone, metrics = credit.give(ALGORITHMS["ppo"], batch, group_size=1, max_tokens=3)
+    together, _ = credit.give(ALGORITHMS["ppo"], batch, group_size=2, max_tokens=3)
+    np.testing.assert_array_equal(alone.advantages, together.advantages)
+    assert metrics["groups_without_spread"] == 1

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,25 @@ CACHE = {
 }
 
 
-def launch(*flags: str, workdir: Path, **popen: Any) -> subprocess.Popen[str]:
-    """Starts the launcher on the tiny config."""
+def launch(
+    *flags: str, workdir: Path, variables: Mapping[str, str] | None = None, **popen: Any
+) -> subprocess.Popen[str]:
+    """Starts the launcher on the tiny config.
+
+    Args:
+      variables: that the environment has besides; those of the cache if left out.
+    """
     command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
     cache = str(workdir.parents[1] / "compiled")  # One for the whole test session.
+    if variables is None:
+        variables = {**CACHE, "JAX_COMPILATION_CACHE_DIR": cache}
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **CACHE, "JAX_COMPILATION_CACHE_DIR": cache},
+        env={**os.environ, **variables},
         **popen,
     )
 

@@ -47,6 +47,10 @@ def settings_with(**fields: Any) -> RunSettings:
             ["explorer.count=2", "sync.mode=multi_explorer"],
         ),
         ({"sync__mode": "multi_explorer", "explorer__count": 1}, ["explorer.count=1", "2 or more"]),
+        (
+            {"launch__compilation_cache": "gs://bucket"},
+            ["launch.compilation_cache=gs://bucket", "local", "JAX_COMPILATION_CACHE_DIR"],
+        ),
         ({"replay__backend": "redis"}, ["replay.backend='redis'", "reverb, embedded"]),
         ({"replay__sampler": "lifo"}, ["replay.sampler=lifo", "Use replay.sampler=fifo"]),
         ({"optimizer__updates_per_batch": 7}, ["updates_per_batch=7", "divisor"]),
@@ -103,6 +107,11 @@ def settings_with(**fields: Any) -> RunSettings:
             ],
         ),
         ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
+        ({"critic__model": "heads"}, ["critic.model='heads' is not one of own, head"]),
+        (
+            {"algorithm__name": "ppo", "critic__warm_up_steps": 5, "trainer__steps": 5},
+            ["critic.warm_up_steps=5", "trainer.steps=5", "use fewer"],
+        ),
     ],
 )
 def test_a_config_that_cannot_run_is_refused_with_the_way_out(fields, parts):
@@ -291,3 +300,9 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
     assert on_mesh.batching(10).microbatch_rows == 4
     in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
     assert in_parts.batching(10).microbatch_rows == 16
+
+
+def test_one_completion_a_prompt_will_do_where_none_are_compared():
+    for name in ("ppo", "reinforce_pp"):
+        settings = settings_with(algorithm__name=name, trainer__group_size=1)
+        assert settings.trainer.group_size == 1
