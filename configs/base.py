@@ -188,6 +188,8 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict({"every_steps": 50, "keep": 3})
     config.launch = ConfigDict(
         {
+            "colocate": False,
+            "share_devices": False,
             "start_secs": 300.0,
             "wait_secs": 600.0,
             "call_secs": 60.0,

@@ -36,7 +36,7 @@ def describe(settings: RunSettings) -> str:
         *_warnings(settings),
         "",
         "The first steps" + (", as if rollouts and train steps took equally long:"),
-        draw(schedule, settings.explorers, settings.transfer),
+        draw(schedule, settings.explorers, settings.meets),
     ]
     return "\n".join(lines)
 
@@ -53,9 +53,13 @@ def _warnings(settings: RunSettings) -> list[str]:
 def _headline(settings: RunSettings) -> str:
     schedule = settings.schedule
     offset = f" offset {schedule.offset}," if schedule.pull == "exact" else ""
+    transfer = f"{settings.transfer} transfer"
+    if settings.launch.colocate:
+        handed = settings.transfer == "collective"
+        transfer = f"one process, {'weights handed over' if handed else transfer}"
     return (
-        f"  interval {schedule.interval},{offset} {schedule.pull} pulls, {settings.transfer}"
-        f" transfer, {_count(settings.explorers, 'explorer')},"
+        f"  interval {schedule.interval},{offset} {schedule.pull} pulls, {transfer},"
+        f" {_count(settings.explorers, 'explorer')},"
         f" {settings.trainer.groups_per_step} groups a step, {settings.replay.backend} buffer"
     )
 
@@ -86,7 +90,7 @@ def _who_waits(settings: RunSettings) -> list[str]:
             f"- Explorer step e waits for exactly one version: {versions}, …",
             "- Trainer step t waits for the whole batch of explorer step t.",
         ]
-        if settings.transfer == "collective":
+        if settings.meets:
             lines.append("- At each sync trainer and explorers meet: whoever is first waits.")
     else:
         lines += [
@@ -131,12 +135,12 @@ class _Lane:
         return len(self.text)
 
 
-def draw(schedule: SyncSchedule, explorers: int, transfer: str) -> str:
+def draw(schedule: SyncSchedule, explorers: int, meets: bool) -> str:
     """Draws the first steps, with a legend."""
     lanes = [_Lane(f"explorer{i + 1}" if explorers > 1 else "explorer") for i in range(explorers)]
     trainer = _Lane("trainer")
     if schedule.pull == "exact":
-        _draw_exact(schedule, lanes, trainer, meet=transfer == "collective")
+        _draw_exact(schedule, lanes, trainer, meet=meets)
     else:
         _draw_latest(schedule, lanes, trainer)
     width = max(len(lane.name) for lane in [*lanes, trainer])

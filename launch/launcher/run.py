@@ -103,7 +103,7 @@ class LocalRun:
         replay = settings.replay.address or self._start_replay(logs / "replay.log", free[1])
         coordinator = f"{_HOST}:{free[2]}"
         devices = role_environment(settings, os.environ.get(VISIBLE))
-        for role in ["master", "trainer", *settings.roles[:-1]]:
+        for role in ["master", *reversed(settings.processes)]:
             command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
             command += [f"--workdir={self._workdir}", f"--master={master}", f"--replay={replay}"]
             command += [f"--coordinator={coordinator}", "--lifeline"]
@@ -131,7 +131,7 @@ class LocalRun:
     def _watch(self) -> None:
         """Until all roles have ended well, one has died, or the user wants the run stopped."""
         ready, shown = False, 0.0
-        roles = self._settings.roles
+        roles = self._settings.processes
         started = time.monotonic()
         with LiveDisplay() as display:
             while self._supervisor.living(roles):
@@ -177,10 +177,10 @@ class LocalRun:
             return
         deadline = time.monotonic() + self._settings.launch.stop_secs
         asked = self._interrupts
-        while self._supervisor.living(self._settings.roles) and time.monotonic() < deadline:
+        while self._supervisor.living(self._settings.processes) and time.monotonic() < deadline:
             if self._interrupts > asked:
                 return
-            self._supervisor.wait(self._settings.roles, _LOOK_SECS)
+            self._supervisor.wait(self._settings.processes, _LOOK_SECS)
 
     def _fail(self, deaths: Sequence[Death]) -> None:
         """A role is gone: lets the others save what can be saved, then says what happened."""

@@ -19,6 +19,8 @@ def role_environment(settings: RunSettings, visible: str | None) -> dict[str, di
     Raises:
       ConfigError: there are several GPUs, but too few.
     """
+    if settings.launch.colocate:
+        return {}  # One process has them all, and shares them out itself.
     ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
     roles = {role: settings.mesh_of(role).devices for role in ["trainer", *settings.roles[:-1]]}
     needed = sum(roles.values())

@@ -24,7 +24,12 @@ from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.publishing import CheckpointPublishing, CollectivePublishing, Publishing
+from rl_sync.runtime.publishing import (
+    CheckpointPublishing,
+    CollectivePublishing,
+    LocalPublishing,
+    Publishing,
+)
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
 from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.session import Session
@@ -37,6 +42,7 @@ from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
+from rl_sync.weights.local import LocalPublisher, LocalPuller
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"
@@ -55,6 +61,18 @@ class Addresses(NamedTuple):
     master: str
     replay: str
     coordinator: str
+
+
+class Place(NamedTuple):
+    """Where a role is that shares its process with the others.
+
+    Attributes:
+      layout: its devices, and how arrays lie on them.
+      weights: where versions are handed over; None where they go through files.
+    """
+
+    layout: Layout
+    weights: LocalPublisher | None
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
@@ -79,9 +97,9 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
     server.close()
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
-    """Runs the trainer."""
-    layout = _join(settings, addresses, 0)
+def run_trainer(settings: RunSettings, addresses: Addresses, place: Place | None = None) -> None:
+    """Runs the trainer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, 0)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, "trainer", addresses.master) as session:
         _await_master(session)
@@ -96,6 +114,8 @@ def run_trainer(settings: RunSettings, addresses: Addresses) -> None:
         def publishing(schedule: SyncSchedule) -> Publishing:
             if settings.transfer == "checkpoint":
                 return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
+            if place is not None and place.weights is not None:
+                return LocalPublishing(session, schedule, place.weights)
             return CollectivePublishing(session, schedule, parameters.travelling_like())
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
@@ -135,9 +155,11 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> None:
-    """Runs one explorer."""
-    layout = _join(settings, addresses, number)
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, place: Place | None = None
+) -> None:
+    """Runs one explorer, in a process of its own or in its place of a shared one."""
+    layout = place.layout if place else _join(settings, addresses, number)
     workdir, task = Path(settings.workdir), settings.load_task()
     with Session(settings, f"explorer{number}", addresses.master) as session:
         _await_master(session)
@@ -157,7 +179,9 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int) -> No
         parameters = parameters_of(settings, task, layout)
         like = parameters.travelling_like()
         puller: Puller
-        if collective:
+        if place is not None and place.weights is not None:
+            puller = LocalPuller(place.weights, like, number, check_digest=settings.sync.verify)
+        elif collective:
             puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
         else:
             puller = CheckpointPuller(

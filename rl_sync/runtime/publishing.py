@@ -12,6 +12,7 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPublisher
 from rl_sync.weights.collective import CollectivePublisher
+from rl_sync.weights.local import LocalPublisher
 
 
 class Publishing(Protocol):
@@ -59,12 +60,8 @@ class CheckpointPublishing:
         )
 
     def awaits(self, version: int) -> bool:
-        """Where the next batch is made with the version there is nothing to go on with meanwhile.
-
-        The step's report, and the end of its span, then come before the first rollout that uses it.
-        """
-        schedule = self._schedule
-        return schedule.pull == "exact" and schedule.first_user(version) == version + 1
+        """Where the next batch is made with the version, there is nothing to do meanwhile."""
+        return _is_used_next(self._schedule, version)
 
     def publish(self, version: int, params: Params) -> None:
         """See `Publishing`."""
@@ -85,6 +82,46 @@ class CheckpointPublishing:
     def close(self) -> None:
         """See `Publishing`."""
         self._publisher.close()
+
+
+class LocalPublishing:
+    """Versions are handed over inside the process that trainer and explorers share.
+
+    Args:
+      session: the trainer's.
+      schedule: decides who waits.
+      publisher: which the explorers' ends know.
+    """
+
+    def __init__(self, session: Session, schedule: SyncSchedule, publisher: LocalPublisher):
+        self._session, self._schedule = session, schedule
+        self._publisher = publisher
+
+    def awaits(self, version: int) -> bool:
+        """As over checkpoints: where the next batch is made with the version."""
+        return _is_used_next(self._schedule, version)
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`; waits for nobody."""
+        self._session.check()
+        with self._session.spans.span(SpanKind.SYNC_COLLECTIVE, version=version):
+            self._publisher.publish(version, params)
+        self._session.call("published", version=version)
+
+    def serve(self) -> None:
+        """See `Publishing`; explorers serve themselves."""
+
+    def close(self) -> None:
+        """See `Publishing`."""
+        self._publisher.close()
+
+
+def _is_used_next(schedule: SyncSchedule, version: int) -> bool:
+    """Whether there is nothing to go on with until explorers have the version.
+
+    The step's report, and the end of its span, then come before the first rollout that uses it.
+    """
+    return schedule.pull == "exact" and schedule.first_user(version) == version + 1
 
 
 class CollectivePublishing:

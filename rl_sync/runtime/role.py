@@ -33,8 +33,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import compilation_cache, programs
-    from rl_sync.runtime.settings import RunSettings
+    from rl_sync.runtime import colocation, compilation_cache, programs
+    from rl_sync.runtime.settings import TOGETHER, RunSettings
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
@@ -45,6 +45,8 @@ def main() -> int:
             programs.run_master(settings, places)
         elif arguments.role == "trainer":
             programs.run_trainer(settings, places)
+        elif arguments.role == TOGETHER:
+            colocation.run_colocated(settings, places)
         else:
             number = int(arguments.role.removeprefix("explorer"))
             programs.run_explorer(settings, places, number)
@@ -69,7 +71,11 @@ def leave(status: int) -> NoReturn:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--role", required=True, help="master, trainer, explorer1, explorer2, …")
+    parser.add_argument(
+        "--role",
+        required=True,
+        help="master, trainer, explorer1, explorer2, …, or trainer+explorers",
+    )
     parser.add_argument("--workdir", required=True, help="the run's; holds its config.json")
     parser.add_argument("--master", required=True, help="host:port of the master")
     parser.add_argument("--replay", required=True, help="host:port of the replay server")

@@ -273,9 +273,12 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSettings:
-    """`config.launch`: patience, in seconds, and where compiled programs are kept.
+    """`config.launch`: processes, patience in seconds, and where compiled programs are kept.
 
     Attributes:
+      colocate: whether trainer and explorers are threads of one process. Each has devices of its
+        own if there are enough; weights that would go by collective transfer are handed over.
+      share_devices: with `colocate`, whether they take turns on the same devices in any case.
       start_secs: until a role or a server is up.
       wait_secs: the longest that a role waits for another.
       call_secs: the longest that the master takes to answer.
@@ -285,6 +288,8 @@ class LaunchSettings:
         nowhere. JAX_COMPILATION_CACHE_DIR goes before it.
     """
 
+    colocate: bool
+    share_devices: bool
     start_secs: float
     wait_secs: float
     call_secs: float

@@ -43,6 +43,9 @@ from rl_sync.tasks.task import Task
 
 TRANSFERS = ("collective", "checkpoint")
 
+TOGETHER = "trainer+explorers"
+"""The name of the one process that they share under `launch.colocate`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
@@ -137,7 +140,8 @@ class RunSettings:
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
-        offered = schedule.pull == "latest" and self.transfer == "checkpoint"
+        taken_freely = self.transfer == "checkpoint" or self.launch.colocate
+        offered = schedule.pull == "latest" and taken_freely
         require(
             self.rollout.swap == "between" or offered,
             f"rollout.swap={self.rollout.swap} needs weights that an explorer takes when it likes,"
@@ -158,6 +162,10 @@ class RunSettings:
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
+        require(
+            self.launch.colocate or not self.launch.share_devices,
+            "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
+        )
         lease = self.explorer.groups_per_lease
         require(
             lease is None or lease >= 1,
@@ -169,7 +177,9 @@ class RunSettings:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
         require(
-            self.transfer == "checkpoint" or max(trainer.mesh.size, explorer.mesh.size) == 1,
+            self.transfer == "checkpoint"
+            or self.launch.colocate
+            or max(trainer.mesh.size, explorer.mesh.size) == 1,
             f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
             f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
             " sync.transfer=checkpoint.",
@@ -251,6 +261,17 @@ class RunSettings:
     def roles(self) -> list[str]:
         """The roles that train, by name."""
         return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
+
+    @property
+    def meets(self) -> bool:
+        """Whether trainer and explorers stand in the same transfer at each sync."""
+        together = self.transfer == "collective" and not self.launch.colocate
+        return together and self.schedule.pull == "exact"
+
+    @property
+    def processes(self) -> list[str]:
+        """The processes that train, by name: one a role, or one for all."""
+        return [TOGETHER] if self.launch.colocate else self.roles
 
     def master_settings(self) -> MasterSettings:
         """What the master actor needs."""

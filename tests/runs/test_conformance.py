@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models import lora
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SpanKind
 from rl_sync.observe.summary import overlap_secs, union_secs
 from rl_sync.runtime.programs import WEIGHTS_DIR, parameters_of, trainer_of
@@ -19,6 +20,7 @@ def flags(mode: str, **fields: object) -> tuple[str, ...]:
     sections = {"interval": "sync", "offset": "sync", "transfer": "sync", "count": "explorer"}
     sections |= {"steps": "trainer"}
     sections |= dict.fromkeys(("budget_tokens", "slots", "chunk_tokens"), "rollout")
+    sections |= dict.fromkeys(("colocate", "share_devices"), "launch")
     return (
         f"--config.sync.mode={mode}",
         *(f"--config.{sections[name]}.{name}={value}" for name, value in fields.items()),
@@ -47,6 +49,13 @@ RUNS = {
     # Long enough for an explorer that starts seconds after the others.
     "two explorers": flags("multi_explorer", count=2, steps=50),
     "three explorers": flags("multi_explorer", count=3, steps=50),
+    "synchronous, in one process": flags("synchronous", colocate=True),
+    "one step off-policy, on shared devices": flags(
+        "one_step_off_policy", colocate=True, share_devices=True
+    ),
+    "two explorers, in one process": flags(
+        "multi_explorer", count=2, transfer="collective", colocate=True, steps=30
+    ),
     "two explorers, collective": flags("multi_explorer", count=2, transfer="collective", steps=300),
 }
 EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
@@ -66,6 +75,14 @@ def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(runs, name
         assert len(step["groups"]) == settings.trainer.groups_per_step
         for version in run.versions(step):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+@every_run
+def test_every_step_changes_the_weights(runs, name):
+    run = runs.get(*RUNS[name])
+    steps = read_metrics(run.workdir, "rl")
+    assert [step["step"] for step in steps] == list(range(1, run.settings.trainer.steps + 1))
+    assert all(step["gradient_norm"] > 0 for step in steps)
 
 
 @exact_runs
@@ -118,7 +135,9 @@ def test_weights_travel_in_the_way_that_was_asked_for(runs, name):
     assert not run.spans(other)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "synchronous by checkpoint"])
+@pytest.mark.parametrize(
+    "name", ["synchronous", "synchronous by checkpoint", "synchronous, in one process"]
+)
 def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
     run = runs.get(*RUNS[name])
     assert overlap_secs(run.spans(SpanKind.ROLLOUT), run.spans(SpanKind.TRAIN)) == 0.0
@@ -174,9 +193,11 @@ def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(r
     [
         ("one step off-policy", "one step off-policy by checkpoint"),
         ("synchronous", "synchronous by checkpoint"),
+        ("synchronous", "synchronous, in one process"),
+        ("one step off-policy", "one step off-policy, on shared devices"),
     ],
 )
-def test_both_transfers_give_the_same_bits(runs, one, other):
+def test_every_transfer_gives_the_same_bits(runs, one, other):
     assert_same_bits(runs.get(*RUNS[one]), runs.get(*RUNS[other]))
 
 

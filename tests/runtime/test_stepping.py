@@ -1,6 +1,7 @@
 """Steps are dispatched ahead, and reported in order, when they are really done."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,6 +67,13 @@ def _groups(step):
             for i in range(2)]  # fmt: skip
 
 
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @pytest.fixture
 def run(tmp_path):
     run = Run(tmp_path)
@@ -79,8 +87,7 @@ def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when
     assert run.events == []
     second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
     second.start()
-    while len(run.computations) < 2:
-        assert second.is_alive()
+    wait_for(lambda: len(run.computations) == 2)
     assert run.events == []
     run.computations[0].done.set()
     second.join(10)
@@ -94,12 +101,10 @@ def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_befo
     run.stepping.take(0, 1, _groups(1))
     second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
     second.start()
-    while run.spans.current is None:
-        assert second.is_alive()
+    wait_for(lambda: run.spans.current is not None)
     assert run.spans.current.kind is SpanKind.TRAIN
     run.computations[0].done.set()
-    while len(run.computations) < 2:
-        assert second.is_alive()
+    wait_for(lambda: len(run.computations) == 2)
     run.computations[1].done.set()
     second.join(10)
     run.stepping.settle()

@@ -1,0 +1,124 @@
+"""The trainer and the explorers of a run as threads of one process, on its local devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+
+from rl_sync.models.sharding import Layout
+from rl_sync.runtime import programs
+from rl_sync.runtime.programs import Addresses
+from rl_sync.runtime.records import ConfigError
+from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.settings import RunSettings
+from rl_sync.weights.local import LocalPublisher
+
+_log = logging.getLogger(__name__)
+
+
+def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
+    """Runs the trainer and all explorers, each in a thread of its own.
+
+    When one fails the run is stopped, so that the others save what they have.
+
+    Raises:
+      ConfigError: there are too few devices.
+      Exception: what the first role to fail failed with.
+    """
+    # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
+    needed = [settings.mesh_of(role).devices for role in settings.roles]
+    wanted = max(needed) if settings.launch.share_devices else sum(needed)
+    jax.config.update("jax_num_cpu_devices", wanted)
+    layouts = {
+        role: Layout(settings.mesh_of(role).mesh(devices), settings.sharding.rules)
+        for role, devices in allot(settings, jax.local_devices()).items()
+    }
+    schedule = settings.schedule
+    weights = None
+    if settings.transfer == "collective":
+        weights = LocalPublisher(settings.explorers, keep=schedule.versions_kept)
+    work: dict[str, Callable[[], None]] = {}
+    for number, role in enumerate(settings.roles[:-1], start=1):
+        place = programs.Place(layouts[role], weights)
+        work[role] = functools.partial(
+            programs.run_explorer, settings, addresses, number, place=place
+        )
+    place = programs.Place(layouts["trainer"], weights)
+    work["trainer"] = functools.partial(programs.run_trainer, settings, addresses, place=place)
+    Crew(settings, addresses.master).run(work)
+
+
+def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, list[jax.Device]]:
+    """Which devices each role gets: its own where there are enough, else the first, shared.
+
+    Raises:
+      ConfigError: a role's mesh needs more than there are.
+    """
+    needed = {role: settings.mesh_of(role).devices for role in ["trainer", *settings.roles[:-1]]}
+    role, most = max(needed.items(), key=lambda item: item[1])
+    if most > len(devices):
+        name = "trainer" if role == "trainer" else "explorer"
+        raise ConfigError(
+            f"{name}.mesh needs {most} devices, but this process has {len(devices)}: lower the"
+            " mesh, or give it more devices."
+        )
+    if settings.launch.share_devices or sum(needed.values()) > len(devices):
+        return {role: list(devices[:count]) for role, count in needed.items()}
+    given, start = {}, 0
+    for role, count in needed.items():
+        given[role] = list(devices[start : start + count])
+        start += count
+    return given
+
+
+@dataclasses.dataclass
+class Crew:
+    """Threads that end together."""
+
+    settings: RunSettings
+    master: str
+    _failures: list[Exception] = dataclasses.field(default_factory=list)
+
+    def run(self, work: dict[str, Callable[[], None]]) -> None:
+        """Runs all to their end; raises what the first failure was."""
+        threads = [
+            threading.Thread(target=self._do, args=item, name=item[0], daemon=True)
+            for item in work.items()
+        ]
+        for thread in threads:
+            thread.start()
+        while not self._failures and any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(timeout=0.1)
+        deadline = time.monotonic() + self.settings.launch.stop_secs
+        for thread in threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        late = [thread.name for thread in threads if thread.is_alive()]
+        if late:
+            _log.error(
+                "%s did not end within launch.stop_secs=%g of the failure.",
+                ", ".join(late),
+                self.settings.launch.stop_secs,
+            )
+        if self._failures:
+            raise self._failures[0]
+
+    def _do(self, role: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            _log.exception("%s failed", role)
+            self._failures.append(error)
+            master = RpcClient(self.master, "master")
+            try:
+                master.call("stop", self.settings.launch.call_secs, reason=f"{role} failed")
+            except PeerLostError as lost:
+                _log.error("The run cannot be stopped in order: %s", lost)
+            finally:
+                master.close()

@@ -1,0 +1,172 @@
+"""Weights inside one process: from the trainer's devices to each explorer's, by reference or copy.
+
+Trainer and explorers are threads. The trainer hands a copy of its parameters over, made on its own
+devices; explorers place it on theirs. Neither enters the other's step, so nobody waits for a
+meeting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+from rl_sync.types import Params
+from rl_sync.weights.digest import digest, digest_words, to_text
+from rl_sync.weights.interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+    wanted_text,
+)
+
+
+class _Offer(NamedTuple):
+    version: int
+    params: Params
+    digest: UInt32[Array, " 2"]
+
+
+class LocalPublisher:
+    """The trainer's end, which the explorers' ends take from.
+
+    Args:
+      explorers: how many pullers there are.
+      keep: how many of the newest versions stay at hand for those that have not taken them.
+    """
+
+    def __init__(self, explorers: int, *, keep: int) -> None:
+        if explorers < 1 or keep < 1:
+            raise ValueError(
+                f"A local publisher needs explorers and keep of at least 1; not"
+                f" explorers={explorers}, keep={keep}."
+            )
+        self._keep = keep
+        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
+        self._changed = threading.Condition()
+        self._offers: list[_Offer] = []
+        self._taken = [-1] * explorers
+        self._closed = False
+
+    def publish(self, version: int, params: Params) -> None:
+        """Offers a copy of `params`; see `interface.Publisher`. Waits for nothing.
+
+        Raises:
+          ValueError: the version is not above those before it.
+        """
+        copied = self._copy(params)  # The caller may donate its own to the next step.
+        offer = _Offer(version, copied, digest_words(copied))
+        with self._changed:
+            assert not self._closed, "publish() after close()"
+            if version <= self.newest():
+                raise ValueError(
+                    f"Version {version} cannot follow version {self.newest()}: versions go up."
+                )
+            self._offers = [*self._offers, offer][-self._keep :]
+            self._changed.notify_all()
+
+    def newest(self) -> int:
+        """The newest version offered; -1 if there is none."""
+        return self._offers[-1].version if self._offers else -1
+
+    def close(self) -> None:
+        """Takes the offers back; those who wait are told."""
+        with self._changed:
+            self._offers, self._closed = [], True
+            self._changed.notify_all()
+
+    def take(
+        self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> _Offer:
+        """What an explorer's end calls: waits for a version, and gives up those that all have had.
+
+        Raises:
+          WeightsTimeoutError: no such version was published in time.
+          WeightsTransferError: the version is gone, or the trainer is.
+        """
+        since = time.monotonic()
+        with self._changed:
+            while (offer := self._find(exactly, at_least)) is None:
+                self._raise_if_vain(explorer, exactly)
+                left = since + timeout_secs - time.monotonic()
+                if left <= 0:
+                    raise WeightsTimeoutError(
+                        f"Explorer {explorer} waited {timeout_secs:.1f} s for"
+                        f" {wanted_text(exactly, at_least)} of the weights; the newest is"
+                        f" {self.newest()}. Either the trainer is slower than the deadline, or it"
+                        " has stopped."
+                    )
+                self._changed.wait(left)
+            self._taken[explorer - 1] = offer.version
+            # The newest stays: who asks for any version is given that one again.
+            last = self._offers[-1]
+            had = min(self._taken)
+            self._offers = [o for o in self._offers if o.version > had or o is last]
+            return offer
+
+    def _find(self, exactly: int | None, at_least: int | None) -> _Offer | None:
+        if exactly is not None:
+            return next((offer for offer in self._offers if offer.version == exactly), None)
+        if self.newest() < (at_least or 0):
+            return None
+        return self._offers[-1]
+
+    def _raise_if_vain(self, explorer: int, exactly: int | None) -> None:
+        if self._closed:
+            raise WeightsTransferError(
+                f"The trainer has ended, so explorer {explorer} gets no more weights from it."
+            )
+        if exactly is not None and exactly < self.newest():
+            there = ", ".join(str(offer.version) for offer in self._offers)
+            raise WeightsTransferError(
+                f"Explorer {explorer} asks for version {exactly}, which is gone: versions {there}"
+                " are at hand, and older ones do not come back."
+            )
+
+
+class LocalPuller:
+    """An explorer's end.
+
+    Args:
+      publisher: the trainer's end, in the same process.
+      like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings that they get.
+      explorer: which one, from 1.
+      check_digest: whether to compare what was placed with what was published.
+    """
+
+    def __init__(
+        self, publisher: LocalPublisher, like: Params, explorer: int, *, check_digest: bool = True
+    ) -> None:
+        self._publisher, self._explorer = publisher, explorer
+        self._shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+        self._check_digest = check_digest
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """See `interface.Puller`. On the trainer's own devices nothing is copied.
+
+        Raises:
+          WeightsTimeoutError: no such version was published in time.
+          WeightsMismatchError: what arrived is not what was published.
+          WeightsTransferError: the version is gone, or the trainer is.
+        """
+        wanted_text(exactly, at_least)
+        offer = self._publisher.take(self._explorer, exactly, at_least, timeout_secs)
+        params = jax.device_put(offer.params, self._shardings)
+        if self._check_digest:
+            published, received = to_text(offer.digest), digest(params)
+            if published != received:
+                raise WeightsMismatchError(offer.version, published, received)
+        return offer.version, params
+
+    def newest(self) -> int:
+        """The newest version that could be pulled now; -1 if there is none."""
+        return self._publisher.newest()
+
+    def close(self) -> None:
+        """Nothing is held between pulls."""
