@@ -82,6 +82,9 @@ def get_config() -> ConfigDict:
     config.algorithm.correction = placeholder(str)
     config.algorithm.aggregation = placeholder(str)
     config.algorithm.discount = placeholder(float)
+    config.algorithm.gae_lambda = placeholder(float)
+    config.algorithm.n_steps = placeholder(int)
+    config.algorithm.whiten = placeholder(bool)
     config.algorithm.clip_low = placeholder(float)
     config.algorithm.clip_high = placeholder(float)
     config.algorithm.dual_clip = placeholder(float)
@@ -99,6 +102,8 @@ def get_config() -> ConfigDict:
     config.algorithm.second_moment = placeholder(float)
     config.algorithm.negative_drift = placeholder(float)
     config.algorithm.kl_coefficient = placeholder(float)
+    config.algorithm.kl_target = placeholder(float)
+    config.algorithm.kl_horizon_steps = placeholder(float)
     config.algorithm.kl_estimator = placeholder(str)
     config.algorithm.kl_place = placeholder(str)
     config.algorithm.refresh_reference_steps = placeholder(int)
@@ -116,6 +121,10 @@ def get_config() -> ConfigDict:
     config.algorithm.extremes = placeholder(int)
     config.algorithm.logprob_gap_alarm = placeholder(float)
     config.algorithm.allow_unsafe = placeholder(bool)
+    config.critic = ConfigDict(
+        {"model": "own", "coefficient": 0.5, "clip": 0.2, "warm_up_steps": 0}
+    )
+    config.critic.learning_rate = placeholder(float)
     config.optimizer = ConfigDict(
         {
             "name": "adamw",
@@ -141,6 +150,9 @@ def get_config() -> ConfigDict:
             "batching": "padded",
             "microbatch_rows": 0,
             "logits_bytes": 64 << 20,
+            "processes": 1,
+            "offload_reference": False,
+            "offload_optimizer": False,
         }
     )
     config.trainer.compute_dtype = placeholder(str)
@@ -169,7 +181,7 @@ def get_config() -> ConfigDict:
     config.sync.max_staleness = placeholder(int)
     config.sync.pull = placeholder(str)
     config.sync.transfer = placeholder(str)
-    config.explorer = ConfigDict()
+    config.explorer = ConfigDict({"processes": 1})
     config.explorer.count = placeholder(int)
     config.explorer.groups_per_lease = placeholder(int)
     config.explorer.dtype = placeholder(str)
@@ -203,4 +215,5 @@ def get_config() -> ConfigDict:
             "stop_secs": 60.0,
         }
     )
+    config.launch.compilation_cache = placeholder(str)
     return config

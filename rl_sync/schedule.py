@@ -113,6 +113,11 @@ class SyncSchedule:
         return self.staleness_bound + 1
 
     @property
+    def versions_in_use(self) -> int:
+        """How many published versions an explorer may still ask for, the newest among them."""
+        return 1 if self.pull == "latest" else 1 + -(-self.offset // self.interval)
+
+    @property
     def versions_kept(self) -> int:
         """How many published versions must stay readable at the same time."""
         return max(3, -(-self.batches_ahead // self.interval) + 2)

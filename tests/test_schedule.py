@@ -186,3 +186,21 @@ def test_contradictions_are_refused_with_the_way_out(mode, settings, message):
 def test_every_mode_resolves_by_its_name_alone():
     for mode in MODES:
         assert resolve(mode).start == 0
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_no_explorer_asks_for_a_version_older_than_those_in_use(interval, offset):
+    schedule = exact(interval, offset)
+    asked_most = 0
+    for trained in range(4 * (interval + offset)):
+        published = [v for v in range(trained + 1) if schedule.publishes_after(v)]
+        # Batch `trained` is whole, so that nobody generates for an earlier step than the next.
+        asked = schedule.exact_version(trained + 1)
+        assert asked in published[-schedule.versions_in_use :]
+        asked_most = max(asked_most, len(published) - published.index(asked))
+    assert asked_most == schedule.versions_in_use
+
+
+def test_latest_pulls_use_one_version():
+    assert resolve("asynchronous").versions_in_use == 1

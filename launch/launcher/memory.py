@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rl_sync.actors.critic import Critic
 from rl_sync.actors.opt_state import opt_state_like
 from rl_sync.models import lora, memory
 from rl_sync.models.placement import like_cast, param_like, undivided
@@ -27,8 +28,13 @@ def _trainer(settings: RunSettings, task: Task) -> str:
     optimizer = settings.optimizer.reinforcement(settings.trainer.steps * updates)
     update_rows = settings.trainer.groups_per_step * settings.trainer.group_size // updates
     rows = (settings.trainer.microbatch_rows or update_rows) // layout.batch_shards
+    valued = settings.algorithm.needs_values
     by_policy = memory.activation_bytes_by_policy(
-        model, rows, task.row_tokens, settings.trainer.logits_bytes
+        model,
+        rows,
+        task.row_tokens,
+        settings.trainer.logits_bytes,
+        own_critic=valued and settings.critic.model == "own",
     )
     others = (
         f"{policy} {format_bytes(size)}"
@@ -40,8 +46,20 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         "optimizer": memory.device_bytes(opt_state_like(optimizer, trained, layout)),
         "gradients": memory.device_bytes(trained),
     }
+    offloaded = {}
     if settings.algorithm.needs_reference:
         parts["reference"] = memory.device_bytes(trained)
+    if valued:
+        all_updates = settings.trainer.steps * updates
+        critic = Critic(settings.critic, model, settings.optimizer, all_updates, layout)
+        state = critic.like(trained)
+        parts["critic"] = memory.device_bytes([state.params, state.params])  # And its gradients.
+        parts["critic optimizer"] = memory.device_bytes(state.opt_state)
+    if settings.trainer.offload_reference and "reference" in parts:
+        offloaded["reference"] = parts.pop("reference")
+    if settings.trainer.offload_optimizer:
+        names = [name for name in parts if name.endswith("optimizer")]
+        offloaded |= {name: parts.pop(name) for name in names}
     activations = by_policy[model.remat]
     most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Some are cut, some are not.
     return (
@@ -49,6 +67,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         f" {most}{format_bytes(activations)} for {rows} rows of {task.row_tokens} tokens:"
         f" {format_bytes(sum(parts.values()) + activations)}\n"
         f"             (activations with model.remat={model.remat}; {', '.join(others)})"
+        + (f"\n             in the host's memory: {_list(offloaded)}" if offloaded else "")
     )
 
 

@@ -85,9 +85,13 @@ def _algorithm(settings: RunSettings) -> str:
     one = settings.algorithm
     correction = f" weighed by {' and '.join(one.corrections)}," if one.corrections else ""
     kl = f", KL {one.kl_coefficient:g} in the {one.kl_place}" if one.kl_coefficient else ""
+    critic = ""
+    if one.needs_values:
+        own = settings.critic.model == "own"
+        critic = f", critic {'with a model of its own' if own else 'on the policy'}"
     return (
         f"  algorithm {one.name}: {one.advantage} advantages, {one.loss} to the {one.proximal}"
-        f" policy,{correction} {one.aggregation}{kl}"
+        f" policy,{correction} {one.aggregation}{kl}{critic}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ from launcher.plan import describe
 from rl_sync.observe import summary as span_summary
 from rl_sync.observe.metrics import METRICS_FILE, TENSORBOARD_DIR
 from rl_sync.observe.spans import SPANS_DIR, read_spans
+from rl_sync.runtime import compilation_cache
 from rl_sync.runtime.settings import RunSettings
 
 
 def opening(settings: RunSettings, resumed: int | None) -> str:
-    """The plan, and where the run's files go."""
+    """The plan, and where the run's files and its compiled programs go."""
     goes_on = f"Goes on from trainer step {resumed}. " if resumed is not None else ""
-    return f"{describe(settings)}\n\n{goes_on}Work directory: {settings.workdir}\n"
+    cache = compilation_cache.directory(settings.launch.compilation_cache, os.environ)
+    return (
+        f"{describe(settings)}\n\n{goes_on}Work directory: {settings.workdir}\n"
+        f"Compiled programs: {cache or 'are not kept'}\n"
+    )
 
 
 def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
@@ -63,6 +69,8 @@ def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:
             else f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )
+    if "transfer" in result:
+        lines.append(result["transfer"])
     if "logprob_gap" in result:
         values = result["logprob_gap"]
         lines.append(

@@ -9,12 +9,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import advantages, returns, shaping
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.kl import KL_ESTIMATORS
-from rl_sync.algorithms.sequences import OfSequence, Sequences, to_tokens, trajectory_totals
+from rl_sync.algorithms.masking import whiten
+from rl_sync.algorithms.returns import Estimate
+from rl_sync.algorithms.sequences import (
+    OfSequence,
+    Sequences,
+    is_last,
+    to_tokens,
+    trajectory_totals,
+)
+from rl_sync.algorithms.values import explained_variance
 
 Metrics = dict[str, Float[Array, ""]]
 
@@ -41,6 +50,8 @@ class Trajectories(NamedTuple):
       is_truncated: whether a completion was cut at the most tokens.
       behavior_logprobs, ref_logprobs: for a divergence in the reward; no reference without one.
       baselines: rewards of greedy completions, for an advantage that takes them.
+      values: before each token, where the algorithm asks for them.
+      kl_coefficient: weight of the divergence; None for the algorithm's.
     """
 
     rewards: Float[Array, " trajectories"]
@@ -50,18 +61,56 @@ class Trajectories(NamedTuple):
     behavior_logprobs: Float[Array, "B T"]
     ref_logprobs: Float[Array, "B T"] | None
     baselines: Float[Array, " trajectories"] | None = None
+    values: Float[Array, "B T"] | None = None
+    kl_coefficient: Float[Array, ""] | None = None
 
 
 class Credit(NamedTuple):
-    """What the loss of each token is multiplied with; both one a token, or one a row.
+    """What the loss of each token is multiplied with; one a token, or one a row.
 
     Attributes:
       advantages: how much better it did.
       weights: 0 for what is left out of the loss, 1 elsewhere.
+      returns: what values are to become; None without them.
     """
 
     advantages: OfSequence
     weights: OfSequence
+    returns: Float[Array, "B T"] | None = None
+
+
+def _from_values(
+    algorithm: Algorithm, rewards: Float[Array, "B T"], batch: Trajectories
+) -> Estimate:
+    assert batch.values is not None
+    values, mask, sequences = batch.values, batch.mask, batch.sequences
+    if algorithm.advantage == "gae":
+        decay = algorithm.gae_lambda
+        estimate = returns.gae(rewards, values, mask, algorithm.discount, decay, sequences)
+    else:
+        steps = algorithm.n_steps
+        estimate = returns.n_step(rewards, values, mask, algorithm.discount, steps, sequences)
+    if not algorithm.whiten:
+        return estimate
+    whitened = jnp.where(batch.mask, whiten(estimate.advantages, batch.mask), 0.0)
+    return estimate._replace(advantages=whitened)
+
+
+def _from_baselines(algorithm: Algorithm, rewards: Array, batch: Trajectories) -> Estimate:
+    """ReMax's advantages; see `returns.remax`."""
+    assert batch.baselines is not None
+    return returns.remax(rewards, batch.baselines, batch.mask, batch.sequences)
+
+
+TOKEN_ADVANTAGES: dict[str, Callable[[Algorithm, Array, Trajectories], Estimate]] = {
+    "reinforce_pp": lambda a, rewards, batch: returns.reinforce_pp(
+        rewards, batch.mask, a.discount, batch.sequences
+    ),
+    "remax": _from_baselines,
+    "gae": _from_values,
+    "n_step": _from_values,
+}
+"""From rewards that stand at tokens to one advantage a token."""
 
 
 def give(
@@ -79,20 +128,39 @@ def give(
     if algorithm.overlong_tokens:
         rewards += shaping.soft_overlong_penalty(lengths, max_tokens, algorithm.overlong_tokens)
     kept = _kept(algorithm, rewards, batch.is_truncated, group_size)
+    weights = to_tokens(kept.astype(jnp.float32), sequences)
     penalty = _penalty(algorithm, batch)
-    if algorithm.advantage == "reinforce_pp":
+    if algorithm.advantage in TOKEN_ADVANTAGES:
         of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
-        whitened = returns.reinforce_pp(of_tokens, mask, algorithm.discount, sequences)
-        given: OfSequence = whitened.advantages
-    elif algorithm.advantage == "remax":
-        assert batch.baselines is not None
-        of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
-        given = returns.remax(of_tokens, batch.baselines, mask, sequences).advantages
+        estimate = TOKEN_ADVANTAGES[algorithm.advantage](algorithm, of_tokens, batch)
+        is_valued = algorithm.needs_values
+        credit = Credit(estimate.advantages, weights, estimate.returns if is_valued else None)
     else:
         rewards -= trajectory_totals(penalty, mask, sequences, count)
-        given = to_tokens(ADVANTAGES[algorithm.advantage](rewards, lengths, group_size), sequences)
-    credit = Credit(given, to_tokens(kept.astype(jnp.float32), sequences))
+        given = ADVANTAGES[algorithm.advantage](rewards, lengths, group_size)
+        credit = Credit(to_tokens(given, sequences), weights)
     return credit, _metrics(batch, credit, lengths, group_size)
+
+
+def is_truncated(
+    tokens: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    sequences: Sequences,
+    count: int,
+    max_tokens: int,
+    end_ids: tuple[int, ...],
+) -> Bool[Array, " trajectories"]:
+    """Whether a completion has the most tokens and does not end as completions do.
+
+    Args:
+      count: trajectories of the batch.
+      max_tokens: the most tokens of a completion.
+      end_ids: tokens that a completion ends with which was not cut.
+    """
+    lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
+    ended = is_last(mask, sequences) & jnp.isin(tokens, jnp.array(end_ids, jnp.int32))
+    endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, count)
+    return (lengths >= max_tokens) & (endings == 0)
 
 
 def _kept(
@@ -117,7 +185,8 @@ def _penalty(algorithm: Algorithm, batch: Trajectories) -> Float[Array, "B T"]:
     if batch.ref_logprobs is None or algorithm.kl_place != "reward":
         return jnp.zeros(batch.mask.shape)
     kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.behavior_logprobs, batch.ref_logprobs)
-    return jnp.where(batch.mask, algorithm.kl_coefficient * kl, 0.0)
+    coefficient = algorithm.kl_coefficient if batch.kl_coefficient is None else batch.kl_coefficient
+    return jnp.where(batch.mask, coefficient * kl, 0.0)
 
 
 def _metrics(
@@ -131,7 +200,12 @@ def _metrics(
         return jnp.where(mask, values, 0.0).sum() / tokens
 
     average = mean(credit.advantages)
+    of_values = {}
+    if batch.values is not None and credit.returns is not None:
+        explained = explained_variance(batch.values, credit.returns, mask)
+        of_values = {"explained_variance": explained, "value_mean": mean(batch.values)}
     return {
+        **of_values,
         "reward_mean": rewards.mean(),
         "reward_std": rewards.std(),
         "reward_min": rewards.min(),

@@ -45,6 +45,8 @@ class Experience(NamedTuple):
       advantages, weights: see `Credit`.
       staleness: of each token, in trainer steps.
       sequences: see `rl_sync.algorithms.sequences`.
+      values: before each token, of the critic at the step's start, if there is one.
+      returns: see `Credit`.
     """
 
     mask: Bool[Array, "B T"]
@@ -55,6 +57,8 @@ class Experience(NamedTuple):
     weights: OfSequence
     staleness: Int[Array, "B T"]
     sequences: Sequences
+    values: Float[Array, "B T"] | None = None
+    returns: Float[Array, "B T"] | None = None
 
 
 class Totals(NamedTuple):
@@ -66,6 +70,7 @@ class Totals(NamedTuple):
       max_tokens: the most tokens of a completion.
       group_size: trajectories of a group.
       second_moment_limit: see `corrections.second_moment_limit`; 0 without that correction.
+      kl_coefficient: weight of the divergence from the reference model.
     """
 
     token_count: Int[Array, ""]
@@ -73,6 +78,7 @@ class Totals(NamedTuple):
     max_tokens: int
     group_size: int
     second_moment_limit: Float[Array, ""]
+    kl_coefficient: Float[Array, ""] | float
 
 
 def totals(
@@ -81,8 +87,13 @@ def totals(
     sequence_count: int,
     max_tokens: int,
     group_size: int,
+    kl_coefficient: Float[Array, ""] | None = None,
 ) -> Totals:
-    """What all rows of an update have in common."""
+    """What all rows of an update have in common.
+
+    Args:
+      kl_coefficient: None for the algorithm's.
+    """
     limit = jnp.zeros(())
     if "second_moment" in algorithm.corrections:
         assert experience.proximal_logprobs is not None
@@ -92,7 +103,8 @@ def totals(
             experience.mask,
             algorithm.second_moment,
         )
-    return Totals(experience.mask.sum(), sequence_count, max_tokens, group_size, limit)
+    weight = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
+    return Totals(experience.mask.sum(), sequence_count, max_tokens, group_size, limit, weight)
 
 
 def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
@@ -215,7 +227,7 @@ def policy_loss(
     loss = policy
     if known.ref_logprobs is not None and algorithm.kl_place == "loss":
         kl = KL_ESTIMATORS[algorithm.kl_estimator](logprobs, known.ref_logprobs)
-        loss = loss + algorithm.kl_coefficient * reduced(kl)
+        loss = loss + totals.kl_coefficient * reduced(kl)
     if algorithm.entropy_coefficient:
         loss = loss - algorithm.entropy_coefficient * reduced(entropy)
     metrics = _metrics(algorithm, terms, entropy, weights, known, totals)

@@ -1,15 +1,79 @@
-"""The optimizer's state on a mesh: what belongs to a parameter lies where the parameter lies."""
+"""Updates by an optimizer, and its state, each part of which lies where its parameter lies."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Bool
 
-from rl_sync.models.placement import shardings
+from rl_sync.models.placement import constrain_like, in_host_memory, move, shardings
 from rl_sync.models.sharding import Layout
 from rl_sync.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """An optimizer, and where what it updates and its own state lie.
+
+    Attributes:
+      transformation: the optimizer.
+      like: shapes, dtypes and shardings of the parameters; of no meaning without a layout.
+      layout: None for one device, wherever arrays are.
+      offloaded: whether the optimizer's state waits for the next update in the host's memory; only
+        with a layout.
+    """
+
+    transformation: optax.GradientTransformation
+    like: Params
+    layout: Layout | None
+    offloaded: bool = False
+
+    def init(self, params: Params) -> Any:
+        """The optimizer's state at the start; on a mesh each device makes its own shards."""
+        if self.layout is None:
+            return self.transformation.init(params)
+        places = shardings(self._on_devices)
+        state = jax.jit(self.transformation.init, out_shardings=places)(params)
+        return move(state, self.state_like()) if self.offloaded else state
+
+    def state_like(self) -> Any:
+        """Shapes, dtypes and shardings of the optimizer's state; only with a layout."""
+        return in_host_memory(self._on_devices) if self.offloaded else self._on_devices
+
+    @property
+    def _on_devices(self) -> Any:
+        assert self.layout is not None
+        return opt_state_like(self.transformation, self.like, self.layout)
+
+    def update(
+        self,
+        params: Params,
+        opt_state: Any,
+        gradient: Params,
+        learns: Bool[Array, ""] | None = None,
+    ) -> tuple[Params, Any]:
+        """One update of parameters and of the optimizer's state; each device updates its shards.
+
+        Args:
+          learns: whether anything changes; None for yes.
+        """
+        if self.offloaded:
+            opt_state = move(opt_state, self._on_devices)
+        updates, after = self.transformation.update(gradient, opt_state, params)
+        updated = optax.apply_updates(params, updates), after
+        if learns is not None:
+            updated = jax.tree.map(
+                lambda new, old: jnp.where(learns, new, old), updated, (params, opt_state)
+            )
+        if self.layout is None:
+            return updated
+        params = constrain_like(updated[0], self.like)
+        opt_state = constrain_like(updated[1], self._on_devices)
+        return params, move(opt_state, self.state_like()) if self.offloaded else opt_state
 
 
 def opt_state_like(
@@ -35,13 +99,3 @@ def opt_state_like(
         params,
         transform_non_params=lambda leaf: placed(leaf, layout.repeated),
     )
-
-
-def init_opt_state(
-    transformation: optax.GradientTransformation, params: Params, layout: Layout | None
-) -> Any:
-    """The state at the start; on a mesh each device makes its own shards."""
-    if layout is None:
-        return transformation.init(params)
-    places = shardings(opt_state_like(transformation, params, layout))
-    return jax.jit(transformation.init, out_shardings=places)(params)

@@ -12,40 +12,32 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.actors import credit, imitation, objective
-from rl_sync.actors.microbatches import gradient, map_rows
-from rl_sync.actors.objective import Experience, Metrics, Totals, policy_loss
-from rl_sync.actors.opt_state import init_opt_state, opt_state_like
+from rl_sync.actors import imitation, objective, reference
+from rl_sync.actors.critic import Critic, CriticConfig, CriticState, value_loss
+from rl_sync.actors.forward import Forward
+from rl_sync.actors.microbatches import gradient
+from rl_sync.actors.objective import Metrics, Totals, policy_loss
+from rl_sync.actors.opt_state import Descent
 from rl_sync.actors.optimizer import OptimizerConfig
+from rl_sync.actors.preparation import Preparation, Rows
+from rl_sync.actors.train_state import TrainState
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.algorithms.sequences import is_last, trajectory_totals
-from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.logprobs import token_logprobs
-from rl_sync.models.placement import constrain_like, init_sharded, param_like
+from rl_sync.models.placement import (
+    constrain_like,
+    in_host_memory,
+    init_sharded,
+    move,
+    param_like,
+    put,
+    shardings,
+)
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
-from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
+from rl_sync.types import Demonstrations, Params, TrainBatch
 
-Step = Callable[["TrainState", TrainBatch], tuple["TrainState", Metrics]]
-
-
-class TrainState(NamedTuple):
-    """All that a trainer carries from step to step.
-
-    Attributes:
-      step: finished trainer steps; supervised ones do not count.
-      params: the policy's.
-      opt_state: the optimizer's, for what is trained: everything, or the adapters alone.
-      ref_params: what is trained, as it was when RL began or the reference was last refreshed: with
-        what is not, the reference model. None without one.
-    """
-
-    step: Int[Array, ""]
-    params: Params
-    opt_state: Any
-    ref_params: Params | None
+Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 
 
 Of = ParamSpec("Of")
@@ -82,6 +74,9 @@ class Trainer:
         0 for all of them.
       logits_bytes: see `token_logprobs`; on a mesh, of each device.
       layout: where states and batches lie; None for one device, wherever arrays are.
+      critic: of an algorithm that needs values; None for others.
+      offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
+        are in the host's memory but while they are used; only with a layout.
     """
 
     model: ModelConfig
@@ -95,6 +90,13 @@ class Trainer:
     microbatch_rows: int
     logits_bytes: int
     layout: Layout | None = None
+    critic: CriticConfig | None = None
+    offload_reference: bool = False
+    offload_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.layout is not None or not (self.offload_reference or self.offload_optimizer)
+        assert (self.critic is not None) == self.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
         """A random policy that is ready for `warm_up_step`."""
@@ -104,40 +106,51 @@ class Trainer:
 
     def start(self, params: Params) -> TrainState:
         """A given policy, in the trainer's layout, that is ready for `warm_up_step`."""
-        trained, _ = self._split(params)
-        opt_state = init_opt_state(self.optimizer.warm_up(), trained, self.layout)
+        trained, _ = self._forward.split(params)
+        opt_state = self._warming.init(trained)
         step = jnp.int32(0)
         if self.layout is not None:
-            step = jax.device_put(step, self.layout.repeated)
+            step = put(step, self.layout.repeated)
         return TrainState(step, params, opt_state, None)
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
-        trained, _ = self._split(state.params)
-        reference = None
+        trained, _ = self._forward.split(state.params)
+        ref_params = None
         if self.algorithm.needs_reference:
-            reference = jax.tree.map(jnp.copy, trained)
-        opt_state = init_opt_state(self._reinforcement(), trained, self.layout)
-        return TrainState(state.step, state.params, opt_state, reference)
+            ref_params = jax.tree.map(jnp.copy, trained)
+            if self.offload_reference:
+                ref_params = move(ref_params, self._ref_like)
+        opt_state = self._reinforcing.init(trained)
+        critic = self._critic.begin(trained) if self.critic else None
+        coefficient = reference.first_coefficient(self.algorithm, self.layout)
+        return TrainState(state.step, state.params, opt_state, ref_params, critic, coefficient)
 
     def like(self) -> TrainState:
         """Shapes, dtypes and shardings of the states that `begin` and `step` return."""
         if self.layout is None:
             return jax.eval_shape(lambda key: self.begin(self.init(key)), jax.random.key(0))
         params = param_like(self.model, self.layout)
-        trained, _ = self._split(params)
+        trained, _ = self._forward.split(params)
         return TrainState(
             step=cast(Array, self.layout.like(jnp.int32(0), ())),
             params=params,
-            opt_state=opt_state_like(self._reinforcement(), trained, self.layout),
-            ref_params=trained if self.algorithm.needs_reference else None,
+            opt_state=self._reinforcing.state_like(),
+            ref_params=self._ref_like if self.algorithm.needs_reference else None,
+            critic=self._critic.like(trained) if self.critic else None,
+            kl_coefficient=cast(Array, self.layout.like(jnp.float32(0), ()))
+            if self.algorithm.adapts_kl
+            else None,
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
-        """Puts a batch where `step` reads it: each device gets its rows, and all rewards."""
+        """Puts a batch where `step` reads it: each device gets its rows, and all rewards.
+
+        Every process of the trainer has the whole batch, and places what its own devices read.
+        """
         if self.layout is None:
             return batch
-        return jax.device_put(batch, jax.tree.map(lambda x: x.sharding, self._batch_like(batch)))
+        return jax.tree.map(put, batch, shardings(self._batch_like(batch)))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout
@@ -145,18 +158,17 @@ class Trainer:
         self, state: TrainState, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
     ) -> tuple[TrainState, Metrics]:
         """One supervised update on demonstrations; `mask` is true where the model is to learn."""
-        trained, frozen = self._split(state.params)
+        trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
+        forward = dataclasses.replace(self._forward, temperature=1.0)
 
         def loss_of(trained: Params) -> Float[Array, ""]:
-            logprobs, _ = self._logprobs(self._join(self._held(trained), frozen), tokens, None, 1.0)
+            logprobs = forward.logprobs(self._held(trained), frozen, tokens)
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)
-        trained, opt_state = self._descend(
-            self.optimizer.warm_up(), trained, state.opt_state, descent
-        )
-        params = self._join(trained, frozen)
+        trained, opt_state = self._warming.update(trained, state.opt_state, descent)
+        params = self._forward.join(trained, frozen)
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(descent)}
         return state._replace(params=params, opt_state=opt_state), metrics
 
@@ -167,53 +179,61 @@ class Trainer:
 
         Advantages come from whole groups, and the loss is a mean over the tokens of an update.
         """
-        transformation = self._reinforcement()
-        trained, frozen = self._split(state.params)
-        reference = None
-        if state.ref_params is not None:
-            reference = self._join(state.ref_params, frozen)
-        rows, of_batch = self._rows(state, batch, reference)
+        trained, frozen = self._forward.split(state.params)
+        kept = state.ref_params
+        if self.offload_reference and kept is not None:
+            state = state._replace(ref_params=move(kept, self._trained_like))
+        rows, of_batch = self._preparation.rows(state, trained, frozen, batch)
         shares = jax.tree.map(self._share, (rows, batch.demonstrations))
         sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
-
-        def logprobs_of(trained: Params, tokens: Int[Array, "D T"]) -> Float[Array, "D T"]:
-            return self._logprobs(self._join(self._held(trained), frozen), tokens, None, 1.0)[0]
+        learns = state.step >= self._critic_steps
+        plain = dataclasses.replace(self._forward, temperature=1.0)
 
         def update(
-            carry: tuple[Params, Any], shares: tuple[_Rows, Demonstrations | None]
-        ) -> tuple[tuple[Params, Any], Metrics]:
-            (trained, opt_state), (share, shown) = carry, shares
+            learned: _Learned, shares: tuple[Rows, Demonstrations | None]
+        ) -> tuple[_Learned, Metrics]:
+            share, shown = shares
             totals = objective.totals(
                 self.algorithm,
                 share.experience,
                 sequence_count,
                 self.max_completion_tokens,
                 self.group_size,
+                kl_coefficient=state.kl_coefficient,
             )
 
-            def loss(trained: Params, rows: _Rows) -> tuple[Float[Array, ""], Metrics]:
-                return self._loss(self._join(self._held(trained), frozen), rows, totals)
+            def loss(
+                learned: tuple[Params, Params], rows: Rows
+            ) -> tuple[Float[Array, ""], Metrics]:
+                return self._loss(*learned, frozen, rows, totals)
 
-            descent, metrics = gradient(loss, trained, share, self.microbatch_rows)
+            params = learned.trained, learned.critic.params if learned.critic else None
+            descent, metrics = gradient(loss, params, share, self.microbatch_rows)
             if shown is not None:
-                descent, of_shown = imitation.mix_in(
-                    descent,
-                    logprobs_of,
-                    trained,
+                mixed, of_shown = imitation.mix_in(
+                    descent[0],
+                    lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
+                    learned.trained,
                     shown,
                     self.algorithm.expert_coefficient,
                     self.microbatch_rows,
                 )
-                metrics |= of_shown
-            metrics["gradient_norm"] = optax.tree.norm(descent)
-            return self._descend(transformation, trained, opt_state, descent), metrics
+                descent, metrics = (mixed, descent[1]), metrics | of_shown
+            metrics["gradient_norm"] = optax.tree.norm(descent[0])
+            if learned.critic is not None:
+                metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
+            return self._learn(learned, descent, learns), metrics
 
-        (trained, opt_state), metrics = jax.lax.scan(update, (trained, state.opt_state), shares)
-        params = self._join(trained, frozen)
-        gradient_norm = metrics.pop("gradient_norm").mean()
-        metrics = objective.summary(metrics) | of_batch | {"gradient_norm": gradient_norm}
-        ref_params = self._reference(state, trained)
-        return TrainState(state.step + 1, params, opt_state, ref_params), metrics
+        learned = _Learned(trained, state.opt_state, state.critic)
+        (trained, opt_state, critic), of_updates = jax.lax.scan(update, learned, shares)
+        params = self._forward.join(trained, frozen)
+        metrics = objective.summary(of_updates) | of_batch
+        if self.algorithm.refresh_reference_steps:
+            kept = reference.refreshed(self.algorithm, state, trained)
+            kept = move(kept, self._ref_like) if self.offload_reference else kept
+        coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
+        after = TrainState(state.step + 1, params, opt_state, kept, critic, coefficient)
+        return after, metrics
 
     def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
         """Compiles `step` for batches of one shape, without taking one.
@@ -238,131 +258,93 @@ class Trainer:
 
     @functools.cached_property
     def _trained_like(self) -> Params:
-        assert self.layout is not None
-        return self._split(param_like(self.model, self.layout))[0]
+        if self.layout is None:
+            return None
+        return self._forward.split(param_like(self.model, self.layout))[0]
+
+    @functools.cached_property
+    def _critic(self) -> Critic:
+        assert self.critic is not None
+        updates = self.steps * self.optimizer.updates_per_batch
+        return Critic(
+            self.critic, self.model, self.optimizer, updates, self.layout, self.offload_optimizer
+        )
 
     def _held(self, trained: Params) -> Params:
         """What is trained, or its gradient, kept in its place."""
         return trained if self.layout is None else constrain_like(trained, self._trained_like)
 
-    def _descend(
-        self,
-        transformation: optax.GradientTransformation,
-        trained: Params,
-        opt_state: Any,
-        descent: Params,
-    ) -> tuple[Params, Any]:
-        """One update of what is trained; each device updates its own shards."""
-        updates, opt_state = transformation.update(descent, opt_state, trained)
-        if self.layout is not None:
-            like = opt_state_like(transformation, self._trained_like, self.layout)
-            opt_state = constrain_like(opt_state, like)
-        return self._held(optax.apply_updates(trained, updates)), opt_state
+    def _learn(
+        self, before: _Learned, descent: tuple[Params, Params], learns: Bool[Array, ""]
+    ) -> _Learned:
+        """One update; of the critic alone, where the policy is not to learn yet."""
+        critic = before.critic
+        if critic is not None:
+            critic = self._critic.learn(critic, descent[1], self._trained_like)
+        held = learns if self._critic_steps else None
+        return _Learned(
+            *self._reinforcing.update(before.trained, before.opt_state, descent[0], held), critic
+        )
 
-    def _reinforcement(self) -> optax.GradientTransformation:
-        return self.optimizer.reinforcement(self.steps * self.optimizer.updates_per_batch)
+    @property
+    def _critic_steps(self) -> int:
+        """The steps at the start in which the critic alone learns."""
+        return self.critic.warm_up_steps if self.critic else 0
 
-    def _split(self, params: Params) -> tuple[Params, Params]:
-        """What is trained, and what is not."""
-        return lora.split(params) if self.model.lora else (params, {})
+    @functools.cached_property
+    def _ref_like(self) -> Params:
+        return in_host_memory(self._trained_like) if self.offload_reference else self._trained_like
 
-    def _join(self, trained: Params, frozen: Params) -> Params:
-        return lora.join(trained, frozen) if self.model.lora else trained
+    @functools.cached_property
+    def _warming(self) -> Descent:
+        """The updates of the warm-up."""
+        return Descent(self.optimizer.warm_up(), self._trained_like, self.layout)
+
+    @functools.cached_property
+    def _reinforcing(self) -> Descent:
+        """The updates of RL."""
+        updates = (self.steps - self._critic_steps) * self.optimizer.updates_per_batch
+        transformation = self.optimizer.reinforcement(updates)
+        return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     def _share(self, rows: Array) -> Array:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
         return constrain(shared, None, "batch")
 
-    def _reference(self, before: TrainState, trained: Params) -> Params | None:
-        """What of the reference model is not the policy's anyway, after a step."""
-        every_steps = self.algorithm.refresh_reference_steps
-        if not every_steps or before.ref_params is None:
-            return before.ref_params
-        due = (before.step + 1) % every_steps == 0
-        return jax.tree.map(lambda new, old: jnp.where(due, new, old), trained, before.ref_params)
-
-    def _rows(
-        self, state: TrainState, batch: TrainBatch, reference: Params | None
-    ) -> tuple[_Rows, Metrics]:
-        """What is computed of a batch before its first update, row by row, and of all of it."""
-        mask = batch.completion_mask
-        staleness = jnp.where(mask, state.step - batch.policy_versions, 0)
-        sequences = None if batch.packing is None else batch.packing.trajectories
-
-        def logprobs_of(params: Params) -> Float[Array, "B T"]:
-            def of_rows(rows: tuple[Array, Packing | None]) -> Float[Array, "B T"]:
-                return self._logprobs(params, *rows, self.temperature)[0]
-
-            return map_rows(of_rows, (batch.tokens, batch.packing), self.microbatch_rows)
-
-        ref_logprobs = None if reference is None else logprobs_of(reference)
-        proximal_logprobs = None
-        if objective.needs_proximal(self.algorithm, self.optimizer.updates_per_batch):
-            proximal_logprobs = logprobs_of(state.params)
-        trajectories = credit.Trajectories(
-            batch.rewards,
-            mask,
-            sequences,
-            self._is_truncated(batch),
-            batch.behavior_logprobs,
-            ref_logprobs,
-            batch.baselines,
-        )
-        given, metrics = credit.give(
-            self.algorithm, trajectories, self.group_size, self.max_completion_tokens
-        )
-        experience = Experience(
-            mask,
-            batch.behavior_logprobs,
-            proximal_logprobs,
-            ref_logprobs,
-            given.advantages,
-            given.weights,
-            staleness,
-            sequences,
-        )
-        metrics["staleness_mean"] = staleness.sum() / jnp.maximum(mask.sum(), 1)
-        metrics["staleness_max"] = staleness.max().astype(jnp.float32)
-        return _Rows(batch.tokens, batch.packing, experience), metrics
-
-    def _is_truncated(self, batch: TrainBatch) -> Bool[Array, " trajectories"]:
-        """Whether a completion has the most tokens and does not end as completions do."""
-        mask, count = batch.completion_mask, batch.rewards.size
-        sequences = None if batch.packing is None else batch.packing.trajectories
-        lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
-        ended = is_last(mask, sequences) & jnp.isin(
-            batch.tokens, jnp.array(self.end_ids, jnp.int32)
-        )
-        endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, count)
-        return (lengths >= self.max_completion_tokens) & (endings == 0)
-
     def _loss(
-        self, params: Params, rows: _Rows, totals: Totals
+        self, trained: Params, critic: Params | None, frozen: Params, rows: Rows, totals: Totals
     ) -> tuple[Float[Array, ""], Metrics]:
-        logprobs, entropy = self._logprobs(params, rows.tokens, rows.packing, self.temperature)
-        return policy_loss(self.algorithm, logprobs, entropy, rows.experience, totals)
+        trained, known = self._held(trained), rows.experience
+        if critic is not None:
+            critic = self._critic.held(critic, self._trained_like)
+        scores = self._forward.scores(trained, critic, frozen, rows.tokens, rows.packing)
+        loss, metrics = policy_loss(self.algorithm, scores.logprobs, scores.entropy, known, totals)
+        if self.critic is None or scores.values is None:
+            return loss, metrics
+        of_values, more = value_loss(self.critic, scores.values, known, totals)
+        return loss + of_values, metrics | more
 
-    def _logprobs(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        packing: Packing | None,
-        temperature: float,
-    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-        return token_logprobs(
-            self.model,
-            params,
-            constrain(tokens, "batch"),
-            temperature,
-            positions=None if packing is None else packing.positions,
-            segments=None if packing is None else packing.trajectories,
-            logits_bytes=self.logits_bytes * (self.layout.mesh.size if self.layout else 1),
+    @functools.cached_property
+    def _forward(self) -> Forward:
+        logits_bytes = self.logits_bytes * (self.layout.mesh.size if self.layout else 1)
+        return Forward(self.model, self.temperature, logits_bytes)
+
+    @functools.cached_property
+    def _preparation(self) -> Preparation:
+        return Preparation(
+            self.algorithm,
+            self._forward,
+            self.group_size,
+            self.max_completion_tokens,
+            self.end_ids,
+            self.optimizer.updates_per_batch,
+            self.microbatch_rows,
         )
 
 
-class _Rows(NamedTuple):
-    """What the loss reads of a batch, or of some rows of it."""
+class _Learned(NamedTuple):
+    """What an update changes."""
 
-    tokens: Int[Array, "B T"]
-    packing: Packing | None
-    experience: Experience
+    trained: Params
+    opt_state: Any
+    critic: CriticState | None

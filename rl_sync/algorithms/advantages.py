@@ -10,12 +10,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def by_group(values: Float[Array, " B"], group_size: int) -> Float[Array, "groups G"]:
-    """The values of each group in a row of their own."""
-    if group_size < 2 or values.shape[0] % group_size:
+def by_group(
+    values: Float[Array, " B"], group_size: int, least: int = 2
+) -> Float[Array, "groups G"]:
+    """The values of each group in a row of their own.
+
+    Args:
+      least: trajectories that a group must have; 2 where they are compared.
+    """
+    if group_size < least or values.shape[0] % group_size:
         raise ValueError(
             f"Advantages compare the trajectories of a group: {values.shape[0]} rewards are not"
-            f" whole groups of {group_size} (at least 2)."
+            f" whole groups of {group_size} (at least {least})."
         )
     return values.reshape(-1, group_size)
 

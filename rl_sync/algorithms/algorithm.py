@@ -18,8 +18,9 @@ ADVANTAGES = (
     "best",
     "pair",
     "demonstration",
+    "gae",
+    "n_step",
 )
-_OF_TOKENS = ("reinforce_pp", "remax")
 LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr", "dpo")
 PROXIMAL = ("behavior", "start", "interpolated")
 CORRECTIONS = (
@@ -34,6 +35,8 @@ CORRECTIONS = (
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_mean", "constant_mean")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 KL_PLACES = ("loss", "reward")
+_OF_VALUES = ("gae", "n_step")
+_OF_TOKENS = (*_OF_VALUES, "reinforce_pp", "remax")
 _OF_TRAJECTORIES = ("gmpo", "topr")
 _LOOSEST_BOUND = 10.0
 
@@ -54,7 +57,10 @@ class Algorithm:
         commas; empty for none. They compare the proximal policy with the behavior policy; where
         these are one, the current policy with it.
       aggregation: one of `AGGREGATIONS`: how the loss of tokens is reduced (`aggregation`).
-      discount: γ of advantage=reinforce_pp.
+      discount: γ of advantage=gae, n_step and reinforce_pp.
+      gae_lambda: λ of advantage=gae.
+      n_steps: n of advantage=n_step, in tokens.
+      whiten: whether advantages from values are whitened over the tokens of the batch.
       clip_low, clip_high: ε below and above. Of the ratio; of its logarithm for gmpo; of the
         token's probability for dppo.
       dual_clip: c of ppo_clip; 0 for none.
@@ -67,7 +73,11 @@ class Algorithm:
       geometric_low, geometric_high: their geometric means that geometric_rejection lets pass.
       second_moment: the greatest mean of (log ratio)² for the correction of that name.
       negative_drift: the greatest mean of −log ratio for negative_sequence_mask.
-      kl_coefficient: weight of the KL divergence from the reference model; 0 for no reference.
+      kl_coefficient: weight of the KL divergence from the reference model, at the start; 0 for no
+        reference.
+      kl_target: the divergence, in nats a token, that the weight adapts to from step to step; 0 for
+        a weight that stays.
+      kl_horizon_steps: trainer steps in which that may change the weight by 20 %.
       kl_estimator: one of `KL_ESTIMATORS`, functions of `kl`.
       kl_place: `loss` adds it to the loss, `reward` takes that of the behavior policy from the
         reward.
@@ -106,6 +116,9 @@ class Algorithm:
     correction: str
     aggregation: str
     discount: float
+    gae_lambda: float
+    n_steps: int
+    whiten: bool
     clip_low: float
     clip_high: float
     dual_clip: float
@@ -123,6 +136,8 @@ class Algorithm:
     second_moment: float
     negative_drift: float
     kl_coefficient: float
+    kl_target: float
+    kl_horizon_steps: float
     kl_estimator: str
     kl_place: str
     refresh_reference_steps: int
@@ -177,6 +192,21 @@ class Algorithm:
         means = self.group_mean_low, self.group_mean_high
         return Screening(self.need_spread, *means, self.max_attempts)
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages are what trajectories of one group have over each other."""
+        return not self.imitates and self.advantage not in _OF_TOKENS
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether advantages are taken from a critic's values."""
+        return self.advantage in _OF_VALUES
+
+    @property
+    def adapts_kl(self) -> bool:
+        """Whether the weight of the divergence from the reference model changes."""
+        return self.kl_coefficient > 0 and self.kl_target > 0
+
     def danger(self) -> str | None:
         """Why the composition does not bear stale data; None where it does.
 
@@ -222,6 +252,7 @@ class Algorithm:
         for field in (
             "dual_clip",
             "kl_coefficient",
+            "kl_target",
             "refresh_reference_steps",
             "entropy_coefficient",
             "expert_rows",
@@ -241,6 +272,8 @@ class Algorithm:
             "weight_limit",
             "second_moment",
             "negative_drift",
+            "kl_horizon_steps",
+            "n_steps",
         ):
             if getattr(self, field) <= 0:
                 raise ValueError(f"algorithm.{field}={getattr(self, field)} must be above 0.")
@@ -259,6 +292,8 @@ class Algorithm:
             )
         if not 0 < self.discount <= 1:
             raise ValueError(f"algorithm.discount={self.discount} must be in (0, 1].")
+        if not 0 <= self.gae_lambda <= 1:
+            raise ValueError(f"algorithm.gae_lambda={self.gae_lambda} must be in [0, 1].")
         for field in ("token", "sequence", "geometric"):
             low, high = getattr(self, f"{field}_low"), getattr(self, f"{field}_high")
             if not 0 < low <= 1 <= high:
@@ -315,6 +350,11 @@ class Algorithm:
                 f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
                 " compares the trajectories of a pair, which nothing else does. Use both"
                 " algorithm.loss=dpo and algorithm.advantage=pair, or neither."
+            )
+        if self.kl_target and not self.kl_coefficient:
+            raise ValueError(
+                f"algorithm.kl_target={self.kl_target} has no weight to adapt: set"
+                " algorithm.kl_coefficient to what it starts with, above 0."
             )
         if self.advantage in _OF_TOKENS and self.loss in _OF_TRAJECTORIES:
             raise ValueError(

@@ -24,7 +24,7 @@ def has_spread(rewards: Float[Array, " B"], group_size: int) -> Bool[Array, " B"
     """Whether a trajectory's group has more than one reward, and so something to compare (dynamic
     sampling in DAPO, arXiv:2503.14476, eq. 11).
     """
-    grouped = by_group(rewards, group_size)
+    grouped = by_group(rewards, group_size, least=1)
     return jnp.repeat(grouped.max(axis=1) > grouped.min(axis=1), group_size)
 
 
@@ -34,7 +34,7 @@ def within_difficulty(
     """Whether the mean reward of a trajectory's group is in [low, high]: neither too hard nor too
     easy (Kimi k1.5, arXiv:2501.12599, section 2.3.4).
     """
-    means = by_group(rewards, group_size).mean(axis=1)
+    means = by_group(rewards, group_size, least=1).mean(axis=1)
     return jnp.repeat((low <= means) & (means <= high), group_size)
 
 
@@ -45,7 +45,7 @@ def extremes(rewards: Float[Array, " B"], group_size: int, count: int) -> Bool[A
     Args:
       count: how many stay of a group, even.
     """
-    grouped = by_group(rewards, group_size)
+    grouped = by_group(rewards, group_size, least=1)
     rank = jnp.argsort(jnp.argsort(grouped, axis=1, stable=True), axis=1)
     half = count // 2
     return ((rank < half) | (rank >= group_size - half)).reshape(-1)

@@ -1,9 +1,11 @@
-"""The loss of a value estimate, a token."""
+"""The loss of a value estimate, a token, and how good the estimate is."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+
+from rl_sync.algorithms.masking import Mask, masked_sum
 
 
 def clipped_value_loss(
@@ -21,3 +23,29 @@ def clipped_value_loss(
     """
     clipped = jnp.clip(values, old_values - clip, old_values + clip)
     return 0.5 * jnp.maximum(jnp.square(values - returns), jnp.square(clipped - returns))
+
+
+def is_value_clipped(
+    values: Float[Array, "B T"],
+    old_values: Float[Array, "B T"],
+    returns: Float[Array, "B T"],
+    clip: float,
+) -> Bool[Array, "B T"]:
+    """Whether `clipped_value_loss` has no gradient, since a value has come far enough."""
+    clipped = jnp.clip(values, old_values - clip, old_values + clip)
+    return jnp.square(clipped - returns) > jnp.square(values - returns)
+
+
+def explained_variance(
+    values: Float[Array, "B T"], returns: Float[Array, "B T"], mask: Mask
+) -> Float[Array, ""]:
+    """1 − Var(R − V) / Var(R) over all tokens under the mask: 1 for values that are the returns, 0
+    for one value for all; NaN where all returns are equal.
+    """
+    count = jnp.maximum(jnp.sum(mask), 1)
+
+    def variance(of: Float[Array, "B T"]) -> Float[Array, ""]:
+        return masked_sum(jnp.square(of - masked_sum(of, mask) / count), mask) / count
+
+    whole = variance(returns)
+    return jnp.where(whole > 0, 1 - variance(returns - values) / whole, jnp.nan)

@@ -22,6 +22,11 @@ def with_scalar_head(config: ModelConfig, params: Params, key: Array) -> Params:
     return {**params, HEAD: {"kernel": kernel, "bias": jnp.zeros(())}}
 
 
+def blank_scalar_head(config: ModelConfig) -> Params:
+    """A head whose output is 0 everywhere, to start from."""
+    return {"kernel": jnp.zeros(config.embed_dim), "bias": jnp.zeros(())}
+
+
 def token_scalars(
     config: ModelConfig,
     params: Params,
@@ -40,9 +45,12 @@ def token_scalars(
     Raises:
       KeyError: the parameters have no head; see `with_scalar_head`.
     """
-    hidden = hidden_states(
-        config, {k: v for k, v in params.items() if k != HEAD}, tokens, positions, segments
-    )
+    trunk = {k: v for k, v in params.items() if k != HEAD}
+    return hidden_scalars(params, hidden_states(config, trunk, tokens, positions, segments))
+
+
+def hidden_scalars(params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+    """`token_scalars` of tokens whose hidden states are known."""
     head = params[HEAD]
     kernel = head["kernel"].astype(hidden.dtype)
     scalars = jnp.einsum("BTD,D->BT", hidden, kernel, preferred_element_type=jnp.float32)

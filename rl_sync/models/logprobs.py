@@ -41,8 +41,20 @@ def token_logprobs(
       nothing precedes, is 0. Entries at padding, and at the first token of a later sequence in a
       row, mean nothing: mask them.
     """
-    hidden = hidden_states(config, params, tokens, positions, segments)[:, :-1]
-    targets = tokens[:, 1:]
+    hidden = hidden_states(config, params, tokens, positions, segments)
+    return hidden_logprobs(config, params, hidden, tokens, temperature, logits_bytes)
+
+
+def hidden_logprobs(
+    config: ModelConfig,
+    params: Params,
+    hidden: Float[Array, "B T D"],
+    tokens: Int[Array, "B T"],
+    temperature: float | Float[Array, ""] = 1.0,
+    logits_bytes: int = LOGITS_BYTES,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """`token_logprobs` of tokens whose hidden states are known."""
+    hidden, targets = hidden[:, :-1], tokens[:, 1:]
     score = functools.partial(_score, config, params, temperature)
     B, T, _ = hidden.shape
     chunk = max(1, logits_bytes // (4 * B * config.vocab_size))

@@ -13,6 +13,7 @@ from jax.extend.core import Var
 
 from rl_sync.models.cache import empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig, Remat
+from rl_sync.models.heads import HEAD, blank_scalar_head, token_scalars
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
@@ -45,29 +46,44 @@ def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout | No
 
 
 def activation_bytes(
-    config: ModelConfig, rows: int, length: int, logits_bytes: int = LOGITS_BYTES
+    config: ModelConfig,
+    rows: int,
+    length: int,
+    logits_bytes: int = LOGITS_BYTES,
+    own_critic: bool = False,
 ) -> int:
     """Bytes that the forward pass keeps for the backward pass of a loss on log-probabilities.
 
     That is what JAX's own differentiation would keep, parameters and tokens not counted; XLA may
     still do with less by fusing, or need more for what it computes in between.
+
+    Args:
+      own_critic: whether a critic with a model of its own learns beside it.
     """
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
 
     def loss(params: Any, tokens: Any) -> Any:
-        logprobs, entropy = token_logprobs(config, params, tokens, logits_bytes=logits_bytes)
-        return logprobs.sum() + entropy.sum()
+        policy, *critic = params
+        logprobs, entropy = token_logprobs(config, policy, tokens, logits_bytes=logits_bytes)
+        values = [token_scalars(config, one, tokens).sum() for one in critic]
+        return logprobs.sum() + entropy.sum() + sum(values)
 
-    return _residual_bytes(loss, param_shapes(config), tokens)
+    policy = param_shapes(config)
+    critic = {**policy, HEAD: jax.eval_shape(lambda: blank_scalar_head(config))}
+    return _residual_bytes(loss, [policy, critic] if own_critic else [policy], tokens)
 
 
 def activation_bytes_by_policy(
-    config: ModelConfig, rows: int, length: int, logits_bytes: int = LOGITS_BYTES
+    config: ModelConfig,
+    rows: int,
+    length: int,
+    logits_bytes: int = LOGITS_BYTES,
+    own_critic: bool = False,
 ) -> dict[str, int]:
     """`activation_bytes` under every policy of `config.remat`."""
     return {
         policy: activation_bytes(
-            dataclasses.replace(config, remat=policy), rows, length, logits_bytes
+            dataclasses.replace(config, remat=policy), rows, length, logits_bytes, own_critic
         )
         for policy in get_args(Remat)
     }

@@ -23,6 +23,7 @@ COLOURS = {
     SpanKind.TRAIN: "#57A773",
     SpanKind.SYNC_COLLECTIVE: "#8E4EC6",
     SpanKind.SYNC_CHECKPOINT: "#D9383A",
+    SpanKind.SYNC_SERVER: "#E8710A",
     SpanKind.WAIT: "#F4F4F5",
     SpanKind.WARM_UP: "#BBDDC5",
     SpanKind.EVALUATION: "#A9BFD8",
@@ -34,6 +35,7 @@ COLOURS = {
 _NAMES = {
     SpanKind.SYNC_COLLECTIVE: "sync (collective)",
     SpanKind.SYNC_CHECKPOINT: "sync (checkpoint)",
+    SpanKind.SYNC_SERVER: "sync (server)",
     SpanKind.WARM_UP: "warm-up",
 }
 _INK, _QUIET, _GROUPS, _LEVEL = "#27272A", "#71717A", "#3F5F7F", "#C9D9E8"
@@ -349,8 +351,8 @@ def _annotate(figure: Figure, axes: Axes, spans: list[Span], title: str, height:
     handles.append(
         Line2D([], [], color=_GROUPS, marker="v", markersize=5, label="groups enter / leave")
     )
-    if SpanKind.SYNC_CHECKPOINT in shown:
-        colour = COLOURS[SpanKind.SYNC_CHECKPOINT]
+    for kind in sorted(shown & {SpanKind.SYNC_CHECKPOINT, SpanKind.SYNC_SERVER}):
+        colour = COLOURS[kind]
         handles.append(Line2D([], [], color=colour, label="weights travel", **_WEIGHTS_LINE))
     figure.legend(
         handles=handles, loc="lower left", bbox_to_anchor=(left - 0.005, 0.0), ncols=len(handles),

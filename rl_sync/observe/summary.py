@@ -13,7 +13,7 @@ from rl_sync.observe.spans import Span, SpanKind, is_explorer, role_order
 
 Interval = tuple[float, float]
 
-SYNC_KINDS = frozenset({SpanKind.SYNC_COLLECTIVE, SpanKind.SYNC_CHECKPOINT})
+SYNC_KINDS = frozenset({SpanKind.SYNC_COLLECTIVE, SpanKind.SYNC_CHECKPOINT, SpanKind.SYNC_SERVER})
 WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rl_sync.observe.figure import draw
 from rl_sync.observe.spans import Span, SpanKind, read_spans
-from rl_sync.observe.summary import of_kind
+from rl_sync.observe.summary import SYNC_KINDS, of_kind
 
 TIMELINE_FILES = ("timeline.png", "timeline.svg")
 CONFIG_FILE = "config.json"
@@ -123,7 +123,7 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
         start = min(span.start_secs for span in (*shown, *rollouts))
     end = max(span.end_secs for span in shown)
     # The sync that follows the last step belongs to the picture.
-    syncs = of_kind(spans, SpanKind.SYNC_COLLECTIVE, SpanKind.SYNC_CHECKPOINT, role="trainer")
+    syncs = of_kind(spans, *SYNC_KINDS, role="trainer")
     published = {span.step for span in shown}
     end = max([end, *(span.end_secs for span in syncs if span.version in published)])
     margin = min(0.01 * (end - start), 0.2)

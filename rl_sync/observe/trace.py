@@ -27,6 +27,7 @@ _COLOURS = {
     SpanKind.WARM_UP: "olive",
     SpanKind.SYNC_COLLECTIVE: "detailed_memory_dump",
     SpanKind.SYNC_CHECKPOINT: "terrible",
+    SpanKind.SYNC_SERVER: "bad",
     SpanKind.WAIT: "grey",
     SpanKind.EVALUATION: "rail_animation",
 }

@@ -57,6 +57,8 @@ class MasterProgram:
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = "start", ""
         self._result: dict[str, Any] = {}
+        self._transfer: str | None = None
+        self._holders: dict[int, str] = {}
         self._started = time.monotonic()
         self.closed = threading.Event()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
@@ -85,6 +87,10 @@ class MasterProgram:
             "summary": self._summary,
             "stop": self._stop,
             "close": self._close,
+            "decide_transfer": self._decide_transfer,
+            "decided_transfer": lambda: self._transfer,
+            "hold": self._hold,
+            "holders": lambda: [address for _, address in sorted(self._holders.items())],
             "weights_ask": self._meeting.ask,
             "weights_granted": self._meeting.granted,
             "weights_withdraw": self._meeting.withdraw,
@@ -169,6 +175,13 @@ class MasterProgram:
 
     def _published(self, version: int) -> None:
         self._apply(VersionPublished(version))
+
+    def _decide_transfer(self, transfer: str) -> None:
+        self._transfer = transfer
+
+    def _hold(self, process: int, address: str) -> None:
+        """A process of the trainer serves weights at an address."""
+        self._holders[process] = address
 
     def _grant_weights(self, request: list[Any], version: int, digest: str) -> bool:
         return self._meeting.grant(Request(*request), version, digest)

@@ -11,6 +11,15 @@ from collections.abc import Sequence
 CANDIDATES: Sequence[int] = range(20_000, 30_000)
 
 
+def interface_towards(address: str) -> str:
+    """The address of this machine that another one, at `host:port`, can reach it at."""
+    host, _, port = address.rpartition(":")
+    family = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host.strip("[]"), int(port)))  # Sends nothing: it chooses a route.
+        return probe.getsockname()[0]
+
+
 def free_ports(host: str, count: int) -> list[int]:
     """As many different ports on which nobody listens.
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import jax
+
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.rendezvous import TrainerRendezvous
+from rl_sync.runtime.serving import HolderServer
 from rl_sync.runtime.session import Session
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPublisher
-from rl_sync.weights.collective import CollectivePublisher
+from rl_sync.weights.collective import CollectivePublisher, Sender
 from rl_sync.weights.local import LocalPublisher
+from rl_sync.weights.server_publisher import ServerPublisher
+from rl_sync.weights.server_regions import Places
 
 
 class Publishing(Protocol):
@@ -63,9 +69,16 @@ class CheckpointPublishing:
       session: the trainer's.
       schedule: decides how many versions stay, and whether every one is needed.
       directory: where versions are saved.
+      processes: the trainer's, by their indices in their cluster.
     """
 
-    def __init__(self, session: Session, schedule: SyncSchedule, directory: Path):
+    def __init__(
+        self,
+        session: Session,
+        schedule: SyncSchedule,
+        directory: Path,
+        processes: Iterable[int],
+    ):
         self._session, self._schedule = session, schedule
         self._publisher = CheckpointPublisher(
             directory,
@@ -74,11 +87,14 @@ class CheckpointPublishing:
             timeout_secs=session.settings.launch.wait_secs,
             resume_from=schedule.start,
             on_saved=self._saved,
+            processes=processes,
+            agree=session.agree,
+            agree_saving=session.team.thread("weights"),
         )
 
     def awaits(self, version: int) -> bool:
         """Where the next batch is made with the version, there is nothing to do meanwhile."""
-        return _is_used_next(self._schedule, version)
+        return _is_next(self._schedule, version)
 
     def publish(self, version: int, params: Params) -> None:
         """See `Publishing`."""
@@ -91,7 +107,7 @@ class CheckpointPublishing:
         self._session.spans.record(
             SpanKind.SYNC_CHECKPOINT, now - secs, now, version=version, background=True
         )
-        self._session.call("published", version=version)
+        self._session.tell("published", version=version)
 
     def serve(self) -> None:
         """See `Publishing`; explorers serve themselves."""
@@ -116,7 +132,7 @@ class LocalPublishing:
 
     def awaits(self, version: int) -> bool:
         """As over checkpoints: where the next batch is made with the version."""
-        return _is_used_next(self._schedule, version)
+        return _is_next(self._schedule, version)
 
     def publish(self, version: int, params: Params) -> None:
         """See `Publishing`; waits for nobody."""
@@ -133,12 +149,48 @@ class LocalPublishing:
         self._publisher.close()
 
 
-def _is_used_next(schedule: SyncSchedule, version: int) -> bool:
-    """Whether there is nothing to go on with until explorers have the version.
+class ServerPublishing:
+    """Versions are cut on the devices and offered; explorers fetch them when they like.
 
-    The step's report, and the end of its span, then come before the first rollout that uses it.
+    Args:
+      session: the trainer's.
+      schedule: decides how many versions are offered.
+      like: the parameters' shapes and places.
+      places: where explorers hold them.
+      host: the interface at which explorers reach this process.
     """
-    return schedule.pull == "exact" and schedule.first_user(version) == version + 1
+
+    def __init__(
+        self, session: Session, schedule: SyncSchedule, like: Params, places: Places, host: str
+    ):
+        self._session, self._schedule = session, schedule
+        self._publisher = ServerPublisher(
+            like,
+            host=host,
+            places=places,
+            keep=schedule.versions_in_use,
+            on_ready=lambda version: session.tell("published", version=version),
+        )
+        self._server = HolderServer(self._publisher, host)
+        session.call("hold", process=jax.process_index(), address=self._server.address)
+
+    def awaits(self, version: int) -> bool:
+        """See `CheckpointPublishing`."""
+        return _is_next(self._schedule, version)
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`."""
+        self._session.check()
+        with self._session.spans.span(SpanKind.SYNC_SERVER, version=version):
+            self._publisher.publish(version, params)
+
+    def serve(self) -> None:
+        """See `Publishing`; explorers serve themselves."""
+
+    def close(self) -> None:
+        """See `Publishing`; what is still being fetched has no use any more."""
+        self._publisher.close()
+        self._server.close()
 
 
 class CollectivePublishing:
@@ -147,18 +199,18 @@ class CollectivePublishing:
     Args:
       session: the trainer's.
       schedule: decides whether all meet.
-      like: the parameters' shapes.
+      links: the way to each explorer, by its number.
     """
 
-    def __init__(self, session: Session, schedule: SyncSchedule, like: Params):
+    def __init__(self, session: Session, schedule: SyncSchedule, links: Mapping[int, Sender]):
         self._session, self._meet = session, schedule.pull == "exact"
         self._rendezvous = TrainerRendezvous(session)
         self._publisher = CollectivePublisher(
-            like,
-            range(1, session.settings.explorers + 1),
+            links,
             self._rendezvous,
             meet=self._meet,
             timeout_secs=session.settings.launch.wait_secs,
+            agree=session.agree,
         )
 
     def awaits(self, version: int) -> bool:
@@ -194,3 +246,11 @@ class CollectivePublishing:
     def close(self) -> None:
         """See `Publishing`."""
         self._publisher.close()
+
+
+def _is_next(schedule: SyncSchedule, version: int) -> bool:
+    """Whether the next batch is made with a version, so that there is nothing to go on with.
+
+    The step's report, and the end of its span, then come before the first rollout that uses it.
+    """
+    return schedule.pull == "exact" and schedule.first_user(version) == version + 1

@@ -83,6 +83,16 @@ def _require_sizes(section: str, **sizes: int) -> None:
         require(size >= 1, f"{section}.{name} must be at least 1 device, not {size}.")
 
 
+def _require_parts(section: str, processes: int, mesh: MeshShape) -> None:
+    require(processes >= 1, f"{section}.processes must be at least 1, not {processes}.")
+    require(
+        mesh.devices % processes == 0,
+        f"{section}.processes={processes} cannot share {section}.mesh of {mesh}, which is"
+        f" {mesh.devices} devices, evenly: the mesh is over the devices of all processes, so use"
+        " sizes whose product is a multiple of their number.",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ShardingSettings:
     """`config.sharding`: along which mesh axes each logical axis is cut, separated by commas.
@@ -140,9 +150,14 @@ class TrainerSettings:
         `Batching`.
       microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
       logits_bytes: memory that logits may take at once in the loss, on each device.
+      offload_reference: whether the reference model is in the host's memory but while its
+        logprobs are computed.
+      offload_optimizer: whether the optimizer's state, the critic's too, is in the host's memory
+        but while it is updated.
       compute_dtype: what the blocks compute in; None for `model.dtype`. Parameters and the
         optimizer's state are float32 anyway.
-      mesh: the trainer's devices.
+      processes: how many processes the trainer has, each with an equal part of the devices.
+      mesh: the trainer's devices, those of all its processes.
     """
 
     steps: int
@@ -153,7 +168,10 @@ class TrainerSettings:
     batching: str
     microbatch_rows: int
     logits_bytes: int
+    offload_reference: bool
+    offload_optimizer: bool
     compute_dtype: str | None
+    processes: int
     mesh: TrainerMesh
 
     def __post_init__(self) -> None:
@@ -166,11 +184,7 @@ class TrainerSettings:
         ):
             value = getattr(self, name)
             require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
-        require(
-            self.group_size >= 2,
-            f"trainer.group_size must be at least 2, not {self.group_size}: a group's completions"
-            " are compared with each other.",
-        )
+        _require_parts("trainer", self.processes, self.mesh.shape)
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
         if self.compute_dtype is not None:
             one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)
@@ -198,15 +212,18 @@ class ExplorerSettings:
       groups_per_lease: groups that an explorer generates at once; None for its share of a batch.
       dtype: what parameters are cast to when they are published, and what explorers compute and
         cache in; None for `model.dtype`.
-      mesh: each explorer's devices.
+      processes: how many processes each explorer has, each with an equal part of the devices.
+      mesh: each explorer's devices, those of all its processes.
     """
 
     count: int | None
     groups_per_lease: int | None
     dtype: str | None
+    processes: int
     mesh: ExplorerMesh
 
     def __post_init__(self) -> None:
+        _require_parts("explorer", self.processes, self.mesh.shape)
         if self.dtype is not None:
             one_of("explorer.dtype", self.dtype, DTYPES)
 
@@ -273,7 +290,7 @@ class CheckpointSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSettings:
-    """`config.launch`: processes, and patience in seconds.
+    """`config.launch`: processes, patience in seconds, and where compiled programs are kept.
 
     Attributes:
       colocate: whether trainer and explorers are threads of one process. Each has devices of its
@@ -284,6 +301,8 @@ class LaunchSettings:
       call_secs: the longest that the master takes to answer.
       master_lost_secs: a role ends itself when the master was silent for so long.
       stop_secs: from asking a role to stop to killing it.
+      compilation_cache: a local directory; None for one in the user's cache directory, empty for
+        nowhere. JAX_COMPILATION_CACHE_DIR goes before it.
     """
 
     colocate: bool
@@ -293,3 +312,11 @@ class LaunchSettings:
     call_secs: float
     master_lost_secs: float
     stop_secs: float
+    compilation_cache: str | None
+
+    def __post_init__(self) -> None:
+        require(
+            "://" not in (self.compilation_cache or ""),
+            f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
+            " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
+        )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.actors.batching import Batching
+from rl_sync.actors.critic import CriticConfig
 from rl_sync.actors.events import MasterSettings
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.algorithms.algorithm import Algorithm
@@ -47,7 +48,7 @@ from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
 
-TRANSFERS = ("collective", "checkpoint")
+TRANSFERS = ("collective", "checkpoint", "server")
 
 TOGETHER = "trainer+explorers"
 """The name of the one process that they share under `launch.colocate`."""
@@ -72,6 +73,7 @@ class RunSettings:
     model: ModelSettings
     warm_up: WarmUpSettings
     algorithm: Algorithm
+    critic: CriticConfig
     optimizer: OptimizerConfig
     trainer: TrainerSettings
     rollout: RolloutSettings
@@ -149,7 +151,7 @@ class RunSettings:
             f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
             " pulls consume batches in their order. Use replay.sampler=fifo.",
         )
-        taken_freely = self.transfer == "checkpoint" or self.launch.colocate
+        taken_freely = self.transfer != "collective" or self.launch.colocate
         offered = schedule.pull == "latest" and taken_freely
         require(
             self.rollout.swap == "between" or offered,
@@ -173,8 +175,30 @@ class RunSettings:
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
         require_shares(self.algorithm, self.trainer, updates)
         require(
+            not self.launch.colocate or self.trainer.processes == self.explorer.processes == 1,
+            "launch.colocate=true runs all roles in one process: use it with"
+            f" trainer.processes=1 and explorer.processes=1, not {self.trainer.processes} and"
+            f" {self.explorer.processes}.",
+        )
+        require(
             self.launch.colocate or not self.launch.share_devices,
             "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
+        )
+        require(
+            self.trainer.group_size >= 2 or not self.algorithm.compares_groups,
+            f"trainer.group_size must be at least 2, not {self.trainer.group_size}:"
+            f" algorithm.advantage={self.algorithm.advantage} compares a group's completions with"
+            " each other. For one completion a prompt use algorithm.name=ppo or reinforce_pp.",
+        )
+        require(
+            not self.algorithm.needs_values or self.critic.warm_up_steps < self.trainer.steps,
+            f"critic.warm_up_steps={self.critic.warm_up_steps} leaves the policy none of"
+            f" trainer.steps={self.trainer.steps} to learn in: use fewer.",
+        )
+        require(
+            self.transfer != "server" or not self.launch.colocate,
+            "sync.transfer=server is for roles in processes of their own: with launch.colocate=true"
+            " use sync.transfer=collective, which hands the weights over.",
         )
         lease = self.explorer.groups_per_lease
         require(
@@ -186,13 +210,11 @@ class RunSettings:
     def _validate_meshes(self) -> None:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
+        processes = max(self.trainer.processes, self.explorer.processes)
         require(
-            self.transfer == "checkpoint"
-            or self.launch.colocate
-            or max(trainer.mesh.size, explorer.mesh.size) == 1,
-            f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
-            f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
-            " sync.transfer=checkpoint.",
+            self.transfer != "server" or processes == 1,
+            f"sync.transfer=server serves programs of one process each, not of {processes}: use"
+            " trainer.processes=1 and explorer.processes=1, or sync.transfer=checkpoint.",
         )
         rows = self.trainer.groups_per_step * self.trainer.group_size
         rows //= self.optimizer.updates_per_batch
@@ -219,6 +241,10 @@ class RunSettings:
     def mesh_of(self, role: str) -> MeshShape:
         """The mesh of a role, by its name."""
         return (self.trainer if role == "trainer" else self.explorer).mesh.shape
+
+    def processes_of(self, role: str) -> int:
+        """How many processes a role has, by its name."""
+        return (self.trainer if role == "trainer" else self.explorer).processes
 
     @property
     def trainer_layout(self) -> Layout:
@@ -285,15 +311,14 @@ class RunSettings:
         return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
 
     @property
-    def meets(self) -> bool:
-        """Whether trainer and explorers stand in the same transfer at each sync."""
-        together = self.transfer == "collective" and not self.launch.colocate
-        return together and self.schedule.pull == "exact"
+    def is_joint(self) -> bool:
+        """Whether trainer and explorers are processes of one cluster."""
+        return self.transfer == "collective" and not self.launch.colocate
 
     @property
-    def processes(self) -> list[str]:
-        """The processes that train, by name: one a role, or one for all."""
-        return [TOGETHER] if self.launch.colocate else self.roles
+    def meets(self) -> bool:
+        """Whether trainer and explorers stand in the same transfer at each sync."""
+        return self.is_joint and self.schedule.pull == "exact"
 
     def master_settings(self) -> MasterSettings:
         """What the master actor needs."""

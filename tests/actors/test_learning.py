@@ -1,5 +1,7 @@
 """Whether each named algorithm learns: a table of logits answers 8 prompts in up to 3 tokens.
 
+Where an algorithm needs values, a table of them is the critic.
+
 An answer's reward is the share of its tokens that are right. Those that generate are one step
 behind, so that ratios take part, and each step has two updates.
 """
@@ -13,6 +15,7 @@ import optax
 import pytest
 
 from rl_sync.actors import credit, objective
+from rl_sync.actors.critic import CriticConfig, value_loss
 from rl_sync.algorithms.named import ALGORITHMS
 
 PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 8, 8, 3, 4
@@ -23,6 +26,7 @@ PROMPT = np.repeat(np.arange(PROMPTS), GROUP_SIZE)
 LENGTHS = np.random.default_rng(1).integers(1, LENGTH + 1, ROWS)
 MASK = np.arange(LENGTH) < LENGTHS[:, None]
 OPTIMIZER = optax.adam(0.1)
+CRITIC = CriticConfig("own", None, coefficient=0.5, clip=0.2, warm_up_steps=0)
 
 
 def _logprobs(logits, tokens):
@@ -41,7 +45,7 @@ def _learn(algorithm, sign):
     """The probability of being right after training, with the advantages' sign given."""
 
     def step(carry, key):
-        logits, drawn_by, state = carry
+        (logits, values), drawn_by, state = carry
         tokens = jax.random.categorical(key, drawn_by[PROMPT])
         if algorithm.imitates:
             tokens = jnp.asarray(RIGHT[PROMPT])
@@ -52,29 +56,43 @@ def _learn(algorithm, sign):
         greedy = drawn_by.argmax(axis=-1)[PROMPT] == RIGHT[PROMPT]
         baselines = jnp.where(MASK, greedy, 0).sum(axis=1) / LENGTHS
         batch = credit.Trajectories(
-            rewards, jnp.asarray(MASK), None, whole, behavior, ref, baselines
+            rewards,
+            jnp.asarray(MASK),
+            None,
+            whole,
+            behavior,
+            ref,
+            baselines,
+            values[PROMPT],
         )
         given, _ = credit.give(algorithm, batch, GROUP_SIZE, LENGTH)
         known = objective.Experience(
             jnp.asarray(MASK), behavior, proximal, ref, sign * given.advantages, given.weights,
-            jnp.ones_like(tokens), None,
+            jnp.ones_like(tokens), None, values=values[PROMPT],
+            returns=given.returns,
         )  # fmt: skip
         totals = objective.totals(algorithm, known, ROWS, LENGTH, GROUP_SIZE)
 
         def update(carry, _):
-            def loss_of(table):
-                return objective.policy_loss(algorithm, *_logprobs(table, tokens), known, totals)[0]
+            def loss_of(tables):
+                logits, values = tables
+                scores = _logprobs(logits, tokens)
+                loss, _ = objective.policy_loss(algorithm, *scores, known, totals)
+                if not algorithm.needs_values:
+                    return loss
+                return loss + value_loss(CRITIC, values[PROMPT], known, totals)[0]
 
             updates, state = OPTIMIZER.update(jax.grad(loss_of)(carry[0]), carry[1])
             return (optax.apply_updates(carry[0], updates), state), None
 
-        drawn_by = logits
-        (logits, state), _ = jax.lax.scan(update, (logits, state), length=UPDATES)
-        return (logits, drawn_by, state), None
+        tables = logits, values
+        (tables, state), _ = jax.lax.scan(update, (tables, state), length=UPDATES)
+        return (tables, logits, state), None
 
     start = jnp.zeros((PROMPTS, LENGTH, VOCABULARY))
-    carry = (start, start, OPTIMIZER.init(start))
-    (logits, _, _), _ = jax.lax.scan(step, carry, jax.random.split(jax.random.key(0), STEPS))
+    tables = start, jnp.zeros((PROMPTS, LENGTH))
+    carry = (tables, start, OPTIMIZER.init(tables))
+    ((logits, _), _, _), _ = jax.lax.scan(step, carry, jax.random.split(jax.random.key(0), STEPS))
     return _right(logits)
 
 

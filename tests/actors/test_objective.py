@@ -14,7 +14,7 @@ GROUP_SIZE, MAX_TOKENS = 4, 10
 STALENESS = np.random.default_rng(0).integers(0, 4, MASK.shape)
 ENTROPY = np.random.default_rng(1).random(MASK.shape)
 TRUNCATED = LENGTHS == MAX_TOKENS
-COLUMNS = ("logprobs", "behavior_logprobs", "old_logprobs", "ref_logprobs")
+COLUMNS = ("logprobs", "behavior_logprobs", "old_logprobs", "ref_logprobs", "values")
 PADDED = ({name: VALUES[name] for name in COLUMNS}, MASK, None, STALENESS, ENTROPY)
 
 
@@ -27,7 +27,7 @@ def _packed():
 def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewards"]):
     """What is known of a batch of the reference's rollouts, with a reference model."""
     asarray = functools.partial(jnp.asarray, dtype=jnp.float32)
-    behavior, proximal, ref = (asarray(columns[name]) for name in COLUMNS[1:])
+    behavior, proximal, ref, values = (asarray(columns[name]) for name in COLUMNS[1:])
     baselines = asarray(rewards)[::-1]
     batch = credit.Trajectories(
         asarray(rewards),
@@ -37,10 +37,18 @@ def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewar
         behavior,
         ref,
         baselines,
+        values=values,
     )
     given, metrics = credit.give(algorithm, batch, GROUP_SIZE, MAX_TOKENS)
     experience = objective.Experience(
-        jnp.asarray(mask), behavior, proximal, ref, *given, jnp.asarray(staleness), sequences
+        jnp.asarray(mask),
+        behavior,
+        proximal,
+        ref,
+        given.advantages,
+        given.weights,
+        jnp.asarray(staleness),
+        sequences,
     )
     return experience, metrics
 
@@ -112,6 +120,25 @@ def test_corrections_multiply():
     expected = plain * np.prod([np.asarray(one) / safe for one in apart], axis=0)
     np.testing.assert_allclose(together, expected, atol=1e-6)
     assert 0 < np.sum(together == 0) < together.size
+
+
+def test_the_weight_of_the_divergence_may_be_given():
+    """k1's gradient is β / tokens at each token."""
+    algorithm = _changed(kl_estimator="k1", kl_coefficient=9.0, aggregation="token_mean")
+    columns, mask, sequences, staleness, entropy = PADDED
+    known, _ = _known(algorithm, columns, mask, sequences, staleness)
+    of = []
+    for weight in (0.6, 0.1):
+        totals = objective.totals(
+            algorithm, known, 12, MAX_TOKENS, GROUP_SIZE, kl_coefficient=jnp.float32(weight)
+        )
+        gradient = jax.grad(
+            lambda logprobs, totals=totals: objective.policy_loss(
+                algorithm, logprobs, jnp.asarray(entropy), known, totals
+            )[0]
+        )
+        of.append(gradient(jnp.asarray(columns["logprobs"], jnp.float32)))
+    np.testing.assert_allclose(np.asarray(of[0] - of[1])[MASK], 0.5 / MASK.sum(), rtol=1e-3)
 
 
 def test_the_divergence_and_the_entropy_are_reduced_like_the_loss():

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.actors.critic import CriticConfig
 from rl_sync.actors.trainer import Trainer
+from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.placement import shardings
-from tests.actors.test_trainer import ALGORITHM, OPTIMIZER, _batch
+from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
+from tests.actors.test_trainer import ALGORITHM, OPTIMIZER, UNEVEN, _batch
 from tests.models import tiny
 from tests.models.meshes import layout
 
@@ -25,9 +28,15 @@ MODEL = ModelConfig(
     mlp_dim=12,
     max_length=8,
 )
+SMALL = dataclasses.replace(MODEL, num_layers=1)
 PARAMS = tiny.params(MODEL)
 CASES = {
     "fsdp with microbatches": ({"fsdp": 2}, {"remat": "full"}, {"microbatch_rows": 4}),
+    "fsdp, offloaded": (
+        {"fsdp": 2},
+        {"num_layers": 1},
+        {"offload_reference": True, "offload_optimizer": True},
+    ),
     "data and tensor": ({"data": 2, "tensor": 2}, {}, {}),
     "fsdp and tensor, adapters": (
         {"fsdp": 2, "tensor": 2},
@@ -40,7 +49,7 @@ CASES = {
 def _trainer(on, **fields):
     of = {
         "model": MODEL,
-        "algorithm": dataclasses.replace(ALGORITHM, kl_coefficient=0.1),
+        "algorithm": dataclasses.replace(ALGORITHM, kl_coefficient=0.1, refresh_reference_steps=2),
         "optimizer": dataclasses.replace(OPTIMIZER, updates_per_batch=2, weight_decay=0.1),
         "group_size": 4,
         "max_completion_tokens": 6,
@@ -86,8 +95,59 @@ def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fiel
 
 
 def _place(x):
-    """Which part of an array each device holds."""
-    return x.shape, x.dtype, x.sharding.devices_indices_map(x.shape)
+    """Which part of an array each device holds, and in which memory."""
+    indices = x.sharding.devices_indices_map(x.shape)
+    return x.shape, x.dtype, indices, x.sharding.memory_kind
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gspo", "decoupled_ppo", "ppo"])
+def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
+    """Groups and their statistics, the batch's and every mean are whole, on four devices.
+
+    On stale data that other parameters drew, so that ratios, clipping and weights take part.
+    """
+    algorithm = dataclasses.replace(
+        ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.01, allow_unsafe=True
+    )
+    # Without Adam's first steps, which magnify the rounding of sums.
+    plain = {"name": "sgd", "b1": 0.0, "learning_rate": 0.1, "updates_per_batch": 2}
+    fields = {
+        "model": SMALL,
+        "algorithm": algorithm,
+        "optimizer": dataclasses.replace(OPTIMIZER, **plain),
+        "critic": CriticConfig("own", None, 0.5, 0.2, 0) if algorithm.needs_values else None,
+    }
+    params = tiny.params(SMALL)
+    drawn = {"params": jax.tree.map(lambda x: 0.9 * x, params), "model": SMALL}
+    one, mesh = _trainer(None, **fields), _trainer(layout(2, 2), microbatch_rows=4, **fields)
+    batch = _batch(UNEVEN, "packed", 2, 4, **drawn)
+    assert batch.tokens.shape[0] == 16
+    assert (batch.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
+    expected, expected_metrics = one.step(_placed(one, params), _batch(UNEVEN, **drawn))
+    found, metrics = mesh.compile_step(mesh.like(), batch)(_placed(mesh, params), batch)
+    for key, value in expected_metrics.items():
+        np.testing.assert_allclose(metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected.params, params)
+    assert min(jax.tree.leaves(moved)) > 1e-4
+    for part in ("params", "critic"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+            getattr(found, part),
+            getattr(expected, part),
+        )
+
+
+def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path):
+    fields = {"offload_reference": True, "offload_optimizer": True}
+    trainer = _trainer(layout(fsdp=2), **fields)
+    state = _placed(trainer, PARAMS)
+    for tree in (state.ref_params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(tree)} == {"pinned_host"}
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {"device"}
+    save_snapshot(tmp_path, 0, state, {})
+    _, found, _ = load_snapshot(tmp_path, 0, trainer.like())
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+    assert jax.tree.map(_place, found) == jax.tree.map(_place, state)
 
 
 def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():

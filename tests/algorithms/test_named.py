@@ -8,7 +8,7 @@ from rl_sync.algorithms.named import ALGORITHMS, named
 
 
 def test_every_name_in_a_record_has_its_function():
-    assert set(algorithm.ADVANTAGES) == {*credit.ADVANTAGES, "reinforce_pp", "remax"}
+    assert set(algorithm.ADVANTAGES) == {*credit.ADVANTAGES, *credit.TOKEN_ADVANTAGES}
     assert set(algorithm.LOSSES) == {*objective.LOSSES, "dpo"} >= set(objective.CLIPPED)
     assert set(algorithm.CORRECTIONS) == set(objective.CORRECTIONS)
     assert set(algorithm.AGGREGATIONS) == set(objective.AGGREGATIONS)
@@ -41,7 +41,7 @@ def test_what_is_dangerous_says_why(name, change, part):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"advantage": "gae"}, r"advantage='gae' is not one of grpo, dr_grpo"),
+        ({"advantage": "gea"}, r"advantage='gea' is not one of grpo, dr_grpo"),
         ({"loss": "ppo"}, r"loss='ppo' is not one of .*; did you mean"),
         ({"correction": "token_mask,tokens"}, r"correction='tokens' is not one of"),
         ({"kl_estimator": "k9"}, r"kl_estimator='k9' is not one of k1, k2, k3"),
@@ -50,6 +50,12 @@ def test_what_is_dangerous_says_why(name, change, part):
         ({"dual_clip": 0.5}, r"dual_clip=0.5 must be above 1"),
         ({"kl_coefficient": -0.1}, r"kl_coefficient=-0.1 must not be negative"),
         ({"discount": 0.0}, r"discount=0.0 must be in \(0, 1\]"),
+        ({"gae_lambda": 1.1}, r"gae_lambda=1.1 must be in \[0, 1\]"),
+        ({"n_steps": 0}, r"n_steps=0 must be above 0"),
+        ({"kl_target": -1.0}, r"kl_target=-1.0 must not be negative"),
+        ({"kl_horizon_steps": 0.0}, r"kl_horizon_steps=0.0 must be above 0"),
+        ({"kl_target": 0.1, "kl_coefficient": 0.0}, r"no weight to adapt: .*kl_coefficient"),
+        ({"advantage": "gae", "loss": "topr"}, r"advantage=gae makes one a token"),
         ({"token_low": 1.5}, r"token_low=1.5 .* have 1"),
         ({"max_attempts": 0}, r"max_attempts=0 .* at least 1"),
         ({"max_attempts": 3}, r"max_attempts=3 .* no setting says which"),

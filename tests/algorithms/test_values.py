@@ -3,7 +3,7 @@ import numpy as np
 
 from rl_sync.algorithms import aggregation
 from rl_sync.algorithms.preference import dpo
-from rl_sync.algorithms.values import clipped_value_loss
+from rl_sync.algorithms.values import clipped_value_loss, explained_variance, is_value_clipped
 from tests.algorithms.golden import MASK, VALUES, assert_is_reference
 
 
@@ -19,6 +19,24 @@ def test_the_clipped_value_loss_by_hand():
     """From 0 to 1 counts as 0.2: ½ · max(0, 0.8²) for a return of 1, ½ · max(1, 0.04) for 0."""
     losses = clipped_value_loss(jnp.ones(2), jnp.zeros(2), jnp.array([1.0, 0.0]), 0.2)
     np.testing.assert_allclose(losses, [0.32, 0.5])
+
+
+def test_a_value_is_clipped_where_it_has_come_far_enough_towards_its_return_or_beyond():
+    """From 0, with ε = 0.2: past 0.2 on the way to 1; not on the way away from it."""
+    values = jnp.array([0.1, 0.5, -0.5])
+    clipped = is_value_clipped(values, jnp.zeros(3), jnp.ones(3), 0.2)
+    np.testing.assert_array_equal(clipped, [False, True, False])
+    assert not is_value_clipped(values, jnp.zeros(3), jnp.ones(3), jnp.inf).any()
+
+
+def test_explained_variance_by_hand():
+    """Returns 0, 1, 2 of variance ⅔; errors 0, 0, 1 of variance 2/9; what is masked is left out."""
+    mask = jnp.array([[True, True, True, False]])
+    returns = jnp.array([[0.0, 1.0, 2.0, jnp.nan]])
+    found = explained_variance(jnp.array([[0.0, 1.0, 1.0, 5.0]]), returns, mask)
+    np.testing.assert_allclose(found, 2 / 3, rtol=1e-6)
+    np.testing.assert_allclose(explained_variance(jnp.full((1, 4), 7.0), returns, mask), 0)
+    assert np.isnan(explained_variance(returns, jnp.ones((1, 4)), mask))
 
 
 def test_dpo_by_hand():

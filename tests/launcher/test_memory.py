@@ -41,8 +41,8 @@ def parts_of(text: str) -> dict[str, dict[str, str]]:
     """The sizes by role and part, the last one as `total`, and those of other policies."""
     found = {}
     _, _, memory = text.partition("Memory a device")
-    for role, line in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)?)$", memory, re.M):
-        parts = re.findall(r"(?:^|[,;] )([A-Za-z_ ]+) (\d[\d.]* (?:bytes|[kM]B))", line)
+    for role, line in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)*)$", memory, re.M):
+        parts = re.findall(r"(?:^|[,;:] )([A-Za-z_ ]+) (\d[\d.]* (?:bytes|[kM]B))", line)
         total = re.search(r": (\d[\d.]* [kM]B)$", line, re.M)
         found[role] = {**dict(parts), "total": total[1]}
     return found
@@ -86,6 +86,34 @@ def test_plan_prints_figures_that_add_up():
 
 def test_without_a_penalty_there_is_no_reference():
     assert "reference" not in described(algorithm__kl_coefficient=0.0)["trainer"]
+
+
+def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing():
+    head = 4 * (32 + 1)
+    policy = {
+        "parameters": PARAMETERS,
+        "optimizer": 2 * PARAMETERS + 2 * 4,
+        "gradients": PARAMETERS,
+        "reference": PARAMETERS,
+    }
+    ppo = {"algorithm__name": "ppo", "algorithm__kl_coefficient": 0.1}
+    own, shared = (described(**ppo, critic__model=model)["trainer"] for model in ("own", "head"))
+    assert_parts(
+        own,
+        **policy,
+        critic=2 * (PARAMETERS + head),
+        critic_optimizer=2 * (PARAMETERS + head) + 2 * 4,
+    )
+    assert_parts(shared, **policy, critic=2 * head, critic_optimizer=2 * head + 2 * 4)
+    assert 1.5 < size(own["activations"]) / size(shared["activations"]) < 2
+
+
+def test_what_is_offloaded_is_apart_from_what_the_device_holds():
+    offloaded = {"trainer__offload_reference": True, "trainer__offload_optimizer": True}
+    found = described(algorithm__kl_coefficient=0.1, **offloaded)["trainer"]
+    assert_parts(found, parameters=PARAMETERS, gradients=PARAMETERS)
+    assert found["reference"] == format_bytes(PARAMETERS)
+    assert found["optimizer"] == format_bytes(2 * PARAMETERS + 2 * 4)
 
 
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():

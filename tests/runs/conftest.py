@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,39 @@ CACHE = {
 }
 
 
-def launch(*flags: str, workdir: Path, **popen: Any) -> subprocess.Popen[str]:
-    """Starts the launcher on the tiny config."""
+# For runs of many processes, each of which compiles everything for itself.
+QUICKLY_COMPILED = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+MESHES = (
+    "--config.trainer.mesh.fsdp=4",
+    "--config.explorer.mesh.data=2",
+    "--config.explorer.mesh.tensor=2",
+    "--config.trainer.groups_per_step=8",
+    "--config.trainer.evaluation_problems=8",
+    "--config.warm_up.batch_size=16",
+    "--config.warm_up.probe_problems=8",
+)
+TEAMS = (*MESHES, "--config.trainer.processes=2", "--config.explorer.processes=2")
+
+
+def launch(
+    *flags: str, workdir: Path, variables: Mapping[str, str] | None = None, **popen: Any
+) -> subprocess.Popen[str]:
+    """Starts the launcher on the tiny config.
+
+    Args:
+      variables: that the environment has besides; those of the cache if left out.
+    """
     command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
     cache = str(workdir.parents[1] / "compiled")  # One for the whole test session.
+    if variables is None:
+        variables = {**CACHE, "JAX_COMPILATION_CACHE_DIR": cache}
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **CACHE, "JAX_COMPILATION_CACHE_DIR": cache},
+        env={**os.environ, **variables},
         **popen,
     )
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from rl_sync.models import lora
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SpanKind
-from rl_sync.observe.summary import overlap_secs, union_secs
-from rl_sync.runtime.programs import WEIGHTS_DIR, parameters_of, trainer_of
+from rl_sync.observe.summary import SYNC_KINDS, overlap_secs, union_secs
+from rl_sync.runtime.programs import SYNC_SPANS, WEIGHTS_DIR, parameters_of, trainer_of
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
 from rl_sync.weights.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
@@ -18,7 +19,8 @@ from tests.models.meshes import layout
 def flags(mode: str, **fields: object) -> tuple[str, ...]:
     sections = {"interval": "sync", "offset": "sync", "transfer": "sync", "count": "explorer"}
     sections |= {"steps": "trainer"}
-    sections |= dict.fromkeys(("budget_tokens", "slots", "chunk_tokens"), "rollout")
+    of_rollout = ("budget_tokens", "slots", "chunk_tokens", "swap")
+    sections |= dict.fromkeys(of_rollout, "rollout")
     sections |= dict.fromkeys(("colocate", "share_devices"), "launch")
     return (
         f"--config.sync.mode={mode}",
@@ -32,13 +34,19 @@ ASYNCHRONOUS = flags("asynchronous")
 RUNS = {
     "synchronous": SYNCHRONOUS,
     "synchronous by checkpoint": flags("synchronous", transfer="checkpoint"),
+    "synchronous by server": flags("synchronous", transfer="server"),
     "synchronous, interval 2": flags("synchronous", interval=2),
     "synchronous, interval 4, two explorers": flags("synchronous", interval=4, count=2),
     "one step off-policy": ONE_STEP,
     "one step off-policy by checkpoint": flags("one_step_off_policy", transfer="checkpoint"),
+    "one step off-policy by server": flags("one_step_off_policy", transfer="server"),
     "custom (1, 4)": flags("custom", interval=1, offset=4),
     "custom (2, 3) by checkpoint": flags("custom", interval=2, offset=3, transfer="checkpoint"),
+    "custom (2, 3) by server": flags("custom", interval=2, offset=3, transfer="server"),
     "asynchronous": ASYNCHRONOUS,
+    "asynchronous by server, in flight": flags(
+        "asynchronous", transfer="server", swap="in_flight", chunk_tokens=1
+    ),
     "asynchronous, interval 2, collective": flags(
         "asynchronous", interval=2, transfer="collective"
     ),
@@ -47,6 +55,7 @@ RUNS = {
     ),
     # Long enough for an explorer that starts seconds after the others.
     "two explorers": flags("multi_explorer", count=2, steps=50),
+    "two explorers by server": flags("multi_explorer", count=2, transfer="server", steps=50),
     "three explorers": flags("multi_explorer", count=3, steps=50),
     "synchronous, in one process": flags("synchronous", colocate=True),
     "one step off-policy, on shared devices": flags(
@@ -74,6 +83,14 @@ def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(runs, name
         assert len(step["groups"]) == settings.trainer.groups_per_step
         for version in run.versions(step):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+@every_run
+def test_every_step_changes_the_weights(runs, name):
+    run = runs.get(*RUNS[name])
+    steps = read_metrics(run.workdir, "rl")
+    assert [step["step"] for step in steps] == list(range(1, run.settings.trainer.steps + 1))
+    assert all(step["gradient_norm"] > 0 for step in steps)
 
 
 @exact_runs
@@ -118,16 +135,20 @@ def test_each_explorer_generates_and_its_groups_arrive(runs, name):
 @every_run
 def test_weights_travel_in_the_way_that_was_asked_for(runs, name):
     run = runs.get(*RUNS[name])
-    kind = {"collective": SpanKind.SYNC_COLLECTIVE, "checkpoint": SpanKind.SYNC_CHECKPOINT}
-    wanted = kind.pop(run.settings.transfer)
-    (other,) = kind.values()
+    wanted = SYNC_SPANS[run.settings.transfer]
     for role in run.settings.roles:
         assert run.spans(wanted, role=role), role
-    assert not run.spans(other)
+    assert not run.spans(*(SYNC_KINDS - {wanted}))
 
 
 @pytest.mark.parametrize(
-    "name", ["synchronous", "synchronous by checkpoint", "synchronous, in one process"]
+    "name",
+    [
+        "synchronous",
+        "synchronous by checkpoint",
+        "synchronous by server",
+        "synchronous, in one process",
+    ],
 )
 def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
     run = runs.get(*RUNS[name])
@@ -158,7 +179,8 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
     assert reasons <= {"experiences", "the replay server"}
     for wait in run.spans(SpanKind.WAIT, role="explorer"):
         assert wait.attributes["for_whom"] in ("the trainer", "replay")
-    publishing = [s for s in run.spans(SpanKind.SYNC_CHECKPOINT, role="trainer")]
+    kinds = SYNC_KINDS - {SpanKind.SYNC_COLLECTIVE}
+    publishing = [s for s in run.spans(*kinds, role="trainer")]
     blocking = [s for s in publishing if not s.attributes.get("background")]
     assert union_secs(blocking) < 0.2 * len(publishing) + 0.5
 
@@ -183,8 +205,11 @@ def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(r
     ("one", "other"),
     [
         ("one step off-policy", "one step off-policy by checkpoint"),
+        ("one step off-policy", "one step off-policy by server"),
         ("synchronous", "synchronous by checkpoint"),
-        ("synchronous", "synchronous, in one process"),
+        ("synchronous", "synchronous by server"),
+        ("synchronous, in one process", "synchronous"),
+        ("custom (2, 3) by checkpoint", "custom (2, 3) by server"),
         ("one step off-policy", "one step off-policy, on shared devices"),
     ],
 )

@@ -21,6 +21,8 @@ def get_config() -> ConfigDict:
     config.trainer.group_size = 2
     config.trainer.evaluation_problems = 32
     config.optimizer.updates_per_batch = 2
+    # No completion earns a reward, and yet every step has to change the weights.
+    config.algorithm.entropy_coefficient = 0.1
     config.checkpoint.every_steps = 5
     config.master.reward_workers = 0
     config.launch.stop_secs = 20.0

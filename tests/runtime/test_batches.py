@@ -54,6 +54,7 @@ def reader(mode, groups, *, needed, generated, keep="first"):
         spans=SimpleNamespace(span=lambda *_, **told: contextlib.nullcontext(told)),
         patience=lambda *_: lambda: next(turns, None) is not None or patience(),
         call=lambda method, **_: [],
+        agree=lambda what, thunk: thunk(),
     )
     return BatchReader(session, Buffer(groups), "groups", resolve(mode), lambda: None)
 

@@ -18,6 +18,10 @@ def test_ports_differ_and_are_none_that_others_are_given():
         pass
 
 
+def test_an_address_of_this_machine_is_reached_at_its_own():
+    assert ports.interface_towards(f"{HOST}:1234") == HOST
+
+
 def test_a_port_on_which_somebody_listens_is_not_taken(monkeypatch):
     first, second = ports.free_ports(HOST, 2)
     monkeypatch.setattr(ports, "CANDIDATES", [first, second])

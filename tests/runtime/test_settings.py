@@ -49,6 +49,10 @@ def settings_with(**fields: Any) -> RunSettings:
             ["explorer.count=2", "sync.mode=multi_explorer"],
         ),
         ({"sync__mode": "multi_explorer", "explorer__count": 1}, ["explorer.count=1", "2 or more"]),
+        (
+            {"launch__compilation_cache": "gs://bucket"},
+            ["launch.compilation_cache=gs://bucket", "local", "JAX_COMPILATION_CACHE_DIR"],
+        ),
         ({"replay__backend": "redis"}, ["replay.backend='redis'", "reverb, embedded"]),
         ({"replay__sampler": "lifo"}, ["replay.sampler=lifo", "Use replay.sampler=fifo"]),
         ({"optimizer__updates_per_batch": 7}, ["updates_per_batch=7", "divisor"]),
@@ -56,11 +60,12 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"optimizer__schedule": "step"}, ["optimizer.schedule='step'", "cosine"]),
         ({"trainer__batching": "ragged"}, ["trainer.batching='ragged'", "packed"]),
         ({"trainer__microbatch_rows": 3}, ["trainer.microbatch_rows=3", "a divisor of 128"]),
-        ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
+        ({"trainer__processes": 0}, ["trainer.processes", "at least 1", "0"]),
         (
-            {"trainer__mesh__fsdp": 2},
-            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=checkpoint"],
+            {"explorer__mesh__tensor": 3, "explorer__processes": 2},
+            ["explorer.processes=2", "tensor=3, which is 3 devices", "multiple of their number"],
         ),
+        ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
         (
             {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
             ["optimizer.updates_per_batch = 128", "3 parts", "use a multiple"],
@@ -117,6 +122,11 @@ def settings_with(**fields: Any) -> RunSettings:
             ],
         ),
         ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
+        ({"critic__model": "heads"}, ["critic.model='heads' is not one of own, head"]),
+        (
+            {"algorithm__name": "ppo", "critic__warm_up_steps": 5, "trainer__steps": 5},
+            ["critic.warm_up_steps=5", "trainer.steps=5", "use fewer"],
+        ),
     ],
 )
 def test_a_config_that_cannot_run_is_refused_with_the_way_out(fields, parts):
@@ -138,6 +148,17 @@ def test_unknown_missing_and_mistyped_settings_are_named():
         RunSettings.from_config({**config, "seed": "0"})
     with pytest.raises(ConfigError, match=r"config.model must be a section"):
         RunSettings.from_config({**config, "model": 3})
+
+
+@pytest.mark.parametrize("transfer", ["checkpoint", "server"])
+def test_meshes_and_swaps_in_flight_go_with_transfers_between_independent_programs(transfer):
+    settings = settings_with(
+        sync__mode="asynchronous",
+        sync__transfer=transfer,
+        rollout__swap="in_flight",
+        trainer__mesh__fsdp=2,
+    )
+    assert settings.transfer == transfer
 
 
 @pytest.mark.parametrize(
@@ -314,3 +335,9 @@ def test_the_shape_of_batches_decides_how_much_is_generated():
     assert remax.batching(row_tokens=8).with_baselines
     dapo = settings_with(algorithm__name="dapo", algorithm__group_mean_high=0.9)
     assert dapo.master_settings().screening == Screening(True, -UNBOUNDED, 0.9, 10)
+
+
+def test_one_completion_a_prompt_will_do_where_none_are_compared():
+    for name in ("ppo", "reinforce_pp"):
+        settings = settings_with(algorithm__name=name, trainer__group_size=1)
+        assert settings.trainer.group_size == 1

@@ -51,7 +51,7 @@ class Run:
 
         return compiled
 
-    def call(self, method, **arguments):
+    def tell(self, method, **arguments):
         if method == "trained":
             self.events.append(("trained", arguments["step"], arguments["lease_ids"]))
             self.left_out.append(arguments["left_out"])

@@ -1,0 +1,127 @@
+"""A model's passes over the rows of a batch, and the parts of the model that they are made of.
+
+Letters in shapes: B rows, T positions, D embed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rl_sync.models import lora
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.heads import HEAD, hidden_scalars
+from rl_sync.models.logprobs import hidden_logprobs
+from rl_sync.models.sharding import constrain
+from rl_sync.models.transformer import hidden_states
+from rl_sync.types import Packing, Params
+
+
+class Scores(NamedTuple):
+    """What is said of each token.
+
+    Attributes:
+      logprobs, entropy: see `token_logprobs`.
+      values: of the states before each token; None without a critic. What stands at a sequence's
+        first token means nothing.
+    """
+
+    logprobs: Float[Array, "B T"]
+    entropy: Float[Array, "B T"]
+    values: Float[Array, "B T"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """What a model says of tokens, in rows of one trajectory each or of several.
+
+    Attributes:
+      model: its shape. With `lora`, adapters are trained and nothing else.
+      temperature: divides the logits.
+      logits_bytes: see `token_logprobs`; of all devices.
+    """
+
+    model: ModelConfig
+    temperature: float
+    logits_bytes: int
+
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """What is trained, and what is not."""
+        return lora.split(params) if self.model.lora else (params, {})
+
+    def join(self, trained: Params, frozen: Params) -> Params:
+        """Inverts `split`; a scalar head may be among what is trained."""
+        return lora.join(trained, frozen) if self.model.lora else trained
+
+    def logprobs(
+        self,
+        trained: Params,
+        frozen: Params,
+        tokens: Int[Array, "B T"],
+        packing: Packing | None = None,
+    ) -> Float[Array, "B T"]:
+        """Of each token; see `token_logprobs`."""
+        return self.scores(trained, None, frozen, tokens, packing).logprobs
+
+    def values(
+        self,
+        trained: Params,
+        critic: Params,
+        frozen: Params,
+        tokens: Int[Array, "B T"],
+        packing: Packing | None = None,
+    ) -> Float[Array, "B T"]:
+        """See `Scores`, and `scores` for the arguments."""
+        trunk = trained if _is_head(critic) else critic
+        return _values(critic, self._hidden(self.join(trunk, frozen), tokens, packing))
+
+    def scores(
+        self,
+        trained: Params,
+        critic: Params | None,
+        frozen: Params,
+        tokens: Int[Array, "B T"],
+        packing: Packing | None = None,
+    ) -> Scores:
+        """All that is said of each token.
+
+        Args:
+          trained: of the policy.
+          critic: a scalar head on the policy's trunk, in the same pass; or with what is trained of
+            a model of its own, in another.
+          frozen: what both have in common.
+        """
+        params = self.join(trained, frozen)
+        hidden = self._hidden(params, tokens, packing)
+        tokens = constrain(tokens, "batch")
+        logprobs, entropy = hidden_logprobs(
+            self.model, params, hidden, tokens, self.temperature, self.logits_bytes
+        )
+        values = None
+        if critic is not None:
+            its_own = not _is_head(critic)
+            values = _values(
+                critic,
+                self._hidden(self.join(critic, frozen), tokens, packing) if its_own else hidden,
+            )
+        return Scores(logprobs, entropy, values)
+
+    def _hidden(
+        self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None
+    ) -> Float[Array, "B T D"]:
+        trunk = {name: value for name, value in params.items() if name != HEAD}
+        positions = None if packing is None else packing.positions
+        segments = None if packing is None else packing.trajectories
+        return hidden_states(self.model, trunk, constrain(tokens, "batch"), positions, segments)
+
+
+def _is_head(critic: Params) -> bool:
+    return critic.keys() == {HEAD}
+
+
+def _values(critic: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+    # What is read of a token's hidden state is the value of what follows it.
+    return jnp.pad(hidden_scalars(critic, hidden)[:, :-1], ((0, 0), (1, 0)))

@@ -1,0 +1,190 @@
+"""Point-to-point transfer between the roles: who serves, where, and what explorers do without it.
+
+The trainer decides how weights travel, since it knows first whether its backend can serve, and
+tells the master, whom the explorers ask; so all decide alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from rl_sync.runtime.ports import interface_towards
+from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.runtime.session import RunStoppedError, Session
+from rl_sync.types import Params
+from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.server_publisher import Holder
+from rl_sync.weights.server_puller import ServerPuller
+from rl_sync.weights.server_transport import TransferUnavailableError, start_server
+
+_POLL_SECS = 0.1
+_THREADS = 64
+_log = logging.getLogger(__name__)
+
+
+def decide_transfer(session: Session, master_address: str) -> str:
+    """The trainer's side: how weights travel in this run, told to everybody.
+
+    That is what the settings ask for, but checkpoints where no transfer server can be had.
+    """
+    transfer = session.settings.transfer
+    if transfer == "server":
+        try:
+            start_server(interface_towards(master_address))
+        except TransferUnavailableError as error:
+            transfer = "checkpoint"
+            reason = f"Weights travel by checkpoint instead of sync.transfer=server: {error}"
+            _log.warning("%s", reason)
+            session.call("result", values={"transfer": reason})
+    session.call("decide_transfer", transfer=transfer)
+    return transfer
+
+
+def decided_transfer(session: Session) -> str:
+    """An explorer's side of `decide_transfer`; waits until the trainer has decided.
+
+    Raises:
+      RunStoppedError: the run is being stopped.
+      TimeoutError: the trainer takes too long.
+    """
+    patience = session.patience("the decision how weights travel", "the trainer")
+    while (transfer := session.call("decided_transfer")) is None:
+        patience()
+        time.sleep(_POLL_SECS)
+    return transfer
+
+
+class HolderServer:
+    """Offers one trainer process's weights to remote callers.
+
+    Args:
+      holder: whose methods are called.
+      host: the interface to listen on.
+    """
+
+    def __init__(self, holder: Holder, host: str):
+        methods: dict[str, Callable[..., Any]] = {
+            "manifest": holder.manifest,
+            "open": holder.open,
+            "offer": holder.offer,
+            "taken": holder.taken,
+            "close_line": holder.close_line,
+        }
+        self._server = RpcServer(methods, 0, host, _THREADS)
+        self.address = f"{host}:{self._server.port}"
+
+    def close(self) -> None:
+        """Stops answering."""
+        self._server.close()
+
+
+class RemoteHolder:
+    """A trainer process, called over the network; see `Holder`.
+
+    Args:
+      address: of its `HolderServer`.
+      call_secs: the longest that it takes to answer, besides what it is asked to wait.
+    """
+
+    def __init__(self, address: str, call_secs: float):
+        self._client = RpcClient(address, "trainer")
+        self._call_secs = call_secs
+
+    def manifest(self) -> list[Any]:
+        """See `Holder`."""
+        return self._call("manifest")
+
+    def open(self, reader: str) -> str:
+        """See `Holder`."""
+        return self._call("open", reader=reader)
+
+    def offer(
+        self,
+        reader: str,
+        parts: list[int],
+        exactly: int | None,
+        at_least: int | None,
+        timeout_secs: float,
+    ) -> list[Any] | None:
+        """See `Holder`."""
+        return self._call(
+            "offer",
+            timeout_secs,
+            reader=reader,
+            parts=parts,
+            exactly=exactly,
+            at_least=at_least,
+            timeout_secs=timeout_secs,
+        )
+
+    def taken(self, reader: str) -> str:
+        """See `Holder`."""
+        return self._call("taken", reader=reader)
+
+    def close_line(self, reader: str) -> None:
+        """See `Holder`."""
+        self._call("close_line", reader=reader)
+
+    def _call(self, method: str, waits_secs: float = 0.0, /, **arguments: Any) -> Any:
+        try:
+            return self._client.call(method, self._call_secs + waits_secs, **arguments)
+        except (PeerLostError, RemoteError) as error:
+            raise ConnectionError(str(error)) from error
+
+
+class ServedPuller:
+    """Pulls what the trainer's processes serve, until the trainer has finished.
+
+    Args:
+      session: the explorer's.
+      like: the parameters, with the shardings to pull into.
+      master_address: `host:port`.
+    """
+
+    def __init__(self, session: Session, like: Params, master_address: str):
+        self._session = session
+        self._puller = ServerPuller(
+            like,
+            f"{session.role}.{jax.process_index()}",
+            self._find_holders,
+            lambda: session.call("newest"),
+            host=interface_towards(master_address),
+            check_digest=session.settings.sync.verify,
+        )
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """See `rl_sync.weights.interface.Puller`.
+
+        Raises:
+          RunStoppedError: the run is being stopped, or the trainer has made its last step.
+        """
+        try:
+            return self._puller.pull(exactly=exactly, at_least=at_least, timeout_secs=timeout_secs)
+        except WeightsTransferError:
+            self._session.check()
+            if self._session.call("status")["phase"] == "end":
+                raise RunStoppedError("the trainer has finished") from None
+            raise
+
+    def newest(self) -> int:
+        """See `rl_sync.weights.interface.Puller`."""
+        return self._puller.newest()
+
+    def close(self) -> None:
+        """Tells the trainer, if it is still there."""
+        try:
+            self._puller.close()
+        except ConnectionError:
+            _log.info("The trainer had left before this explorer did.")
+
+    def _find_holders(self) -> list[RemoteHolder]:
+        addresses = self._session.call("holders")
+        call_secs = self._session.settings.launch.call_secs
+        return [RemoteHolder(address, call_secs) for address in addresses]

@@ -1,0 +1,123 @@
+"""Regions: which part of an array lies where, and how parts are cut and put together.
+
+A region is a start and a stop for each axis; that of a scalar is empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Shaped
+
+from rl_sync.types import Params
+
+Region = tuple[tuple[int, int], ...]
+
+Places = tuple[tuple[Region, ...], ...]
+"""For each device the region of every leaf, in flattening order."""
+
+
+def shape_of(region: Region) -> tuple[int, ...]:
+    """How long a region is along each axis."""
+    return tuple(stop - start for start, stop in region)
+
+
+def size_of(region: Region) -> int:
+    """How many elements a region has."""
+    return math.prod(shape_of(region))
+
+
+def overlap(one: Region, other: Region) -> Region | None:
+    """What two regions share; None if that is no element."""
+    shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return shared if all(start < stop for start, stop in shared) else None
+
+
+def within(inner: Region, outer: Region) -> tuple[slice, ...]:
+    """Where a region lies in an array that holds another region."""
+    return tuple(
+        slice(start - origin, stop - origin)
+        for (start, stop), (origin, _) in zip(inner, outer, strict=True)
+    )
+
+
+def cut(region: Region, others: Iterable[Region]) -> list[Region]:
+    """Cuts a region into cells that lie wholly inside or wholly outside each other region."""
+    others = list(others)
+    intervals = []
+    for axis, (start, stop) in enumerate(region):
+        edges = {edge for other in others for edge in other[axis] if start < edge < stop}
+        marks = [start, *sorted(edges), stop]
+        intervals.append(list(itertools.pairwise(marks)))
+    return [tuple(cell) for cell in itertools.product(*intervals)]
+
+
+def join(
+    region: Region, cells: Sequence[tuple[Region, Shaped[Array, "*cell"]]]
+) -> Shaped[Array, "*shape"]:
+    """Puts the cells of a grid together; the inverse of cutting a region along whole planes."""
+    if len(cells) == 1:
+        return cells[0][1]
+    for axis in range(len(region)):
+        starts = sorted({cell[axis][0] for cell, _ in cells})
+        if len(starts) > 1:
+            slabs = [[entry for entry in cells if entry[0][axis][0] == start] for start in starts]
+            return jnp.concatenate([join(region, slab) for slab in slabs], axis)
+    raise AssertionError(f"two cells of {region} begin at one place")
+
+
+def device_regions(leaf: Any) -> Mapping[jax.Device, Region]:
+    """Where a leaf lies: the region that each device holds.
+
+    Args:
+      leaf: an array or a `jax.ShapeDtypeStruct`; without a sharding it lies on the first device.
+    """
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    indices = sharding.devices_indices_map(tuple(leaf.shape))
+    return {
+        device: tuple(
+            axis.indices(length)[:2] for axis, length in zip(index, leaf.shape, strict=True)
+        )
+        for device, index in indices.items()
+    }
+
+
+def places_of(like: Params) -> Places:
+    """The regions of a pytree whose leaves lie on one mesh, in the order of the mesh's devices.
+
+    Args:
+      like: `jax.ShapeDtypeStruct`s with `NamedSharding`s; the mesh may be an abstract one.
+    """
+    by_leaf = [_mesh_regions(leaf) for leaf in jax.tree.leaves(like)]
+    return tuple(zip(*by_leaf, strict=True))
+
+
+def _mesh_regions(leaf: Any) -> list[Region]:
+    sharding = leaf.sharding
+    assert isinstance(sharding, NamedSharding), f"{sharding} is not of a mesh"
+    sizes = dict(sharding.mesh.shape)
+    regions = []
+    for coordinates in itertools.product(*(range(size) for size in sizes.values())):
+        at = dict(zip(sizes, coordinates, strict=True))
+        cuts = itertools.zip_longest(leaf.shape, sharding.spec)
+        regions.append(tuple(_mesh_interval(length, axes, sizes, at) for length, axes in cuts))
+    return regions
+
+
+def _mesh_interval(
+    length: int, axes: str | tuple[str, ...] | None, sizes: Mapping[str, int], at: Mapping[str, int]
+) -> tuple[int, int]:
+    """Which part of an axis is at a coordinate; the first mesh axis counts most."""
+    place, parts = 0, 1
+    for axis in (axes,) if isinstance(axes, str) else axes or ():
+        place, parts = place * sizes[axis] + at[axis], parts * sizes[axis]
+    share = length // parts
+    return place * share, (place + 1) * share

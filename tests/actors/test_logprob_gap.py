@@ -1,0 +1,49 @@
+"""What the trainer and an explorer say of the same tokens, from the first step on."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_sync.actors.batching import Batching
+from rl_sync.actors.explorer import ExplorerState
+from rl_sync.actors.trainer import Trainer
+from rl_sync.algorithms.named import ALGORITHMS
+from tests.actors.test_explorer import EXPLORER, MODEL, TASK, _lease
+from tests.actors.tiny import OPTIMIZER
+from tests.models import tiny
+
+TEMPERATURE, STEPS, GROUPS = 0.7, 3, 4
+
+
+def test_without_staleness_and_learning_the_gap_stays_flat():
+    """Tokens decoded one by one, from a cache, have the logprobs that a whole pass gives them."""
+    params = tiny.params(MODEL)
+    sampling = dataclasses.replace(EXPLORER.sampling, temperature=TEMPERATURE)
+    explorer = dataclasses.replace(EXPLORER, sampling=sampling)
+    trainer = Trainer(
+        model=MODEL,
+        algorithm=ALGORITHMS["grpo"],
+        optimizer=dataclasses.replace(OPTIMIZER, learning_rate=0.0, updates_per_batch=2),
+        group_size=explorer.group_size,
+        max_completion_tokens=TASK.max_completion_tokens,
+        end_ids=sampling.stop_ids,
+        temperature=TEMPERATURE,
+        steps=STEPS,
+        microbatch_rows=0,
+        logits_bytes=1 << 20,
+    )
+    state = trainer.begin(trainer.start(jax.tree.map(jnp.copy, params)))
+    batching = Batching("padded", GROUPS * explorer.group_size, TASK.row_tokens, 2, 0)
+    rewards = np.arange(explorer.group_size, dtype=np.float32)
+    for step in range(STEPS):
+        leases = [_lease(step * GROUPS + i) for i in range(GROUPS)]
+        _, groups = explorer.rollout(ExplorerState(step, state.params), leases)
+        groups = [dataclasses.replace(group, rewards=rewards) for group in groups]
+        state, metrics = trainer.step(state, batching.batch(groups))
+        assert metrics["staleness_max"] == 0
+        assert metrics["gradient_norm"] > 0
+        for name in ("logprob_gap", "kl_behavior_proximal", "kl_proximal_current"):
+            assert abs(float(metrics[name])) < 1e-5, (step, name)
+        np.testing.assert_allclose(metrics["effective_sample_share"], 1, rtol=1e-5)

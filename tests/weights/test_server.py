@@ -1,0 +1,310 @@
+"""Point-to-point transfer: to the bit between any two shardings, and clear words when it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import transfer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rl_sync.weights.digest import digest
+from rl_sync.weights.interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+)
+from rl_sync.weights.server_manifest import Manifest, plan_manifest
+from rl_sync.weights.server_publisher import ServerPublisher
+from rl_sync.weights.server_puller import ServerPuller
+from rl_sync.weights.server_regions import device_regions, overlap, places_of, within
+from rl_sync.weights.server_transport import TransferUnavailableError, start_server
+
+HOST = "127.0.0.1"
+
+
+@functools.cache
+def values(version: int) -> dict:
+    """Parameters with a large leaf, small ones of every kind, and bits that are no numbers."""
+    rng = np.random.default_rng(version)
+    return {
+        "large": rng.standard_normal((512, 1536)).astype(np.float32),
+        "half": [rng.standard_normal((8, 4 * i)).astype(jnp.bfloat16) for i in (1, 2, 3)],
+        "scale": np.array([np.nan, -0.0, np.inf, version], np.float32),
+        "mask": rng.random((4, 4)) > 0.5,
+        "bytes": rng.integers(-128, 127, (4, 12)).astype(np.int8),
+        "step": np.int32(version),
+        "empty": np.zeros((0, 4), np.float32),
+    }
+
+
+def on(devices, spec: tuple) -> dict:
+    """Shapes of the parameters, matrices laid out by a spec over a mesh of 2 axes."""
+    mesh = jax.make_mesh(
+        (1, len(devices)) if len(devices) < 4 else (2, 2), ("a", "b"), devices=devices
+    )
+
+    def like(x):
+        cuts = PartitionSpec(*spec) if x.ndim == 2 and x.size else PartitionSpec()
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, cuts))
+
+    return jax.tree.map(like, values(0))
+
+
+def placed(version: int, like: dict) -> dict:
+    return jax.tree.map(lambda x, where: jax.device_put(x, where.sharding), values(version), like)
+
+
+def devices(*numbers: int) -> list:
+    return [jax.devices()[number] for number in numbers]
+
+
+TRAINERS = {
+    "one device": (devices(0), ()),
+    "rows over two": (devices(0, 1), ("b",)),
+    "both axes over four": (devices(0, 1, 2, 3), ("b", "a")),
+    "repeated, and rows over two": (devices(0, 1, 2, 3), ("b",)),
+}
+EXPLORERS = {
+    "one device": (devices(3), ()),
+    "columns over two": (devices(2, 3), (None, "b")),
+    "rows over two": (devices(2, 3), ("b",)),
+    "repeated on two": (devices(3, 2), ()),
+    "columns over four": (devices(3, 2, 1, 0), (None, ("a", "b"))),
+}
+
+
+@contextlib.contextmanager
+def publishing(like, **options):
+    publisher = ServerPublisher(like, host=HOST, **options)
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def puller_of(like, *holders, reader="explorer1", newest=0, **options) -> ServerPuller:
+    return ServerPuller(like, reader, lambda: holders, lambda: newest, host=HOST, **options)
+
+
+def assert_same_bits(params: dict, version: int) -> None:
+    for mine, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(values(version)), strict=True):
+        assert np.asarray(mine).tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("explorer", EXPLORERS)
+def test_weights_arrive_to_the_bit_in_the_explorers_sharding(trainer, explorer):
+    source, target = on(*TRAINERS[trainer]), on(*EXPLORERS[explorer])
+    with publishing(source, places=places_of(target)) as publisher:
+        publisher.publish(3, placed(3, source))
+        version, params = puller_of(target, publisher).pull(exactly=3, timeout_secs=10)
+    assert version == 3
+    assert_same_bits(params, 3)
+    jax.tree.map(lambda x, like: x.sharding == like.sharding or pytest.fail(str(x)), params, target)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("explorer", EXPLORERS)
+def test_parts_hold_everything_once_and_each_is_needed_whole_or_not_at_all(trainer, explorer):
+    source, target = on(*TRAINERS[trainer]), on(*EXPLORERS[explorer])
+    places = places_of(target)
+    manifest = plan_manifest(source, places)
+    seen = [np.zeros(leaf.shape, int) for leaf in manifest.leaves]
+    for part in manifest.parts:
+        readers = set()
+        for piece in part.pieces:
+            seen[piece.leaf][within(piece.region, [(0, 0)] * len(piece.region))] += 1
+            shard = device_regions(jax.tree.leaves(source)[piece.leaf])[jax.devices()[part.device]]
+            assert overlap(piece.region, shard) == piece.region
+            shared = [overlap(piece.region, place[piece.leaf]) for place in places]
+            assert set(shared) <= {None, piece.region}
+            readers.add(tuple(place is not None for place in shared))
+        assert len(readers) == 1
+    assert all((count == 1).all() for count in seen)
+
+
+def test_devices_that_hold_the_same_share_the_work():
+    source = on(devices(0, 1, 2, 3), ())
+    wide = {f"w{i}": source["large"] for i in range(8)}
+    assert {part.device for part in plan_manifest(wide).parts} == {0, 1, 2, 3}
+
+
+def test_many_small_leaves_travel_together():
+    like = {f"w{i}": jax.ShapeDtypeStruct((64,), jnp.bfloat16) for i in range(300)}
+    (part,) = plan_manifest(like).parts
+    assert len(part.pieces) == 300
+
+
+def test_a_manifest_survives_its_journey():
+    manifest = plan_manifest(on(*TRAINERS["rows over two"]))
+    assert Manifest.from_wire(manifest.to_wire()) == manifest
+
+
+def test_an_explorer_in_another_sharding_than_was_expected_gets_the_same_bits():
+    source, expected = on(*TRAINERS["rows over two"]), on(*EXPLORERS["columns over two"])
+    other = on(*EXPLORERS["columns over four"])
+    with publishing(source, places=places_of(expected)) as publisher:
+        publisher.publish(0, placed(0, source))
+        for reader, like in {"explorer1": expected, "explorer2": other}.items():
+            _, params = puller_of(like, publisher, reader=reader).pull(timeout_secs=10)
+            assert_same_bits(params, 0)
+
+
+def test_parameters_that_lie_elsewhere_than_was_planned_arrive_all_the_same():
+    source, target = on(*TRAINERS["rows over two"]), on(*EXPLORERS["one device"])
+    with publishing(source, places=places_of(target)) as publisher:
+        publisher.publish(0, placed(0, on(devices(0, 1), (None, "b"))))
+        _, params = puller_of(target, publisher).pull(timeout_secs=10)
+    assert_same_bits(params, 0)
+
+
+@pytest.fixture
+def source() -> dict:
+    return on(*TRAINERS["one device"])
+
+
+@pytest.fixture
+def target() -> dict:
+    return on(*EXPLORERS["one device"])
+
+
+def test_what_was_published_may_be_donated_at_once(source, target):
+    overwrite = jax.jit(lambda p: jax.tree.map(lambda x: x + x, p), donate_argnums=0)
+    with publishing(source) as publisher:
+        params = placed(1, source)
+        params.pop("mask"), source.pop("mask"), target.pop("mask")  # Booleans cannot be added.
+        publisher = ServerPublisher(source, host=HOST)
+        expected = digest(params)
+        publisher.publish(1, params)
+        jax.block_until_ready(overwrite(params))
+        _, pulled = puller_of(target, publisher).pull(exactly=1, timeout_secs=10)
+        assert digest(pulled) == expected
+        publisher.close()
+
+
+def test_only_the_newest_versions_are_offered_and_the_newest_is_taken(source, target):
+    with publishing(source, keep=2) as publisher:
+        for version in (1, 2, 3):
+            publisher.publish(version, placed(version, source))
+        puller = puller_of(target, publisher, newest=3)
+        assert puller.pull(exactly=3, timeout_secs=10)[0] == 3
+        assert puller.pull(exactly=2, timeout_secs=10)[0] == 2
+        assert puller.pull(at_least=1, timeout_secs=10)[0] == 3
+        with pytest.raises(
+            WeightsTimeoutError, match=r"explorer1 waited 0.2 s for version 1 .* offers is 3"
+        ):
+            puller.pull(exactly=1, timeout_secs=0.2)
+        with pytest.raises(ValueError, match="not for both"):
+            puller.pull(exactly=1, at_least=1, timeout_secs=1)
+
+
+def test_a_pull_waits_for_its_version(source, target):
+    with publishing(source) as publisher:
+        heard = []
+        publisher._on_ready = lambda version: heard.append(version)
+        puller = puller_of(target, publisher)
+        with pytest.raises(WeightsTimeoutError):
+            puller.pull(exactly=0, timeout_secs=0.05)
+        publisher.publish(0, placed(0, source))
+        assert puller.pull(exactly=0, timeout_secs=10)[0] == 0
+    assert heard == [0]
+
+
+class Tampering:
+    """A holder that changes what another one offers."""
+
+    def __init__(self, holder: ServerPublisher, **changed):
+        self._holder, self.changed = holder, changed
+
+    def __getattr__(self, name):
+        return getattr(self._holder, name)
+
+    def offer(self, *arguments):
+        version, uuid = self._holder.offer(*arguments)
+        return [version, self.changed.get("uuid", uuid)]
+
+    def taken(self, reader):
+        return self.changed.get("digest", self._holder.taken(reader))
+
+
+def test_weights_that_arrive_changed_are_refused_unless_nobody_looks(source, target):
+    with publishing(source) as publisher:
+        publisher.publish(4, placed(4, source))
+        tampering = Tampering(publisher, digest="0" * 16)
+        with pytest.raises(WeightsMismatchError, match="version 4 arrived changed"):
+            puller_of(target, tampering).pull(timeout_secs=10)
+        assert puller_of(target, tampering, check_digest=False).pull(timeout_secs=10)[0] == 4
+
+
+def test_a_transfer_that_stands_still_is_given_up_and_the_next_pull_begins_anew(source, target):
+    with publishing(source) as publisher:
+        publisher.publish(0, placed(0, source))
+        tampering = Tampering(publisher, uuid=12345)  # Nothing is registered there.
+        puller = puller_of(target, tampering, stall_secs=0.3)
+        with pytest.raises(
+            WeightsTransferError, match=r"from process 0 of the trainer at .* \(version 0\) for 0.3"
+        ):
+            puller.pull(timeout_secs=10)
+        tampering.changed.clear()
+        _, params = puller.pull(timeout_secs=10)
+    assert_same_bits(params, 0)
+
+
+def test_an_explorer_that_does_not_fetch_what_it_asked_for_is_taken_for_dead(source, target):
+    with publishing(source, reader_expiry_secs=0.0) as publisher:
+        publisher.publish(0, placed(0, source))
+        publisher.open("explorer1")
+        assert publisher.offer("explorer1", [0], 0, None, 10) is not None
+        with pytest.raises(ConnectionError, match=r"explorer1 has no line .* taken for dead"):
+            publisher.offer("explorer1", [0], 0, None, 10)
+        lost = Tampering(publisher)
+        lost.open = lambda reader: publisher.open("somebody else")
+        with pytest.raises(WeightsTransferError, match=r"trainer does not answer: ex.* no line"):
+            puller_of(target, lost).pull(timeout_secs=10)
+
+
+def test_an_explorer_of_another_model_is_told_what_differs(source, target):
+    target["scale"] = jax.ShapeDtypeStruct((5,), jnp.bfloat16)
+    with (
+        publishing(source) as publisher,
+        pytest.raises(
+            ValueError, match=r"offers \['scale'\] of float32\[4\] where .*bfloat16\[5\]"
+        ),
+    ):
+        puller_of(target, publisher).pull(timeout_secs=1)
+
+
+def test_publishing_another_model_than_was_planned_is_refused(source):
+    params = placed(0, source)
+    with publishing(source) as publisher:
+        with pytest.raises(ValueError, match=r"have nothing where \['step'\] of int32\[\] was"):
+            publisher.publish(0, {name: x for name, x in params.items() if name != "step"})
+        with pytest.raises(ValueError, match=r"have \['scale'\] of float32\[2\] where"):
+            publisher.publish(0, {**params, "scale": params["scale"][:2]})
+
+
+def test_versions_that_cannot_be_computed_are_reported(source):
+    def fail(_):
+        raise RuntimeError("no room")
+
+    with publishing(source, on_ready=fail) as publisher:
+        publisher.publish(0, placed(0, source))
+        publisher._thread.join(10)
+        with pytest.raises(WeightsTransferError, match="could not be offered: no room"):
+            publisher.publish(1, placed(1, source))
+
+
+def test_without_a_transfer_server_it_says_what_is_missing(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("not on this device")
+
+    monkeypatch.setattr(transfer, "start_transfer_server", refuse)
+    with pytest.raises(
+        TransferUnavailableError, match=r"jax .* has no transfer server on cpu: .* not on this"
+    ):
+        start_server(HOST)

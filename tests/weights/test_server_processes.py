@@ -1,0 +1,132 @@
+"""Point-to-point transfer between real processes that stand still, die, and come again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from rl_sync.runtime.serving import HolderServer, RemoteHolder
+from rl_sync.weights.digest import digest
+from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.server_publisher import ServerPublisher
+from rl_sync.weights.server_puller import ServerPuller
+from tests.weights.server_process import HOST, LIKE, make_params
+
+SCRIPT = Path(__file__).with_name("server_process.py")
+ROOT = Path(__file__).parents[2]
+PARAMS_BYTES = sum(leaf.size * 4 for leaf in LIKE.values())
+
+
+@pytest.fixture
+def start():
+    """Starts processes, and ends them after the test."""
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *arguments],
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def trainer():
+    """A publisher in this process, and where it is reached."""
+    publisher = ServerPublisher(LIKE, host=HOST)
+    server = HolderServer(publisher, HOST)
+    yield publisher, server.address
+    server.close()
+    publisher.close()
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def await_stopped(process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(trainer, start):
+    publisher, address = trainer
+    publisher.publish(0, make_params(0))
+    resting = [start("explorer", "explorer1", address, "stop")]
+    resting += [start("explorer", "explorer2", address, "ask")]
+    await_stopped(resting[0])
+    assert resting[1].stdout.readline() == "asked\n"
+    # Another one is served meanwhile, over the same calls, and the trainer goes on.
+    holder = RemoteHolder(address, call_secs=30)
+    third = ServerPuller(LIKE, "explorer3", lambda: [holder], lambda: 0, host=HOST)
+    for version in range(4):
+        publisher.publish(version, make_params(version))
+        pulled, params = third.pull(exactly=version, timeout_secs=30)
+        assert (pulled, digest(params)) == (version, digest(make_params(version)))
+    before = resident_bytes()
+    for process in resting:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # They come again, by the same names, and get what is newest.
+    again = [start("explorer", name, address, "pull") for name in ("explorer1", "explorer2")]
+    for process in again:
+        assert process.communicate(timeout=120)[0] == f"3 {digest(make_params(3))}\n"
+        assert process.returncode == 0
+    jax.clear_caches()
+    assert resident_bytes() < before - PARAMS_BYTES / 2, "the dead still hold version 0"
+
+
+def test_a_trainer_that_dies_is_named_within_seconds(start):
+    process = start("trainer")
+    address = process.stdout.readline().strip()
+    holder = RemoteHolder(address, call_secs=30)
+    puller = ServerPuller(LIKE, "explorer1", lambda: [holder], lambda: 0, host=HOST)
+    assert puller.pull(timeout_secs=30)[0] == 0
+    process.kill()
+    process.wait()
+    since = time.monotonic()
+    with pytest.raises(WeightsTransferError, match=f"explorer1 wanted version 1 .*{address}"):
+        puller.pull(exactly=1, timeout_secs=60)
+    assert time.monotonic() - since < 10
+
+
+def test_a_trainer_that_stands_still_in_the_middle_is_named(start, monkeypatch):
+    process = start("trainer")
+    holder = RemoteHolder(process.stdout.readline().strip(), call_secs=30)
+
+    class Stopping(RemoteHolder):
+        """Stops the trainer as soon as it has offered, before anything is fetched."""
+
+        def __init__(self):
+            self._client, self._call_secs = holder._client, 30
+
+        def offer(self, *arguments):
+            offer = super().offer(*arguments)
+            process.send_signal(signal.SIGSTOP)
+            await_stopped(process)
+            return offer
+
+    puller = ServerPuller(
+        LIKE, "explorer1", lambda: [Stopping()], lambda: 0, host=HOST, stall_secs=1.0
+    )
+    with pytest.raises(WeightsTransferError, match=r"arrived from process 0 of the .* for 1 s"):
+        puller.pull(timeout_secs=30)

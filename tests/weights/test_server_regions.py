@@ -1,0 +1,88 @@
+"""Regions are cut without gaps or overlaps, and put together as they were."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from rl_sync.weights.server_regions import (
+    cut,
+    device_regions,
+    join,
+    overlap,
+    places_of,
+    size_of,
+    within,
+)
+
+SPECS = [
+    PartitionSpec(),
+    PartitionSpec("a"),
+    PartitionSpec(None, "b"),
+    PartitionSpec("b", "a"),
+    PartitionSpec(("a", "b")),
+    PartitionSpec(None, ("b", "a")),
+]
+
+sizes = st.integers(1, 7)
+shapes = st.lists(sizes, max_size=3)
+
+
+@st.composite
+def regions(draw, shape):
+    intervals = []
+    for length in shape:
+        start = draw(st.integers(0, length - 1))
+        intervals.append((start, draw(st.integers(start + 1, length))))
+    return tuple(intervals)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), shapes)
+def test_cells_cover_a_region_once_and_lie_in_or_outside_each_other_region(data, shape):
+    region = data.draw(regions(shape))
+    others = data.draw(st.lists(regions(shape), max_size=3))
+    cells = cut(region, others)
+    seen = np.zeros(shape, int)
+    whole = tuple((0, length) for length in shape)
+    for cell in cells:
+        seen[within(cell, whole)] += 1
+        for other in others:
+            assert overlap(cell, other) in (None, cell)
+    assert seen.sum() == size_of(region)
+    assert (seen[within(region, whole)] == 1).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), shapes)
+def test_cells_are_joined_to_what_was_cut(data, shape):
+    region = data.draw(regions(shape))
+    cells = cut(region, data.draw(st.lists(regions(shape), max_size=2)))
+    array = np.arange(size_of(region)).reshape([b - a for a, b in region])
+    shuffled = data.draw(st.permutations([(cell, array[within(cell, region)]) for cell in cells]))
+    np.testing.assert_array_equal(np.asarray(join(region, shuffled)), array)
+
+
+def test_regions_that_only_touch_share_nothing():
+    assert overlap(((0, 4), (0, 2)), ((4, 8), (0, 2))) is None
+    assert overlap(((0, 4), (0, 2)), ((3, 8), (1, 9))) == ((3, 4), (1, 2))
+    assert overlap((), ()) == ()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_mesh_without_devices_places_arrays_as_one_with_devices_does(spec):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[::-1][:4])
+    abstract = AbstractMesh((2, 2), ("a", "b"))
+
+    def like(mesh):
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct((8, 12), "float32", sharding=sharding)
+
+    by_device = device_regions(like(mesh))
+    expected = tuple((by_device[device],) for device in mesh.devices.flat)
+    assert places_of({"w": like(mesh)}) == expected
+    assert places_of({"w": like(abstract)}) == expected
