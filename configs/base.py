@@ -144,6 +144,7 @@ def get_config() -> ConfigDict:
             "batching": "padded",
             "microbatch_rows": 0,
             "logits_bytes": 64 << 20,
+            "processes": 1,
             "offload_reference": False,
             "offload_optimizer": False,
         }
@@ -174,7 +175,7 @@ def get_config() -> ConfigDict:
     config.sync.max_staleness = placeholder(int)
     config.sync.pull = placeholder(str)
     config.sync.transfer = placeholder(str)
-    config.explorer = ConfigDict()
+    config.explorer = ConfigDict({"processes": 1})
     config.explorer.count = placeholder(int)
     config.explorer.groups_per_lease = placeholder(int)
     config.explorer.dtype = placeholder(str)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -25,6 +25,7 @@ from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.programs import check_replay, replay_tables
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
+from rl_sync.runtime.topology import members_of, programs_of
 
 INTERRUPTED = 130
 _LOOK_SECS = 0.1
@@ -97,19 +98,33 @@ class LocalRun:
 
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
-        free = free_ports(_HOST, 3)
+        programs = programs_of(settings)
+        free = free_ports(_HOST, 2 + 2 * len(programs))
         master = f"{_HOST}:{_port(settings.master.port, 'master.port', free[0])}"
         # The replay server takes longest to start, so it goes first.
         replay = settings.replay.address or self._start_replay(logs / "replay.log", free[1])
-        coordinator = f"{_HOST}:{free[2]}"
         devices = role_environment(settings, os.environ.get(VISIBLE))
-        for role in ["master", *reversed(settings.processes)]:
-            command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
-            command += [f"--workdir={self._workdir}", f"--master={master}", f"--replay={replay}"]
-            command += [f"--coordinator={coordinator}", "--lifeline"]
-            log, more = logs / f"{role}.log", devices.get(role, {})
-            self._supervisor.add(RoleProcess.start(role, command, log, more))
+        addresses = [f"--master={master}", f"--replay={replay}"]
+        self._start_role("master", "master", addresses, {})
+        clusters = dict(zip(programs, free[2:], strict=False))
+        teams = dict(zip(programs, free[2 + len(programs) :], strict=True))
+        for member in members_of(settings):
+            # With collective transfer all are in the trainer's cluster.
+            head = programs[0] if settings.is_joint else member.program
+            own = [f"--process={member.process}", f"--coordinator={_HOST}:{clusters[head]}"]
+            own += [f"--team={_HOST}:{teams[member.program]}"]
+            environment = devices.get(member.name, {})
+            self._start_role(member.name, member.program, [*addresses, *own], environment)
         self._master = RpcClient(master, "master")
+
+    def _start_role(
+        self, name: str, role: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """Starts one process of a role."""
+        command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
+        command += [f"--workdir={self._workdir}", *arguments, "--lifeline"]
+        log = self._workdir / work.LOGS_DIR / f"{name.replace('/', '.')}.log"
+        self._supervisor.add(RoleProcess.start(name, command, log, environment))
 
     def _start_replay(self, log: Path, free: int) -> str:
         """Starts the replay server and returns its address; it is not ready yet."""
@@ -131,7 +146,7 @@ class LocalRun:
     def _watch(self) -> None:
         """Until all roles have ended well, one has died, or the user wants the run stopped."""
         ready, shown = False, 0.0
-        roles = self._settings.processes
+        roles = [member.name for member in members_of(self._settings)]
         started = time.monotonic()
         with LiveDisplay() as display:
             while self._supervisor.living(roles):
@@ -177,10 +192,11 @@ class LocalRun:
             return
         deadline = time.monotonic() + self._settings.launch.stop_secs
         asked = self._interrupts
-        while self._supervisor.living(self._settings.processes) and time.monotonic() < deadline:
+        roles = [member.name for member in members_of(self._settings)]
+        while self._supervisor.living(roles) and time.monotonic() < deadline:
             if self._interrupts > asked:
                 return
-            self._supervisor.wait(self._settings.processes, _LOOK_SECS)
+            self._supervisor.wait(roles, _LOOK_SECS)
 
     def _fail(self, deaths: Sequence[Death]) -> None:
         """A role is gone: lets the others save what can be saved, then says what happened."""

@@ -23,7 +23,7 @@ from rl_sync.algorithms import aggregation
 from rl_sync.algorithms.values import clipped_value_loss, is_value_clipped
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, blank_scalar_head
-from rl_sync.models.placement import constrain_like
+from rl_sync.models.placement import constrain_like, put
 from rl_sync.models.sharding import Layout
 from rl_sync.types import Params
 
@@ -121,7 +121,8 @@ class Critic:
         """
         head = blank_scalar_head(self.model)
         if self.layout is not None:
-            head = jax.device_put(head, self.layout.repeated)
+            repeated = self.layout.repeated
+            head = jax.tree.map(lambda x: put(x, repeated), head)
         params = {HEAD: head}
         if self.config.model == "own":
             params |= jax.tree.map(jnp.copy, trained)

@@ -10,6 +10,7 @@ from rl_sync.actors.objective import Metrics
 from rl_sync.actors.train_state import TrainState
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.kl import adapted_coefficient
+from rl_sync.models.placement import put
 from rl_sync.models.sharding import Layout
 from rl_sync.types import Params
 
@@ -33,7 +34,7 @@ def first_coefficient(algorithm: Algorithm, layout: Layout | None) -> Float[Arra
     if not algorithm.adapts_kl:
         return None
     start = jnp.float32(algorithm.kl_coefficient)
-    return start if layout is None else jax.device_put(start, layout.repeated)
+    return start if layout is None else put(start, layout.repeated)
 
 
 def next_coefficient(

@@ -24,7 +24,15 @@ from rl_sync.actors.train_state import TrainState
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.placement import constrain_like, in_host_memory, init_sharded, move, param_like
+from rl_sync.models.placement import (
+    constrain_like,
+    in_host_memory,
+    init_sharded,
+    move,
+    param_like,
+    put,
+    shardings,
+)
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
 from rl_sync.types import Params, TrainBatch
@@ -102,7 +110,7 @@ class Trainer:
         opt_state = self._warming.init(trained)
         step = jnp.int32(0)
         if self.layout is not None:
-            step = jax.device_put(step, self.layout.repeated)
+            step = put(step, self.layout.repeated)
         return TrainState(step, params, opt_state, None)
 
     def begin(self, state: TrainState) -> TrainState:
@@ -136,10 +144,13 @@ class Trainer:
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
-        """Puts a batch where `step` reads it: each device gets its rows, and all rewards."""
+        """Puts a batch where `step` reads it: each device gets its rows, and all rewards.
+
+        Every process of the trainer has the whole batch, and places what its own devices read.
+        """
         if self.layout is None:
             return batch
-        return jax.device_put(batch, jax.tree.map(lambda x: x.sharding, self._batch_like(batch)))
+        return jax.tree.map(put, batch, shardings(self._batch_like(batch)))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout

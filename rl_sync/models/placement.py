@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from rl_sync.models.config import ModelConfig
@@ -65,6 +67,14 @@ def move(tree: Params, like: Params) -> Params:
 def constrain_like(tree: Params, like: Params) -> Params:
     """Makes the compiler put every leaf, and what is differentiated by it, where `like` lies."""
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(like))
+
+
+def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
+    """Places a value that every process has; each puts what its own devices are to hold."""
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    value = np.asarray(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def undivided(config: ModelConfig, layout: Layout) -> list[str]:

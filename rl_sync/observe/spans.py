@@ -135,12 +135,13 @@ class SpanRecorder:
     """Writes one role's spans, from any of its threads.
 
     A span is written when it ends, and each line is flushed: a killed role loses only the spans
-    that were open. Usable as a context manager that closes the file.
+    that were open. Usable as a context manager that closes the file. Without a path it writes
+    nothing.
     """
 
-    def __init__(self, path: str | os.PathLike[str], role: str):
+    def __init__(self, path: str | os.PathLike[str] | None, role: str):
         self.role = role
-        self._writer = JsonLinesWriter(path)
+        self._writer = None if path is None else JsonLinesWriter(path)
         self._lock = threading.Lock()
         self._open: list[_Open] = []
         self._unix_minus_monotonic = time.time() - time.monotonic()
@@ -182,7 +183,8 @@ class SpanRecorder:
                 f"A span must not end before it starts: {self.role} recorded {kind} from"
                 f" {start_secs} to {end_secs}. Take both times from SpanRecorder.now()."
             )
-        self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
+        if self._writer is not None:
+            self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
 
     @property
     def current(self) -> OpenSpan | None:
@@ -203,7 +205,8 @@ class SpanRecorder:
 
     def close(self) -> None:
         """Closes the file; closing twice is fine."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def __enter__(self) -> SpanRecorder:
         return self

@@ -1,4 +1,7 @@
-"""The trainer's reader: takes groups out of the replay buffer until a step's batch is whole."""
+"""The trainer's reader: takes groups out of the replay buffer until a step's batch is whole.
+
+The trainer's first process reads, and hands every batch on to the others.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class BatchReader:
       replay: the replay buffer.
       table: the table's name.
       schedule: from the step that the run goes on from.
-      idle: called at each turn of the wait for experiences.
+      idle: called between the turns of the wait for experiences.
     """
 
     def __init__(
@@ -52,19 +55,43 @@ class BatchReader:
         patience = self._session.patience(f"the batch of trainer step {step}", "the explorers")
         wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
         with wait as attributes:
-            attributes["dropped"] = self._refuse_unfit(step)
-            while len(batch := self._fitting(step)) < self._groups_per_step:
-                patience()
+            attributes["dropped"] = dropped = self._session.agree(
+                "refused", lambda: self._refuse_unfit(step)
+            )
+
+            def turn() -> tuple[list[Group] | None, list[int]]:
+                return self._turn(step, patience)
+
+            while True:
+                batch, refused = self._session.agree("batch", turn)
+                dropped += refused
+                if batch is not None:
+                    return batch
                 self._idle()
-                self._take(self._groups_per_step - len(batch))
-                attributes["dropped"] += self._refuse_unfit(step)
-        taken = {group.lease_id for group in batch}
-        self._aside = [group for group in self._aside if group.lease_id not in taken]
-        return batch
 
     def close(self, reason: str) -> None:
         """Gives up what was sampled and not trained on."""
-        self._refuse(self._aside, reason)
+        self._session.agree("given up", lambda: self._refuse(self._aside, reason))
+
+    def _turn(
+        self, step: int, patience: Callable[[], None]
+    ) -> tuple[list[Group] | None, list[int]]:
+        """Takes what has come.
+
+        Returns:
+          The batch if it is whole, and what was refused.
+        """
+        refused: list[int] = []
+        if missing := self._groups_per_step - len(self._fitting(step)):
+            patience()
+            self._take(missing)
+            refused = self._refuse_unfit(step)
+        batch = self._fitting(step)
+        if len(batch) < self._groups_per_step:
+            return None, refused
+        taken = {group.lease_id for group in batch}
+        self._aside = [group for group in self._aside if group.lease_id not in taken]
+        return batch, refused
 
     @property
     def _exact(self) -> bool:

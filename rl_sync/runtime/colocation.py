@@ -13,10 +13,11 @@ import jax
 
 from rl_sync.models.sharding import Layout
 from rl_sync.runtime import programs
-from rl_sync.runtime.programs import Addresses
+from rl_sync.runtime.places import Addresses, Place
 from rl_sync.runtime.records import ConfigError
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.team import Team
 from rl_sync.weights.local import LocalPublisher
 
 _log = logging.getLogger(__name__)
@@ -45,12 +46,10 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
         weights = LocalPublisher(settings.explorers, keep=schedule.versions_kept)
     work: dict[str, Callable[[], None]] = {}
     for number, role in enumerate(settings.roles[:-1], start=1):
-        place = programs.Place(layouts[role], weights)
-        work[role] = functools.partial(
-            programs.run_explorer, settings, addresses, number, place=place
-        )
-    place = programs.Place(layouts["trainer"], weights)
-    work["trainer"] = functools.partial(programs.run_trainer, settings, addresses, place=place)
+        place = Place(layouts[role], Team(), [0], weights)
+        work[role] = functools.partial(programs.run_explorer, settings, addresses, number, place)
+    place = Place(layouts["trainer"], Team(), [0], weights)
+    work["trainer"] = functools.partial(programs.run_trainer, settings, addresses, place)
     Crew(settings, addresses.master).run(work)
 
 

@@ -1,20 +1,21 @@
-"""Which GPUs of a machine each role gets."""
+"""Which GPUs of a machine each role's processes get."""
 
 from __future__ import annotations
 
 from rl_sync.runtime.records import ConfigError
 from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.topology import device_share, members_of
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def role_environment(settings: RunSettings, visible: str | None) -> dict[str, dict[str, str]]:
-    """What each role's environment has besides the launcher's own.
+    """What each process's environment has besides the launcher's own, by its name.
 
     Args:
-      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Several GPUs are shared out, to each role as
-        many as its mesh has; one GPU is shared by all roles, and without the variable JAX finds
-        what there is.
+      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Several GPUs are shared out, to each process
+        as many as its part of the mesh has; one GPU is shared by all, and without the variable JAX
+        finds what there is.
 
     Raises:
       ConfigError: there are several GPUs, but too few.
@@ -22,7 +23,7 @@ def role_environment(settings: RunSettings, visible: str | None) -> dict[str, di
     if settings.launch.colocate:
         return {}  # One process has them all, and shares them out itself.
     ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
-    roles = {role: settings.mesh_of(role).devices for role in ["trainer", *settings.roles[:-1]]}
+    roles = {member.name: device_share(settings, member.program) for member in members_of(settings)}
     needed = sum(roles.values())
     if len(ids) < 2 and needed == len(roles):
         return {role: {} for role in roles}

@@ -80,14 +80,18 @@ class ExplorerProgram:
         with self.session.spans.span(SpanKind.COMPILE):
             self.explorer.compile(self.blank)
         try:
-            while (grant := self._lease(state)) is not None:
+            while (grant := self._grant(state)) is not None:
                 if state is None or state.version != grant.version:
                     state = self._pull(grant, state)
                 state, groups = self._generate(grant, state)
                 if groups:
-                    self._insert(self._score(groups))
+                    self._deliver(groups)
         except RunStoppedError:
             pass  # The master's ledger says of what this explorer held that it was dropped.
+
+    def _grant(self, state: ExplorerState | None) -> Grant | None:
+        """What is to be generated next; the first process asks."""
+        return self.session.agree("grant", lambda: self._lease(state))
 
     def _lease(self, state: ExplorerState | None) -> Grant | None:
         patience = self.session.patience("prompts", "the master")
@@ -106,12 +110,7 @@ class ExplorerProgram:
         wanted = {"exactly" if grant.exactly else "at_least": grant.version}
         what = f"the weights of version {grant.version}"
         patience = self.session.patience(what, "the trainer")
-        if self.puller.newest() < grant.version:
-            wait = {"reason": "synchronization", "for_whom": "the trainer"}
-            with self.session.spans.span(SpanKind.WAIT, version=grant.version, **wait):
-                while self.puller.newest() < grant.version:
-                    patience()
-                    time.sleep(_NEWEST_POLL_SECS)
+        self.session.agree("weights", lambda: self._await(grant.version, patience))
         started = self.session.spans.now()
         version, params = self._receive(wanted, patience)
         started = max(started, self.granted_secs())
@@ -120,6 +119,16 @@ class ExplorerProgram:
         )
         self.session.facts["version"] = version
         return ExplorerState(version, params, state.unfinished if state else ())
+
+    def _await(self, version: int, patience: Callable[[], None]) -> None:
+        """Waits until a version can be had."""
+        if self.puller.newest() >= version:
+            return
+        wait = {"reason": "synchronization", "for_whom": "the trainer"}
+        with self.session.spans.span(SpanKind.WAIT, version=version, **wait):
+            while self.puller.newest() < version:
+                patience()
+                time.sleep(_NEWEST_POLL_SECS)
 
     def _receive(self, wanted: dict[str, int], patience: Callable[[], None]) -> tuple[int, Params]:
         while True:
@@ -147,10 +156,7 @@ class ExplorerProgram:
 
     def _newer(self, state: ExplorerState) -> ExplorerState | None:
         """Weights that were published since, for completions that are under way."""
-        if time.monotonic() < self._next_look:
-            return None
-        self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
-        if self.puller.newest() <= state.version:
+        if not self.session.agree("look for newer", lambda: self._has_newer(state.version)):
             return None
         with self.session.spans.span(self.sync_kind) as attributes:
             try:
@@ -161,6 +167,17 @@ class ExplorerProgram:
                 return None  # It was withdrawn: what is in use will do.
             attributes["version"] = version
         return ExplorerState(version, params)
+
+    def _has_newer(self, version: int) -> bool:
+        """Looks for newer weights, but not all the time."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
+        return self.puller.newest() > version
+
+    def _deliver(self, groups: list[Group]) -> None:
+        """Has groups judged, and puts them into the buffer; the first process does."""
+        self.session.agree("insert", lambda: self._insert(self._score(groups)))
 
     def _score(self, groups: list[Group]) -> list[Group]:
         with self.session.spans.span(SpanKind.SCORE):

@@ -60,13 +60,19 @@ def balance(state: MasterState) -> dict[str, Any]:
 
 
 class ConsumptionRecord:
-    """Writes what each trainer step consumed to `workdir/consumed.jsonl`."""
+    """Writes what each trainer step consumed to `workdir/consumed.jsonl`.
 
-    def __init__(self, workdir: str | os.PathLike[str]):
-        self._lines = JsonLinesWriter(Path(workdir) / CONSUMED_FILE)
+    Args:
+      workdir: None in a process that does not record.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str] | None):
+        self._lines = None if workdir is None else JsonLinesWriter(Path(workdir) / CONSUMED_FILE)
 
     def write(self, step: int, groups: list[Group]) -> None:
         """Writes one step: its groups in the batch's order, with the version of every token."""
+        if self._lines is None:
+            return
         self._lines.write(
             {
                 "step": step,
@@ -85,7 +91,8 @@ class ConsumptionRecord:
 
     def close(self) -> None:
         """Closes the file."""
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
 
 
 def _version_runs(group: Group) -> list[list[list[int]]]:

@@ -8,9 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, cast
-
-import jax
+from typing import cast
 
 from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
@@ -24,6 +22,7 @@ from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.places import Addresses, Place
 from rl_sync.runtime.ports import interface_towards
 from rl_sync.runtime.publishing import (
     CheckpointPublishing,
@@ -37,15 +36,17 @@ from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
+from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.tasks.task import Task
 from rl_sync.weights.checkpoint import CheckpointPuller
-from rl_sync.weights.cluster import init_cluster, leave_cluster
+from rl_sync.weights.cluster import leave_cluster
 from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
-from rl_sync.weights.local import LocalPublisher, LocalPuller
+from rl_sync.weights.link import Link
+from rl_sync.weights.local import LocalPuller
 from rl_sync.weights.server_regions import places_of
 
 TABLE = "groups"
@@ -58,30 +59,6 @@ SYNC_SPANS = {
 }
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
-
-
-class Addresses(NamedTuple):
-    """Where the others are, each as host:port.
-
-    Attributes:
-      coordinator: where the cluster of a collective transfer forms.
-    """
-
-    master: str
-    replay: str
-    coordinator: str
-
-
-class Place(NamedTuple):
-    """Where a role is that shares its process with the others.
-
-    Attributes:
-      layout: its devices, and how arrays lie on them.
-      weights: where versions are handed over; None where they go through files.
-    """
-
-    layout: Layout
-    weights: LocalPublisher | None
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
@@ -106,11 +83,11 @@ def run_master(settings: RunSettings, addresses: Addresses) -> None:
     server.close()
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses, place: Place | None = None) -> None:
-    """Runs the trainer, in a process of its own or in its place of a shared one."""
-    layout = place.layout if place else _join(settings, addresses, 0)
+def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
+    """Runs the trainer, or one process of it."""
+    layout, team = place.layout, place.team
     workdir, task = Path(settings.workdir), settings.load_task()
-    with Session(settings, "trainer", addresses.master) as session:
+    with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
         transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
@@ -123,19 +100,23 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place | None
 
         def publishing(schedule: SyncSchedule) -> Publishing:
             if transfer == "checkpoint":
-                return CheckpointPublishing(session, schedule, workdir / WEIGHTS_DIR)
-            if place is not None and place.weights is not None:
+                directory = workdir / WEIGHTS_DIR
+                return CheckpointPublishing(session, schedule, directory, place.processes)
+            if place.weights is not None:
                 return LocalPublishing(session, schedule, place.weights)
-            like = parameters.travelling_like()
             if transfer == "server":
+                like = parameters.travelling_like()
                 there = parameters_of(settings, task, settings.explorer_layout).travelling_like()
                 host = interface_towards(addresses.master)
                 return ServerPublishing(session, schedule, like, places_of(there), host)
-            return CollectivePublishing(session, schedule, like)
+            explorers = range(1, settings.explorers + 1)
+            links = {number: _link(settings, task, number) for number in explorers}
+            return CollectivePublishing(session, schedule, links)
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
             _await_replay(session, replay)
-            replay.reset(TABLE)  # A server that is not ours may hold another run's groups.
+            # A server that is not ours may hold another run's groups.
+            session.agree("reset", lambda: replay.reset(TABLE))
             return BatchReader(session, replay, TABLE, schedule, idle)
 
         TrainerProgram(
@@ -148,8 +129,10 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place | None
             publishing,
             reader,
             workdir / CHECKPOINTS_DIR,
+            place.processes,
         ).run()
         replay.close()
+        team.close()
         leave_cluster()
 
 
@@ -173,13 +156,11 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def run_explorer(
-    settings: RunSettings, addresses: Addresses, number: int, place: Place | None = None
-) -> None:
-    """Runs one explorer, in a process of its own or in its place of a shared one."""
-    layout = place.layout if place else _join(settings, addresses, number)
+def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
+    """Runs one explorer, or one process of it."""
+    layout, team = place.layout, place.team
     workdir, task = Path(settings.workdir), settings.load_task()
-    with Session(settings, f"explorer{number}", addresses.master) as session:
+    with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
@@ -195,17 +176,22 @@ def run_explorer(
         transfer = decided_transfer(session)
         rendezvous = ExplorerRendezvous(session)
         parameters = parameters_of(settings, task, layout)
-        like = parameters.travelling_like()
+        like, verify = parameters.travelling_like(), settings.sync.verify
         puller: Puller
-        if place is not None and place.weights is not None:
-            puller = LocalPuller(place.weights, like, number, check_digest=settings.sync.verify)
+        if place.weights is not None:
+            puller = LocalPuller(place.weights, like, number, check_digest=verify)
         elif transfer == "collective":
-            puller = CollectivePuller(like, number, rendezvous, check_digest=settings.sync.verify)
+            link = _link(settings, task, number)
+            puller = CollectivePuller(link, number, rendezvous, check_digest=verify)
         elif transfer == "server":
             puller = ServedPuller(session, like, addresses.master)
         else:
             puller = CheckpointPuller(
-                workdir / WEIGHTS_DIR, like, check_digest=settings.sync.verify
+                workdir / WEIGHTS_DIR,
+                like,
+                check_digest=verify,
+                processes=place.processes,
+                agree=session.agree,
             )
         _await_replay(session, replay)
         ExplorerProgram(
@@ -222,35 +208,17 @@ def run_explorer(
         ).run()
         puller.close()
         replay.close()
+        team.close()
         leave_cluster()
 
 
-def _join(settings: RunSettings, addresses: Addresses, process_id: int) -> Layout:
-    """Starts JAX with the devices of the role's mesh, in the cluster of a collective transfer.
-
-    Returns:
-      The mesh, and how arrays lie on it.
-
-    Raises:
-      ConfigError: the process has fewer devices than its mesh.
-    """
-    role = settings.explorer if process_id else settings.trainer
-    if role.mesh.shape.devices > 1:
-        # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
-        jax.config.update("jax_num_cpu_devices", role.mesh.shape.devices)
-    if settings.transfer == "collective":
-        init_cluster(
-            addresses.coordinator,
-            1 + settings.explorers,
-            process_id,
-            timeout_secs=settings.launch.start_secs,
-        )
-    try:
-        mesh = role.mesh.shape.mesh(jax.local_devices())
-    except ValueError as error:
-        name = "explorer" if process_id else "trainer"
-        raise ConfigError(f"{name}.mesh: {error}") from error
-    return Layout(mesh, settings.sharding.rules)
+def _link(settings: RunSettings, task: Task, explorer: int) -> Link:
+    """The way of the weights from the trainer to an explorer, in a cluster of both."""
+    trainer, its = (
+        parameters_of(settings, task, layout_of(settings, role)).travelling_like()
+        for role in (TRAINER, explorer_name(explorer))
+    )
+    return Link(trainer, its)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
@@ -261,19 +229,24 @@ def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Paramete
 
 def _await_master(session: Session) -> None:
     patience = session.patience("an answer", "the master")
-    while True:
-        try:
-            session.call("newest")
-            return
-        except PeerLostError:
-            patience()
-            time.sleep(_POLL_SECS)
+
+    def wait() -> None:
+        while True:
+            try:
+                session.call("newest")
+                return
+            except PeerLostError:
+                patience()
+                time.sleep(_POLL_SECS)
+
+    session.agree("the master", wait)
 
 
 def _await_replay(session: Session, replay: ReplayClient) -> None:
     """Waits until the replay server answers; raises ConfigError if it lacks the run's table."""
     patience = session.patience("an answer", "the replay server")
-    with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
+
+    def wait() -> None:
         while True:
             try:
                 check_replay(session.settings, replay)
@@ -281,6 +254,9 @@ def _await_replay(session: Session, replay: ReplayClient) -> None:
             except ReplayError:
                 patience()
                 time.sleep(_POLL_SECS)
+
+    with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
+        session.agree("the replay server", wait)
 
 
 def check_replay(settings: RunSettings, replay: ReplayClient) -> None:

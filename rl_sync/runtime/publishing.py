@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from rl_sync.runtime.session import Session
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPublisher
-from rl_sync.weights.collective import CollectivePublisher
+from rl_sync.weights.collective import CollectivePublisher, Sender
 from rl_sync.weights.local import LocalPublisher
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_regions import Places
@@ -51,9 +52,16 @@ class CheckpointPublishing:
       session: the trainer's.
       schedule: decides how many versions stay, and whether every one is needed.
       directory: where versions are saved.
+      processes: the trainer's, by their indices in their cluster.
     """
 
-    def __init__(self, session: Session, schedule: SyncSchedule, directory: Path):
+    def __init__(
+        self,
+        session: Session,
+        schedule: SyncSchedule,
+        directory: Path,
+        processes: Iterable[int],
+    ):
         self._session, self._schedule = session, schedule
         self._publisher = CheckpointPublisher(
             directory,
@@ -62,6 +70,9 @@ class CheckpointPublishing:
             timeout_secs=session.settings.launch.wait_secs,
             resume_from=schedule.start,
             on_saved=self._saved,
+            processes=processes,
+            agree=session.agree,
+            agree_saving=session.team.thread("weights"),
         )
 
     def awaits(self, version: int) -> bool:
@@ -79,7 +90,7 @@ class CheckpointPublishing:
         self._session.spans.record(
             SpanKind.SYNC_CHECKPOINT, now - secs, now, version=version, background=True
         )
-        self._session.call("published", version=version)
+        self._session.tell("published", version=version)
 
     def serve(self) -> None:
         """See `Publishing`; explorers serve themselves."""
@@ -141,7 +152,7 @@ class ServerPublishing:
             host=host,
             places=places,
             keep=schedule.versions_in_use,
-            on_ready=lambda version: session.call("published", version=version),
+            on_ready=lambda version: session.tell("published", version=version),
         )
         self._server = HolderServer(self._publisher, host)
         session.call("hold", process=jax.process_index(), address=self._server.address)
@@ -171,18 +182,18 @@ class CollectivePublishing:
     Args:
       session: the trainer's.
       schedule: decides whether all meet.
-      like: the parameters' shapes.
+      links: the way to each explorer, by its number.
     """
 
-    def __init__(self, session: Session, schedule: SyncSchedule, like: Params):
+    def __init__(self, session: Session, schedule: SyncSchedule, links: Mapping[int, Sender]):
         self._session, self._meet = session, schedule.pull == "exact"
         self._rendezvous = TrainerRendezvous(session)
         self._publisher = CollectivePublisher(
-            like,
-            range(1, session.settings.explorers + 1),
+            links,
             self._rendezvous,
             meet=self._meet,
             timeout_secs=session.settings.launch.wait_secs,
+            agree=session.agree,
         )
 
     def awaits(self, version: int) -> bool:

@@ -32,6 +32,17 @@ class ExplorerRendezvous:
           TimeoutError: no grant came; the request is withdrawn.
           RunStoppedError: the run is being stopped; the request is withdrawn.
         """
+        return self._session.agree(
+            "grant", lambda: self._request(explorer, exactly, at_least, timeout_secs)
+        )
+
+    def newest(self) -> int:
+        """The newest version announced; -1 if there is none."""
+        return self._session.call("newest")
+
+    def _request(
+        self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> Grant:
         call = self._session.call
         deadline = time.monotonic() + timeout_secs
         ticket = call("weights_ask", explorer=explorer, exactly=exactly, at_least=at_least)
@@ -52,10 +63,6 @@ class ExplorerRendezvous:
         if stopped is not None:
             raise stopped
         raise TimeoutError(f"the trainer granted nothing within {timeout_secs:.0f} s")
-
-    def newest(self) -> int:
-        """The newest version announced; -1 if there is none."""
-        return self._session.call("newest")
 
 
 class TrainerRendezvous:
@@ -85,6 +92,9 @@ class TrainerRendezvous:
         Raises:
           RunStoppedError: the run is being stopped.
         """
+        return self._session.agree("explorers that wait", lambda: self._look(timeout_secs))
+
+    def _look(self, timeout_secs: float) -> list[Request]:
         self._session.check()
         requests = self._session.call("weights_waiting", timeout_secs=0.0)
         if not requests and timeout_secs > 0:

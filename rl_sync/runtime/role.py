@@ -1,4 +1,4 @@
-"""One role's process: `python -m rl_sync.runtime.role --role=… --workdir=… --master=…`.
+"""One process of a role: `python -m rl_sync.runtime.role --role=… --workdir=… --master=…`.
 
 The launcher starts these on one machine. It gives each a pipe as standard input; a role whose pipe
 closes ends itself, since nobody watches it any more.
@@ -33,23 +33,30 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import colocation, compilation_cache, programs
+    from rl_sync.runtime import colocation, compilation_cache, places, programs
     from rl_sync.runtime.settings import TOGETHER, RunSettings
+    from rl_sync.runtime.topology import Member
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
-    places = programs.Addresses(arguments.master, arguments.replay, arguments.coordinator)
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
+    addresses = places.Addresses(
+        arguments.master, arguments.replay, arguments.coordinator, arguments.team
+    )
+
+    def place() -> places.Place:
+        return places.join(settings, addresses, Member(arguments.role, arguments.process))
+
     try:
         if arguments.role == "master":
-            programs.run_master(settings, places)
+            programs.run_master(settings, addresses)
         elif arguments.role == "trainer":
-            programs.run_trainer(settings, places)
+            programs.run_trainer(settings, addresses, place())
         elif arguments.role == TOGETHER:
-            colocation.run_colocated(settings, places)
+            colocation.run_colocated(settings, addresses)
         else:
             number = int(arguments.role.removeprefix("explorer"))
-            programs.run_explorer(settings, places, number)
+            programs.run_explorer(settings, addresses, number, place())
     except Exception:
         _log.exception("%s failed", arguments.role)
         return FAILED
@@ -79,7 +86,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workdir", required=True, help="the run's; holds its config.json")
     parser.add_argument("--master", required=True, help="host:port of the master")
     parser.add_argument("--replay", required=True, help="host:port of the replay server")
-    parser.add_argument("--coordinator", default="", help="host:port of the collective cluster")
+    parser.add_argument("--process", type=int, default=0, help="which of the role's processes")
+    parser.add_argument("--coordinator", default="", help="host:port of the process's cluster")
+    parser.add_argument("--team", default="", help="host:port of the role's first process")
     parser.add_argument("--lifeline", action="store_true", help="end when standard input is closed")
     return parser.parse_args()
 

@@ -83,6 +83,16 @@ def _require_sizes(section: str, **sizes: int) -> None:
         require(size >= 1, f"{section}.{name} must be at least 1 device, not {size}.")
 
 
+def _require_parts(section: str, processes: int, mesh: MeshShape) -> None:
+    require(processes >= 1, f"{section}.processes must be at least 1, not {processes}.")
+    require(
+        mesh.devices % processes == 0,
+        f"{section}.processes={processes} cannot share {section}.mesh of {mesh}, which is"
+        f" {mesh.devices} devices, evenly: the mesh is over the devices of all processes, so use"
+        " sizes whose product is a multiple of their number.",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ShardingSettings:
     """`config.sharding`: along which mesh axes each logical axis is cut, separated by commas.
@@ -146,7 +156,8 @@ class TrainerSettings:
         but while it is updated.
       compute_dtype: what the blocks compute in; None for `model.dtype`. Parameters and the
         optimizer's state are float32 anyway.
-      mesh: the trainer's devices.
+      processes: how many processes the trainer has, each with an equal part of the devices.
+      mesh: the trainer's devices, those of all its processes.
     """
 
     steps: int
@@ -160,6 +171,7 @@ class TrainerSettings:
     offload_reference: bool
     offload_optimizer: bool
     compute_dtype: str | None
+    processes: int
     mesh: TrainerMesh
 
     def __post_init__(self) -> None:
@@ -172,6 +184,7 @@ class TrainerSettings:
         ):
             value = getattr(self, name)
             require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
+        _require_parts("trainer", self.processes, self.mesh.shape)
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
         if self.compute_dtype is not None:
             one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)
@@ -199,15 +212,18 @@ class ExplorerSettings:
       groups_per_lease: groups that an explorer generates at once; None for its share of a batch.
       dtype: what parameters are cast to when they are published, and what explorers compute and
         cache in; None for `model.dtype`.
-      mesh: each explorer's devices.
+      processes: how many processes each explorer has, each with an equal part of the devices.
+      mesh: each explorer's devices, those of all its processes.
     """
 
     count: int | None
     groups_per_lease: int | None
     dtype: str | None
+    processes: int
     mesh: ExplorerMesh
 
     def __post_init__(self) -> None:
+        _require_parts("explorer", self.processes, self.mesh.shape)
         if self.dtype is not None:
             one_of("explorer.dtype", self.dtype, DTYPES)
 

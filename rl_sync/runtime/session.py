@@ -1,4 +1,7 @@
-"""What every role's process has: settings, a line to the master, spans, signs of life."""
+"""What every role's process has: settings, a line to the master, spans, signs of life.
+
+Of a program of several processes the first alone has all that; the others agree with it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import logging
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.spans import SpanKind, SpanRecorder, spans_path
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.team import Team
 
 HEARTBEAT_SECS = 0.5
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class RunStoppedError(Exception):
@@ -22,31 +29,57 @@ class RunStoppedError(Exception):
 
 
 class Session:
-    """One role's process in a run; usable as a context manager.
+    """One process of a program in a run; usable as a context manager.
+
+    Its methods are for the thread that runs the program, but for `tell`.
 
     Args:
       settings: the run.
       role: `trainer`, `explorer1`, `explorer2`, ….
       master_address: `host:port`.
+      team: the program's processes.
     """
 
-    def __init__(self, settings: RunSettings, role: str, master_address: str):
+    def __init__(self, settings: RunSettings, role: str, master_address: str, team: Team):
         self.settings = settings
         self.role = role
-        self.spans = SpanRecorder(spans_path(settings.workdir, role), role)
+        path = spans_path(settings.workdir, role) if team.leads else None
+        self.spans = SpanRecorder(path, role)
         self.facts: dict[str, Any] = {}
+        self.team = team
         self._master = RpcClient(master_address, "master")
         self._stop: str | None = None
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._heart.start()
+        if team.leads:
+            self._heart.start()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that talks to the outside."""
+        return self.team.leads
+
+    def agree(self, what: str, thunk: Callable[[], T]) -> T:
+        """What the first process gets from a thunk; see `Agree`."""
+        return self.team.agree(what, thunk)
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Calls the master, with the settings' deadline for an answer."""
-        return self._master.call(method, self.settings.launch.call_secs, **arguments)
+        return self.agree(f"call {method}", lambda: self._call(method, **arguments))
+
+    def tell(self, method: str, **arguments: Any) -> None:
+        """Calls the master where the answer does not matter; for any thread."""
+        if self.leads:
+            self._call(method, **arguments)
 
     def check(self) -> None:
         """Raises `RunStoppedError` when the run is being stopped."""
+        self.agree("check", self._check)
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        return self._master.call(method, self.settings.launch.call_secs, **arguments)
+
+    def _check(self) -> None:
         if self._stop is not None:
             raise RunStoppedError(self._stop)
 
@@ -69,7 +102,7 @@ class Session:
         lost_since = None
         while not self._closed.wait(HEARTBEAT_SECS):
             try:
-                reply = self.call("heartbeat", role=self.role, status=self.status().to_dict())
+                reply = self._call("heartbeat", role=self.role, status=self.status().to_dict())
                 self._stop, lost_since = reply["stop"], None
             except PeerLostError as error:
                 lost_since = lost_since or time.monotonic()
@@ -81,7 +114,8 @@ class Session:
     def close(self) -> None:
         """Ends the signs of life and closes the spans."""
         self._closed.set()
-        self._heart.join(timeout=2 * HEARTBEAT_SECS)
+        if self.leads:
+            self._heart.join(timeout=2 * HEARTBEAT_SECS)
         self.spans.close()
         self._master.close()
 
@@ -106,6 +140,9 @@ class Patience:
         self._since = time.monotonic()
 
     def __call__(self) -> None:
+        self._session.agree(f"patience for {self._what}", self._lasts)
+
+    def _lasts(self) -> None:
         self._session.check()
         waited = time.monotonic() - self._since
         if waited > self._timeout_secs:

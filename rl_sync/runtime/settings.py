@@ -165,6 +165,12 @@ class RunSettings:
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
         require(
+            not self.launch.colocate or self.trainer.processes == self.explorer.processes == 1,
+            "launch.colocate=true runs all roles in one process: use it with"
+            f" trainer.processes=1 and explorer.processes=1, not {self.trainer.processes} and"
+            f" {self.explorer.processes}.",
+        )
+        require(
             self.launch.colocate or not self.launch.share_devices,
             "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
         )
@@ -194,13 +200,11 @@ class RunSettings:
     def _validate_meshes(self) -> None:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
+        processes = max(self.trainer.processes, self.explorer.processes)
         require(
-            self.transfer != "collective"
-            or self.launch.colocate
-            or max(trainer.mesh.size, explorer.mesh.size) == 1,
-            f"sync.transfer={self.transfer} moves weights between processes of one device each, but"
-            f" {sizes} or explorer.mesh of {self.explorer.mesh.shape} has more: use"
-            " sync.transfer=server or checkpoint.",
+            self.transfer != "server" or processes == 1,
+            f"sync.transfer=server serves programs of one process each, not of {processes}: use"
+            " trainer.processes=1 and explorer.processes=1, or sync.transfer=checkpoint.",
         )
         rows = self.trainer.groups_per_step * self.trainer.group_size
         rows //= self.optimizer.updates_per_batch
@@ -225,6 +229,10 @@ class RunSettings:
     def mesh_of(self, role: str) -> MeshShape:
         """The mesh of a role, by its name."""
         return (self.trainer if role == "trainer" else self.explorer).mesh.shape
+
+    def processes_of(self, role: str) -> int:
+        """How many processes a role has, by its name."""
+        return (self.trainer if role == "trainer" else self.explorer).processes
 
     @property
     def trainer_layout(self) -> Layout:
@@ -281,15 +289,14 @@ class RunSettings:
         return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
 
     @property
-    def meets(self) -> bool:
-        """Whether trainer and explorers stand in the same transfer at each sync."""
-        together = self.transfer == "collective" and not self.launch.colocate
-        return together and self.schedule.pull == "exact"
+    def is_joint(self) -> bool:
+        """Whether trainer and explorers are processes of one cluster."""
+        return self.transfer == "collective" and not self.launch.colocate
 
     @property
-    def processes(self) -> list[str]:
-        """The processes that train, by name: one a role, or one for all."""
-        return [TOGETHER] if self.launch.colocate else self.roles
+    def meets(self) -> bool:
+        """Whether trainer and explorers stand in the same transfer at each sync."""
+        return self.is_joint and self.schedule.pull == "exact"
 
     def master_settings(self) -> MasterSettings:
         """What the master actor needs."""

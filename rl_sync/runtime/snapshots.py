@@ -3,7 +3,8 @@
     <directory>/snapshot_00000040/arrays/         the arrays
     <directory>/snapshot_00000040/metadata.json   the rest
 
-A snapshot appears by one rename. A process takes and loads snapshots alone, inside a cluster too.
+A snapshot appears by one rename. The processes of one program take and load snapshots together,
+each its own shards; others of their cluster take no part.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_sync.models.placement import put
+from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.storage import ArrayStorage, flatten_named, placement, unflatten_named
 
 _NAME = re.compile(r"snapshot_(\d{8,})")
@@ -27,10 +31,18 @@ _TEMPORARY = ".unfinished-"
 _DELETED = ".deleted-"
 _ARRAYS = "arrays"
 _METADATA = "metadata.json"
+_STORAGE = "snapshots"
 
 
 def save_snapshot(
-    directory: Path, step: int, state: Any, metadata: dict[str, Any], *, keep: int = 3
+    directory: Path,
+    step: int,
+    state: Any,
+    metadata: dict[str, Any],
+    *,
+    keep: int = 3,
+    processes: Iterable[int] | None = None,
+    agree: Agree = alone,
 ) -> None:
     """Saves a state; one of the same step is replaced. Waits until it is on disk.
 
@@ -40,6 +52,7 @@ def save_snapshot(
       state: a pytree of jax arrays (PRNG keys among them), numpy arrays and Python numbers.
       metadata: what else to remember, as JSON knows it.
       keep: how many of the newest snapshots stay.
+      processes, agree: the program's, by their indices in the cluster, and how they agree.
 
     Raises:
       ValueError: `keep` is below 1, or two leaves have the same name.
@@ -49,23 +62,32 @@ def save_snapshot(
         raise ValueError(f"keep={keep}: at least one snapshot must stay.")
     directory = Path(directory)
     text = json.dumps(metadata)
-    directory.mkdir(parents=True, exist_ok=True)
-    _sweep(directory)
     unfinished = directory / f"{_TEMPORARY}{step:08d}"
-    unfinished.mkdir()
-    with contextlib.closing(ArrayStorage()) as storage:
+
+    def begin() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        _sweep(directory)
+        unfinished.mkdir()
+
+    def finish() -> None:
+        (unfinished / _METADATA).write_text(text)
+        others = [other for other in _steps(directory) if other != step]
+        if _path(directory, step).exists():
+            _hide(directory, step)
+        unfinished.rename(_path(directory, step))
+        for old in others[: max(0, len(others) - (keep - 1))]:
+            _hide(directory, old)
+        _sweep(directory)
+
+    agree("begin a snapshot", begin)
+    with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
         storage.write(unfinished / _ARRAYS, flatten_named(jax.tree.map(_plain, state)))
-    (unfinished / _METADATA).write_text(text)
-    others = [other for other in _steps(directory) if other != step]
-    if _path(directory, step).exists():
-        _hide(directory, step)
-    unfinished.rename(_path(directory, step))
-    for old in others[: max(0, len(others) - (keep - 1))]:
-        _hide(directory, old)
-    _sweep(directory)
+    agree("finish a snapshot", finish)
 
 
-def load_snapshot(directory: Path, step: int | None, like: Any) -> tuple[int, Any, dict[str, Any]]:
+def load_snapshot(
+    directory: Path, step: int | None, like: Any, processes: Iterable[int] | None = None
+) -> tuple[int, Any, dict[str, Any]]:
     """Loads a state, bit for bit as it was saved.
 
     Args:
@@ -74,6 +96,7 @@ def load_snapshot(directory: Path, step: int | None, like: Any) -> tuple[int, An
       like: a state of the same structure, shapes and dtypes. Each leaf comes back as the kind that
         it is here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array, a
         Python number.
+      processes: the program's, by their indices in the cluster, which all load it.
 
     Returns:
       The step, the state and the metadata.
@@ -82,7 +105,7 @@ def load_snapshot(directory: Path, step: int | None, like: Any) -> tuple[int, An
       FileNotFoundError: there is no such snapshot.
       ValueError: the snapshot is of another structure than `like`.
     """
-    chosen, state = _load(directory, step, like, partial=False)
+    chosen, state = _load(directory, step, like, partial=False, processes=processes)
     return chosen, state, json.loads((_path(Path(directory), chosen) / _METADATA).read_text())
 
 
@@ -104,7 +127,14 @@ def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any]:
     return _load(directory, step, like, partial=True)
 
 
-def _load(directory: Path, step: int | None, like: Any, *, partial: bool) -> tuple[int, Any]:
+def _load(
+    directory: Path,
+    step: int | None,
+    like: Any,
+    *,
+    partial: bool,
+    processes: Iterable[int] | None = None,
+) -> tuple[int, Any]:
     directory = Path(directory)
     chosen = latest_snapshot(directory) if step is None else step
     if chosen is None or not _path(directory, chosen).exists():
@@ -113,7 +143,7 @@ def _load(directory: Path, step: int | None, like: Any, *, partial: bool) -> tup
             f" (steps there: {_steps(directory)})."
         )
     arrays, plain_like = _path(directory, chosen) / _ARRAYS, jax.tree.map(_plain_like, like)
-    with contextlib.closing(ArrayStorage()) as storage:
+    with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
         named = storage.read(arrays, flatten_named(plain_like), partial=partial)
     return chosen, jax.tree.map(_restored, like, unflatten_named(plain_like, named))
 
@@ -170,7 +200,7 @@ def _key_impl(like: Any) -> Any:
 def _restored(like: Any, value: Any) -> Any:
     if _is_key(like):
         key = jax.random.wrap_key_data(value, impl=_key_impl(like))
-        return key if placement(like) is None else jax.device_put(key, placement(like))
+        return key if placement(like) is None else put(key, placement(like))
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
         return value
     return type(like)(value.item())

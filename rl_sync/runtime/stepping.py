@@ -110,8 +110,8 @@ class Stepping:
             staleness=values["staleness_mean"],
         )
         leases = [group.lease_id for group in groups]
-        self._session.call("trained", step=step, lease_ids=leases, values=values)
-        self._session.call("result", values={"rl": {"step": step, **values}})
+        self._session.tell("trained", step=step, lease_ids=leases, values=values)
+        self._session.tell("result", values={"rl": {"step": step, **values}})
         self._compare(step, values["logprob_gap"])
         self._consumed.write(step, groups)
 
@@ -130,4 +130,4 @@ class Stepping:
         before = self._apart or {"first_step": step, "steps": 0, "greatest": 0.0}
         steps, greatest = before["steps"] + 1, max(before["greatest"], gap)
         self._apart = {**before, "steps": steps, "greatest": greatest, "limit": limit}
-        self._session.call("result", values={"logprob_gap": self._apart})
+        self._session.tell("result", values={"logprob_gap": self._apart})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_sync.actors.batching import Batching
@@ -21,6 +21,7 @@ from rl_sync.runtime.stepping import Stepping
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.weights.digest import digest
+from rl_sync.weights.interface import WeightsTransferError
 
 
 @dataclasses.dataclass
@@ -37,6 +38,7 @@ class TrainerProgram:
       publishing: from the schedule, which knows where the run starts, to the sender of weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
+      processes: the trainer's, by their indices in their cluster.
     """
 
     session: Session
@@ -48,6 +50,7 @@ class TrainerProgram:
     publishing: Callable[[SyncSchedule], Publishing]
     reader: Callable[[SyncSchedule, Callable[[], None]], BatchReader]
     snapshots: Path
+    processes: Sequence[int]
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -56,6 +59,7 @@ class TrainerProgram:
         Raises:
           TimeoutError: a wait passed its deadline.
           PeerLostError: the master is gone.
+          WeightsTransferError: a version could not be handed on; a snapshot is saved before.
         """
         try:
             state = self._start()
@@ -65,9 +69,10 @@ class TrainerProgram:
         schedule = dataclasses.replace(self.session.settings.schedule, start=start)
         publishing = self.publishing(schedule)
         reader = self.reader(schedule, publishing.serve)
-        consumed = ConsumptionRecord(self.session.settings.workdir)
+        workdir = self.session.settings.workdir
+        consumed = ConsumptionRecord(workdir if self.session.leads else None)
         stepping = Stepping(self.session, self.batching, self._steps, consumed)
-        ending = "the run ended"
+        ending, broken = "the run ended", None
         try:
             publishing.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
@@ -81,9 +86,13 @@ class TrainerProgram:
                 self._look_after(state, step, stepping)
         except RunStoppedError as error:
             ending = str(error)
+        except WeightsTransferError as error:
+            ending, broken = "the weights could not be handed on", error
         stepping.settle()
         reader.close(ending)
         self._finish(state)
+        if broken is not None:
+            raise broken
         publishing.close()
         consumed.close()
 
@@ -93,8 +102,8 @@ class TrainerProgram:
         self._steps = CompiledSteps(self.session, self.trainer, like)
         self._steps.prepare(self.batching.largest())
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
-        if latest_snapshot(self.snapshots) is not None:
-            _, state, metadata = load_snapshot(self.snapshots, None, like)
+        if (latest := self._latest()) is not None:
+            _, state, metadata = load_snapshot(self.snapshots, latest, like, self.processes)
             position = metadata["position"]
         else:
             state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
@@ -139,13 +148,23 @@ class TrainerProgram:
 
     def _save(self, state: TrainState) -> None:
         step = int(state.step)
-        if latest_snapshot(self.snapshots) == step:
+        if self._latest() == step:
             return
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
             metadata = {"position": self.session.call("position")}
-            keep = self.session.settings.checkpoint.keep
-            save_snapshot(self.snapshots, step, state, metadata, keep=keep)
+            save_snapshot(
+                self.snapshots,
+                step,
+                state,
+                metadata,
+                keep=self.session.settings.checkpoint.keep,
+                processes=self.processes,
+                agree=self.session.agree,
+            )
         self.session.call("result", values={"checkpoint": str(self.snapshots)})
+
+    def _latest(self) -> int | None:
+        return self.session.agree("latest snapshot", lambda: latest_snapshot(self.snapshots))
 
 
 def _is_due(step: int, every_steps: int) -> bool:

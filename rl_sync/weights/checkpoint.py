@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.copies import copier
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -39,6 +41,8 @@ _PARAMS = "params"
 _DIGEST = "digest"
 _ATTEMPTS = 3
 _MOST_WAITING = 2
+_NOTHING_YET = -1
+_IDLE_SECS = 30.0
 _POLL_SECS = 0.02
 
 _log = logging.getLogger(__name__)
@@ -88,6 +92,9 @@ class CheckpointPublisher:
         reader_expiry_secs: float = 600.0,
         resume_from: int | None = None,
         on_saved: Callable[[int, float], None] | None = None,
+        processes: Iterable[int] | None = None,
+        agree: Agree = alone,
+        agree_saving: Agree = alone,
     ) -> None:
         if keep < LEAST_KEPT:
             raise ValueError(
@@ -95,19 +102,17 @@ class CheckpointPublisher:
                 f" deleted. Keep at least {LEAST_KEPT}."
             )
         self._directory = VersionDirectory(Path(directory))
-        self._directory.sweep()
-        if resume_from is not None:
-            for version in self._directory.versions():
-                if version > resume_from:
-                    self._directory.delete(version)
+        self._agree, self._agree_saving = agree, agree_saving
+        self._processes = processes
+        agree("the weights directory", lambda: self._tidy(resume_from))
         self._keep = keep
         self._may_skip = may_skip
         self._timeout_secs = timeout_secs
         self._reader_expiry_secs = reader_expiry_secs
         self._on_saved = on_saved
-        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
+        self._copy = copier()
         self._changed = threading.Condition()
-        self._pending: list[_Pending] = []
+        self._pending: dict[int, _Pending] = {}
         self._saving: int | None = None
         self._error: BaseException | None = None
         self._closed = False
@@ -130,7 +135,11 @@ class CheckpointPublisher:
                 self._wait_until(lambda: not self._pending, f"to publish version {version}")
             self._raise_error()
             assert not self._closed, "publish() after close()"
-            self._pending = [*self._pending, pending][-_MOST_WAITING:]
+            self._pending[version] = pending
+        skipped = self._agree("versions to skip", self._skip) if self._may_skip else []
+        with self._changed:
+            for older in skipped:
+                self._pending.pop(older, None)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -148,12 +157,20 @@ class CheckpointPublisher:
             )
             self._raise_error()
 
+    def _tidy(self, resume_from: int | None) -> None:
+        """Removes what is half written, and versions of a future that is not going to happen."""
+        self._directory.sweep()
+        if resume_from is not None:
+            for version in self._directory.versions():
+                if version > resume_from:
+                    self._directory.delete(version)
+
     def _wait_until(self, ready: Callable[[], bool], purpose: str) -> None:
         done = self._changed.wait_for(
             lambda: ready() or self._error is not None, self._timeout_secs
         )
         if not done:
-            waiting = self._pending[0].version if self._pending else None
+            waiting = next(iter(self._pending), None)
             raise WeightsTimeoutError(
                 f"Waited {self._timeout_secs:.0f} s {purpose}: version {self._saving} is still"
                 f" being saved to {self._directory.root}"
@@ -168,7 +185,7 @@ class CheckpointPublisher:
 
     def _save_all(self) -> None:
         try:
-            with contextlib.closing(ArrayStorage()) as storage:
+            with contextlib.closing(ArrayStorage("weights", self._processes)) as storage:
                 while (pending := self._next()) is not None:
                     self._save(storage, pending)
                     with self._changed:
@@ -179,28 +196,55 @@ class CheckpointPublisher:
                 self._error = error
                 self._changed.notify_all()
 
-    def _next(self) -> _Pending | None:
+    def _skip(self) -> list[int]:
+        """The oldest of the versions that wait, as far as too many do."""
         with self._changed:
-            # No deadline: an idle publisher waits for the trainer, and `close` ends it.
-            self._changed.wait_for(lambda: self._pending or self._closed)
-            if not self._pending:
-                return None
-            computed = sum(pending.computed for pending in self._pending)
-            # Of those that are computed the newest; else the one that is computed first.
-            chosen, *later = self._pending[max(computed - 1, 0) :]
-            self._pending, self._saving = later, chosen.version
+            return [version for version in self._pending if version != self._saving][
+                :-_MOST_WAITING
+            ]
+
+    def _next(self) -> _Pending | None:
+        chosen: int | None = _NOTHING_YET
+        while chosen == _NOTHING_YET:
+            chosen = self._agree_saving("the next version", self._choose)
+        if chosen is None:
+            return None
+        with self._changed:
+            # Another process may be behind the one that has chosen; it comes to publish it too.
+            self._wait_until(lambda: chosen in self._pending, f"for version {chosen}")
+            self._saving = chosen
+            pending = self._pending.pop(chosen)
+            for older in [version for version in self._pending if version < chosen]:
+                del self._pending[older]
             self._changed.notify_all()
-            return chosen
+            return pending
+
+    def _choose(self) -> int | None:
+        """The version to save next; None when there will be none, `_NOTHING_YET` after a while."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closed, _IDLE_SECS)
+            if not self._pending:
+                return None if self._closed else _NOTHING_YET
+            computed = sum(pending.computed for pending in self._pending.values())
+            # Of those that are computed the newest; else the one that is computed first.
+            self._saving = list(self._pending)[max(computed - 1, 0)]
+            return self._saving
 
     def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
         jax.block_until_ready(pending)  # What computes it may only have been dispatched.
         start = time.monotonic()
-        if pending.version in self._directory.versions():
-            self._directory.delete(pending.version)
+        self._agree_saving("room", lambda: self._make_room(pending.version))
         arrays = flatten_named({_PARAMS: pending.params, _DIGEST: pending.digest})
         storage.write(self._directory.path(pending.version), arrays)
+        self._agree_saving("saved", lambda: self._finish(pending.version, start))
+
+    def _make_room(self, version: int) -> None:
+        if version in self._directory.versions():
+            self._directory.delete(version)
+
+    def _finish(self, version: int, start: float) -> None:
         if self._on_saved is not None:
-            self._on_saved(pending.version, time.monotonic() - start)
+            self._on_saved(version, time.monotonic() - start)
         self._directory.retain(self._keep, self._reader_expiry_secs)
 
 
@@ -213,6 +257,8 @@ class CheckpointPuller:
       reader: a name that no other running puller of the directory has; by default the host's and
         the process's.
       check_digest: whether to compare what was read with what was published.
+      processes: the explorer's, by their indices in the cluster; this process alone if left out.
+      agree: how they agree.
     """
 
     def __init__(
@@ -222,13 +268,16 @@ class CheckpointPuller:
         *,
         reader: str | None = None,
         check_digest: bool = True,
+        processes: Iterable[int] | None = None,
+        agree: Agree = alone,
     ) -> None:
         self._directory = VersionDirectory(Path(directory))
         words = jax.ShapeDtypeStruct((2,), jnp.uint32)
         self._like = {_PARAMS: like, _DIGEST: words}
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
         self._check_digest = check_digest
-        self._storage = ArrayStorage()
+        self._agree = agree
+        self._storage = ArrayStorage("weights", processes)
 
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
@@ -245,7 +294,10 @@ class CheckpointPuller:
         deadline = time.monotonic() + timeout_secs
         failures: collections.Counter[int] = collections.Counter()
         while True:
-            version = self._choose(exactly, at_least)
+            version, late = self._agree(
+                "a version",
+                lambda: (self._choose(exactly, at_least), time.monotonic() >= deadline),
+            )
             if version is not None:
                 try:
                     return version, self._read(version)
@@ -255,7 +307,7 @@ class CheckpointPuller:
                     if failures[version] >= _ATTEMPTS and not gone:
                         raise
                     _log.warning("Reading version %d failed, trying again: %s", version, error)
-            if time.monotonic() >= deadline:
+            if late:
                 there = ", ".join(map(str, self._directory.versions())) or "none"
                 raise WeightsTimeoutError(
                     f"Explorer {self._reader} waited {timeout_secs:.1f} s for {wanted} of the"
@@ -266,21 +318,29 @@ class CheckpointPuller:
 
     def newest(self) -> int:
         """The newest version that could be pulled now; -1 if there is none."""
-        return max(self._directory.versions(), default=-1)
+        return self._agree("newest", self._newest)
 
     def close(self) -> None:
         """Frees what Orbax holds."""
         self._storage.close()
 
+    def _newest(self) -> int:
+        return max(self._directory.versions(), default=-1)
+
     def _choose(self, exactly: int | None, at_least: int | None) -> int | None:
         if exactly is not None:
             return exactly if self._directory.path(exactly).exists() else None
-        newest = self.newest()
+        newest = self._newest()
         return newest if newest >= (at_least or 0) else None
 
     def _read(self, version: int) -> Params:
         path = self._directory.path(version)
-        with self._directory.held(self._reader, version):
+        with contextlib.ExitStack() as holding:
+
+            def hold() -> None:
+                holding.enter_context(self._directory.held(self._reader, version))
+
+            self._agree("hold", hold)
             named = self._storage.read(path, flatten_named(self._like))
         restored = unflatten_named(self._like, named)
         if self._check_digest:

@@ -1,4 +1,4 @@
-"""The `jax.distributed` cluster that a trainer and its explorers form for collective transfer."""
+"""The `jax.distributed` cluster that processes form to compute, or to move weights, together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import jax
 from jax._src import distributed, xla_bridge
 
 from rl_sync.weights.interface import WeightsTimeoutError, WeightsTransferError
-
-TRAINER = 0
-"""The trainer's process index; explorers have 1, 2, …"""
 
 _LEAVE = "rl_sync/leave"
 
@@ -32,28 +29,27 @@ def init_cluster(
 
     Args:
       coordinator_address: `host:port`, where process 0 listens.
-      num_processes: the trainer and its explorers.
-      process_id: 0 for the trainer, 1, 2, … for explorers.
+      num_processes: how many there are.
+      process_id: which this is, from 0.
       timeout_secs: how long to wait for the others.
       heartbeat_secs: a process that is silent for this long is dead, and the others abort.
 
     Raises:
       ValueError: `process_id` does not fit `num_processes`.
       WeightsTimeoutError: not everybody joined in time.
-      WeightsTransferError: JAX is in use already, the port is taken, or a process has not exactly
-        one device.
+      WeightsTransferError: JAX is in use already, or the port is taken.
     """
     if not 0 <= process_id < num_processes:
         raise ValueError(
-            f"process_id={process_id} does not fit a cluster of {num_processes} processes: the"
-            f" trainer is 0, the explorers are 1 to {num_processes - 1}."
+            f"process_id={process_id} does not fit a cluster of {num_processes} processes: they"
+            f" have 0 to {num_processes - 1}."
         )
     if xla_bridge.backends_are_initialized():
         raise WeightsTransferError(
-            "This process has used JAX before it joined the cluster of collective transfer, which"
-            " is too late: call init_cluster before any array is made or any device is listed."
+            "This process has used JAX before it joined its cluster, which is too late: call"
+            " init_cluster before any array is made or any device is listed."
         )
-    if process_id == TRAINER:
+    if process_id == 0:
         _check_port(coordinator_address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Otherwise SIGTERM becomes a notice of preemption, and no longer ends the process.
@@ -70,7 +66,6 @@ def init_cluster(
         heartbeat_timeout_seconds=int(heartbeat_secs),
         shutdown_timeout_seconds=int(heartbeat_secs),
     )
-    _check_devices(num_processes)
 
 
 def leave_cluster(timeout_secs: float = 120.0) -> None:
@@ -93,11 +88,6 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
             f" other processes of the cluster to finish: {error}"
         ) from error
     jax.distributed.shutdown()
-
-
-def process_device(process_id: int) -> jax.Device:
-    """The device of one process of the cluster."""
-    return next(device for device in jax.devices() if device.process_index == process_id)
 
 
 def _check_port(coordinator_address: str) -> None:
@@ -132,16 +122,3 @@ def _join(timeout_secs: float, late: str, **arguments: Any) -> None:
         raise WeightsTransferError(
             f"The cluster at {arguments['coordinator_address']} could not be joined: {error}"
         ) from error
-
-
-def _check_devices(num_processes: int) -> None:
-    counts = [0] * num_processes
-    for device in jax.devices():
-        counts[device.process_index] += 1
-    if counts != [1] * num_processes:
-        raise WeightsTransferError(
-            "Collective transfer needs exactly one device a process, but processes 0 to"
-            f" {num_processes - 1} have {counts}. Give each process one device"
-            " (CUDA_VISIBLE_DEVICES on GPU, no --xla_force_host_platform_device_count on CPU), or"
-            " use sync.transfer=checkpoint."
-        )

@@ -1,29 +1,23 @@
-"""Weights by collective transfer: device to device, from the trainer to one explorer at a time.
+"""Weights by collective transfer: shard to shard, from the trainer to one explorer at a time.
 
-Trainer and explorers are processes of one cluster (`cluster.py`). A transfer is a permutation over
-a mesh of two devices, so both sides must enter it; they agree on that beforehand (`rendezvous.py`).
-Both sides enter from the thread that calls `publish`, `serve_waiting` or `pull`, which must be the
-one thread that dispatches collectives in that process.
-
-Letters in shapes: W words of a bucket.
+Trainer and explorers are processes of one cluster (`cluster.py`). The processes of both sides must
+enter a transfer (`link.py`); they agree on that beforehand (`rendezvous.py`). They enter from the
+thread that calls `publish`, `serve_waiting` or `pull`, which must be the one thread that dispatches
+collectives in that process.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
-from rl_sync.weights.cluster import TRAINER, process_device
+from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -31,13 +25,24 @@ from rl_sync.weights.interface import (
     WeightsTransferError,
     wanted_text,
 )
-from rl_sync.weights.packing import PackingPlan, plan_packing
 from rl_sync.weights.rendezvous import Rendezvous, Request, TrainerRendezvous
-
-BUCKET_BYTES = 64 * 2**20
 
 _SLICE_SECS = 0.5
 _PAUSE_SECS = 0.01
+
+
+class Sender(Protocol):
+    """The trainer's side of a link; see `link.Link`."""
+
+    def send(self, params: Params) -> None:
+        """Blocks until the explorer has the parameters."""
+
+
+class Receiver(Protocol):
+    """An explorer's side of a link; see `link.Link`."""
+
+    def receive(self) -> Params:
+        """Blocks until the parameters are here."""
 
 
 class Meeting(NamedTuple):
@@ -54,68 +59,27 @@ class Meeting(NamedTuple):
     waited_secs: float
 
 
-class Channel:
-    """Moves buckets from one process's device to another's; both call it, once a transfer.
-
-    Args:
-      source, target: the two devices.
-    """
-
-    def __init__(self, source: jax.Device, target: jax.Device) -> None:
-        mesh = Mesh(np.array([source, target]), ("role",))
-        spec = PartitionSpec("role")
-        self._sharding = NamedSharding(mesh, spec)
-        self._target = target
-        self._move = jax.jit(
-            jax.shard_map(
-                lambda bucket: lax.ppermute(bucket, "role", [(0, 1)]),
-                mesh=mesh,
-                in_specs=spec,
-                out_specs=spec,
-            )
-        )
-
-    def send(self, buckets: Iterable[UInt32[Array, " W"]]) -> None:
-        """The source's side. Blocks until the target has each bucket."""
-        for bucket in buckets:
-            self._enter(bucket)
-
-    def receive(self, plan: PackingPlan) -> tuple[UInt32[Array, " W"], ...]:
-        """The target's side. Blocks until it has all buckets."""
-        empty = jax.device_put(jnp.zeros((plan.bucket_words,), jnp.uint32), self._target)
-        return tuple(self._enter(empty) for _ in range(plan.buckets))
-
-    def _enter(self, mine: UInt32[Array, " W"]) -> UInt32[Array, " W"]:
-        shape = (2 * mine.size,)
-        both = jax.make_array_from_single_device_arrays(shape, self._sharding, [mine])
-        moved = self._move(both).addressable_shards[0].data
-        # One collective at a time: nothing but the order of dispatch pairs the two sides.
-        return jax.block_until_ready(moved)
-
-
 class _Held(NamedTuple):
     version: int
-    buckets: tuple[UInt32[Array, " W"], ...]
+    params: Params
     digest: UInt32[Array, " 2"]
 
 
 class CollectivePublisher:
     """The trainer's end of a collective transfer.
 
-    What it holds of a version are packed buckets, made when it is published: copies, so that the
-    trainer may donate its parameters.
-
     Args:
-      like: the parameters, as arrays or `jax.ShapeDtypeStruct`s.
-      explorers: the process indices of the explorers.
+      links: the way to each explorer, by its number.
       rendezvous: where explorers ask.
       meet: whether `publish` waits until each explorer has come for the version and got it. Right
         for exact pulls; do not publish a version then that no explorer is going to use. Otherwise
-        explorers get versions when the trainer calls `serve_waiting`.
+        explorers get versions when the trainer calls `serve_waiting`, from a copy, so that the
+        trainer may donate its parameters.
       keep: how many of the newest versions are held for explorers that come later.
-      bucket_bytes: the most that one bucket may hold; the same on both sides.
       timeout_secs: how long `publish` waits for the explorers.
       on_wait: called again and again while it waits.
+      agree: how the trainer's processes agree on the time; on everything else the rendezvous sees
+        to it that they do.
 
     Raises:
       ValueError: no explorer, or an argument out of range.
@@ -123,30 +87,28 @@ class CollectivePublisher:
 
     def __init__(
         self,
-        like: Params,
-        explorers: Iterable[int],
+        links: Mapping[int, Sender],
         rendezvous: TrainerRendezvous,
         *,
         meet: bool,
         keep: int = 1,
-        bucket_bytes: int = BUCKET_BYTES,
         timeout_secs: float = 600.0,
         on_wait: Callable[[Meeting], None] | None = None,
+        agree: Agree = alone,
     ) -> None:
-        self._explorers = tuple(explorers)
-        if not self._explorers or TRAINER in self._explorers or keep < 1:
+        if not links or keep < 1:
             raise ValueError(
-                f"A collective publisher needs explorers other than process {TRAINER}, and keep of"
-                f" at least 1; not explorers={self._explorers}, keep={keep}."
+                "A collective publisher needs explorers, and keep of at least 1; not explorers="
+                f"{list(links)}, keep={keep}."
             )
-        self._plan = plan_packing(like, bucket_bytes)
-        self._pack = jax.jit(self._plan.pack)
+        self._links = dict(links)
+        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
         self._rendezvous = rendezvous
         self._meet = meet
         self._keep = keep
         self._timeout_secs = timeout_secs
         self._on_wait = on_wait
-        self._channels: dict[int, Channel] = {}
+        self._agree = agree
         self._held: list[_Held] = []
 
     def publish(self, version: int, params: Params) -> None:
@@ -157,12 +119,16 @@ class CollectivePublisher:
           WeightsTimeoutError: an explorer did not come in time; the message says which.
           WeightsTransferError: a transfer broke.
         """
-        self._plan.check(params)
-        self._held.append(_Held(version, self._pack(params), digest_words(params)))
-        del self._held[: -self._keep]
+        # What goes makes room first. Who meets sends before the caller can donate anything.
+        del self._held[: max(0, len(self._held) + 1 - self._keep)]
+        held = params if self._meet else self._copy(params)
+        self._held.append(_Held(version, held, digest_words(params)))
         self._rendezvous.announce(version)
         if self._meet:
-            self._give_to_all(version)
+            try:
+                self._give_to_all(version)
+            finally:
+                self._held.clear()
 
     def serve_waiting(self, timeout_secs: float = 0.0) -> list[tuple[int, int]]:
         """Gives the explorers that stand ready the newest version that they can use.
@@ -176,28 +142,30 @@ class CollectivePublisher:
         Raises:
           WeightsTransferError: a transfer broke.
         """
-        deadline = time.monotonic() + timeout_secs
+        left, deadline = timeout_secs, self._now() + timeout_secs
         while True:
-            left = max(0.0, deadline - time.monotonic())
             served = [
                 (request.explorer, held.version)
                 for request in self._rendezvous.waiting(left)
                 if (held := self._suitable(request)) and self._give(request, held)
             ]
-            if served or time.monotonic() >= deadline:
+            left = max(0.0, deadline - self._now())
+            if served or not left:
                 return served
             time.sleep(min(_PAUSE_SECS, left))  # those who wait want what is not there yet
 
     def close(self) -> None:
         """Frees the versions held; those who still wait run into their deadlines."""
         self._held.clear()
-        self._channels.clear()
+
+    def _now(self) -> float:
+        return self._agree("the time", time.monotonic)
 
     def _give_to_all(self, version: int) -> None:
-        start = time.monotonic()
-        missing = set(self._explorers)
+        start = self._now()
+        missing = set(self._links)
         while missing:
-            waited = time.monotonic() - start
+            waited = self._now() - start
             if self._on_wait is not None:
                 self._on_wait(Meeting(version, tuple(sorted(missing)), waited))
             if waited > self._timeout_secs:
@@ -214,7 +182,7 @@ class CollectivePublisher:
         return (
             f"The trainer waited {waited_secs:.1f} s for explorer"
             f" {', '.join(map(str, sorted(missing)))} to come for version {version}"
-            f" ({len(self._explorers) - len(missing)} of {len(self._explorers)} came). "
+            f" ({len(self._links) - len(missing)} of {len(self._links)} came). "
             + (f"Meanwhile {'; '.join(others)}." if others else "Nobody asks for any version.")
         )
 
@@ -225,12 +193,8 @@ class CollectivePublisher:
     def _give(self, request: Request, held: _Held) -> bool:
         if not self._rendezvous.grant(request, held.version, to_text(held.digest)):
             return False
-        if request.explorer not in self._channels:
-            self._channels[request.explorer] = Channel(
-                process_device(TRAINER), process_device(request.explorer)
-            )
         try:
-            self._channels[request.explorer].send(held.buckets)
+            self._links[request.explorer].send(held.params)
         except jax.errors.JaxRuntimeError as error:
             raise WeightsTransferError(
                 f"Sending version {held.version} to explorer {request.explorer} broke; its process"
@@ -243,26 +207,21 @@ class CollectivePuller:
     """An explorer's end of a collective transfer.
 
     Args:
-      like: the parameters as arrays or `jax.ShapeDtypeStruct`s; where these have shardings, the
-        parameters get them.
-      explorer: this process's index.
+      link: the way from the trainer.
+      explorer: this explorer's number.
       rendezvous: where to ask.
-      bucket_bytes: as the publisher's.
       check_digest: whether to compare what was received with what was published.
     """
 
     def __init__(
         self,
-        like: Params,
+        link: Receiver,
         explorer: int,
         rendezvous: Rendezvous,
         *,
-        bucket_bytes: int = BUCKET_BYTES,
         check_digest: bool = True,
     ) -> None:
-        self._plan = plan_packing(like, bucket_bytes)
-        self._unpack = jax.jit(self._plan.unpack)
-        self._shardings = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), like)
+        self._link = link
         self._explorer = explorer
         self._rendezvous = rendezvous
         self._check_digest = check_digest
@@ -290,13 +249,12 @@ class CollectivePuller:
                 " stopped."
             ) from error
         try:
-            buckets = self._channel.receive(self._plan)
+            params = self._link.receive()
         except jax.errors.JaxRuntimeError as error:
             raise WeightsTransferError(
                 f"Receiving version {grant.version} broke; the trainer's process has probably"
                 f" died: {error}"
             ) from error
-        params = self._place(self._unpack(buckets))
         if self._check_digest and (received := digest(params)) != grant.digest:
             raise WeightsMismatchError(grant.version, grant.digest, received)
         return grant.version, params
@@ -307,13 +265,3 @@ class CollectivePuller:
 
     def close(self) -> None:
         """Nothing is held between pulls."""
-
-    @functools.cached_property
-    def _channel(self) -> Channel:
-        return Channel(process_device(TRAINER), process_device(self._explorer))
-
-    def _place(self, params: Params) -> Params:
-        def place(leaf: Array, sharding: jax.sharding.Sharding | None) -> Array:
-            return leaf if sharding is None else jax.device_put(leaf, sharding)
-
-        return jax.tree.map(place, params, self._shardings)

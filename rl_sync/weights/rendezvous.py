@@ -16,7 +16,7 @@ class Request(NamedTuple):
     """An explorer that stands ready to receive weights.
 
     Attributes:
-      explorer: its process index in the cluster, from 1.
+      explorer: its number, from 1.
       ticket: tells this request from the explorer's earlier ones.
       exactly, at_least: what it wants, as in `interface.Puller.pull`.
     """

@@ -1,13 +1,13 @@
 """Named arrays on disk, through Orbax: uncompressed, and visible only when complete.
 
-A directory of arrays appears by one rename, so that it is complete where it exists. The program
-that calls does so alone: no other process of a `jax.distributed` cluster takes part.
+A directory of arrays appears by one rename, so that it is complete where it exists. The processes
+of one program write and read together, each its own shards; others of their cluster take no part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,28 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from rl_sync.models.placement import put
+
 TEMPORARY = ".orbax-checkpoint-tmp"
 """What the name of a directory contains while it is being written."""
 
 
 class ArrayStorage:
-    """Writes and reads directories of named arrays. One thread may use one object at a time."""
+    """Writes and reads directories of named arrays. One thread may use one object at a time.
 
-    def __init__(self) -> None:
-        here = jax.process_index()
-        alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
+    Args:
+      name: tells it from others that the program uses at the same time.
+      processes: the program's, by their indices in the cluster; this process alone if left out.
+    """
+
+    def __init__(self, name: str = "arrays", processes: Iterable[int] | None = None) -> None:
+        team = set([jax.process_index()] if processes is None else processes)
+        together = ocp.options.MultiprocessingOptions(
+            primary_host=min(team), active_processes=team, barrier_sync_key_prefix=name
+        )
         self._checkpointer = ocp.Checkpointer(
-            ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone),
-            multiprocessing_options=alone,
+            ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=together),
+            multiprocessing_options=together,
         )
 
     def write(self, directory: Path, arrays: Mapping[str, Any]) -> None:
@@ -35,8 +44,8 @@ class ArrayStorage:
 
         Args:
           directory: must not exist; it appears when everything is in it.
-          arrays: jax or numpy arrays. In a cluster of several processes they are fetched to the
-            host first, since Orbax takes a jax array there only from all processes together.
+          arrays: jax or numpy arrays. In a cluster those that this process holds alone are fetched
+            to the host first, since Orbax takes no others there than those of several processes.
 
         Raises:
           ValueError: the directory exists.
@@ -44,7 +53,7 @@ class ArrayStorage:
         # Orbax refuses arrays without elements; `read` makes them again from their shape.
         full = {name: x for name, x in arrays.items() if math.prod(x.shape)}
         if jax.process_count() > 1:
-            full = jax.device_get(full)
+            full = {name: _fetched(x) for name, x in full.items()}
         self._checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(full))
 
     def read(
@@ -65,9 +74,7 @@ class ArrayStorage:
           FileNotFoundError: there is no such directory.
         """
         full = {name: x for name, x in like.items() if math.prod(x.shape)}
-        # In a cluster an array that only this process holds is read to the host and placed then.
-        by_host = jax.process_count() > 1
-        restore_args = {name: _restore_args(x, by_host) for name, x in full.items()}
+        restore_args = {name: _restore_args(x) for name, x in full.items()}
         stored = self._checkpointer.metadata(directory.absolute()).item_metadata
         if stored is None:
             raise FileNotFoundError(f"{directory} holds no arrays.")
@@ -117,8 +124,14 @@ def placement(x: Any) -> jax.sharding.Sharding | None:
     return getattr(x, "sharding", None)
 
 
-def _restore_args(x: Any, by_host: bool) -> Any:
+def _fetched(x: Any) -> Any:
+    return jax.device_get(x) if isinstance(x, jax.Array) and x.is_fully_addressable else x
+
+
+def _restore_args(x: Any) -> Any:
     sharding = placement(x)
+    # In a cluster an array that only this process holds is read to the host and placed then.
+    by_host = jax.process_count() > 1 and (sharding is None or sharding.is_fully_addressable)
     if by_host or sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
@@ -129,7 +142,7 @@ def _place(value: Any, like: Any) -> Any:
         value = np.zeros(like.shape, like.dtype)
     if isinstance(like, np.ndarray):
         return np.asarray(value)
-    return value if isinstance(value, jax.Array) else jax.device_put(value, placement(like))
+    return value if isinstance(value, jax.Array) else put(value, placement(like))
 
 
 def _check_names(directory: Path, stored: set[str], expected: set[str]) -> None:

@@ -30,6 +30,20 @@ CACHE = {
 }
 
 
+# For runs of many processes, each of which compiles everything for itself.
+QUICKLY_COMPILED = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+MESHES = (
+    "--config.trainer.mesh.fsdp=4",
+    "--config.explorer.mesh.data=2",
+    "--config.explorer.mesh.tensor=2",
+    "--config.trainer.groups_per_step=8",
+    "--config.trainer.evaluation_problems=8",
+    "--config.warm_up.batch_size=16",
+    "--config.warm_up.probe_problems=8",
+)
+TEAMS = (*MESHES, "--config.trainer.processes=2", "--config.explorer.processes=2")
+
+
 def launch(
     *flags: str, workdir: Path, variables: Mapping[str, str] | None = None, **popen: Any
 ) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
-from tests.runs.conftest import TIMEOUT_SECS, RunRecord, launch
+from tests.runs.conftest import QUICKLY_COMPILED, TEAMS, TIMEOUT_SECS, RunRecord, launch
 
 LONG = "--config.trainer.steps=100000"
 EMBEDDED = "--config.replay.backend=embedded"
@@ -66,9 +67,11 @@ def processes_of(workdir: Path) -> dict[str, int]:
             command = (entry / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        roles = [word.removeprefix("--role=") for word in command if word.startswith("--role=")]
-        if f"--workdir={workdir}" in command and roles:
-            found[roles[0]] = int(entry.name)
+        words = dict(word[2:].split("=", 1) for word in command if re.match("--[a-z]+=", word))
+        if words.get("workdir") == str(workdir) and "role" in words:
+            process = words.get("process", "0")
+            name = words["role"] + (f"/{process}" if process != "0" else "")
+            found[name] = int(entry.name)
         if "rl_sync.replay.embedded_server" in command and any(str(workdir) in w for w in command):
             found["replay"] = int(entry.name)
     return found
@@ -102,6 +105,23 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
     assert str(workdir / "logs" / f"{victim}.log") in failure
     assert f"--config.workdir={workdir}" in failure
     assert processes_of(workdir) == {}
+
+
+@pytest.mark.parametrize(
+    ("victim", "mode"), [("trainer/1", "synchronous"), ("explorer2/1", "multi_explorer")]
+)
+def test_a_program_that_loses_one_of_its_processes_is_lost(started, monkeypatch, victim, mode):
+    monkeypatch.setenv(*QUICKLY_COMPILED)
+    process, workdir = started(f"--config.sync.mode={mode}", *TEAMS)
+    os.kill(processes_of(workdir)[victim], signal.SIGKILL)
+    output = ended(process)
+    assert process.returncode == 1
+    failure = output[output.index("The run failed:") :]
+    assert failure.startswith(f"The run failed: {victim} was killed by SIGKILL")
+    assert str(workdir / "logs" / f"{victim.replace('/', '.')}.log") in failure
+    assert processes_of(workdir) == {}
+    saved = list((workdir / "checkpoints").glob("snapshot_*"))
+    assert saved or victim == "trainer/1", "the trainer is whole and has not saved"
 
 
 def test_the_trainer_saves_when_an_explorer_has_died(started):

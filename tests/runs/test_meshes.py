@@ -6,13 +6,13 @@ import itertools
 
 import jax
 import numpy as np
+import pytest
 
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.runtime.snapshots import load_snapshot
 from tests.models.meshes import layout
 
 FLAGS = (
-    "--config.sync.mode=asynchronous",
     "--config.replay.backend=embedded",
     "--config.trainer.steps=6",
     "--config.trainer.mesh.fsdp=2",
@@ -22,8 +22,11 @@ FLAGS = (
 )
 
 
-def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(runs):
-    run = runs.get(*FLAGS)
+@pytest.mark.parametrize(
+    ("mode", "transfer"), [("asynchronous", "checkpoint"), ("one_step_off_policy", "collective")]
+)
+def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(runs, mode, transfer):
+    run = runs.get(f"--config.sync.mode={mode}", f"--config.sync.transfer={transfer}", *FLAGS)
     steps = run.consumed
     assert [step["step"] for step in steps] == list(range(1, 7))
     used = set(itertools.chain.from_iterable(run.versions(step) for step in steps))

@@ -21,6 +21,14 @@ def test_each_role_gets_gpus_of_its_own():
     assert given("7, 3,5") == {"trainer": "7", "explorer1": "3", "explorer2": "5"}
 
 
+def test_each_process_of_a_role_gets_its_part():
+    processes = {"trainer__processes": 2, "explorer__processes": 2}
+    given_to = given("0,1,2,3,4,5,6,7", **MESHES, **processes)
+    assert given_to["trainer"] == "0,1"
+    assert given_to["trainer/1"] == "2,3"
+    assert [given_to[f"explorer{i}"] for i in ("1", "1/1", "2", "2/1")] == ["4", "5", "6", "7"]
+
+
 @pytest.mark.parametrize("visible", [None, "", "0"])
 def test_one_gpu_or_none_is_left_to_all(visible):
     assert set(given(visible).values()) == {None}

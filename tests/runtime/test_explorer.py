@@ -10,6 +10,7 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.rollout.stats import Stats
 from rl_sync.runtime import explorer
 from rl_sync.runtime.explorer import ExplorerProgram
+from rl_sync.weights.agreement import alone
 from rl_sync.weights.interface import WeightsTimeoutError
 
 
@@ -40,7 +41,7 @@ def program(weights, monkeypatch):
     clock = types.SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(explorer, "time", clock)
     spans = types.SimpleNamespace(span=lambda kind: contextlib.nullcontext({}))
-    session = types.SimpleNamespace(spans=spans)
+    session = types.SimpleNamespace(spans=spans, agree=alone)
     program = ExplorerProgram(
         session, 1, None, None, None, weights, lambda: 0.0, SpanKind.SYNC_CHECKPOINT, None, "groups"
     )

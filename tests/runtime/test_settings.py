@@ -58,11 +58,12 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"optimizer__schedule": "step"}, ["optimizer.schedule='step'", "cosine"]),
         ({"trainer__batching": "ragged"}, ["trainer.batching='ragged'", "packed"]),
         ({"trainer__microbatch_rows": 3}, ["trainer.microbatch_rows=3", "a divisor of 128"]),
-        ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
+        ({"trainer__processes": 0}, ["trainer.processes", "at least 1", "0"]),
         (
-            {"trainer__mesh__fsdp": 2},
-            ["sync.transfer=collective", "fsdp=2", "use sync.transfer=server"],
+            {"explorer__mesh__tensor": 3, "explorer__processes": 2},
+            ["explorer.processes=2", "tensor=3, which is 3 devices", "multiple of their number"],
         ),
+        ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
         (
             {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
             ["optimizer.updates_per_batch = 128", "3 parts", "use a multiple"],

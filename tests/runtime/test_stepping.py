@@ -50,7 +50,7 @@ class Run:
 
         return compiled
 
-    def call(self, method, **arguments):
+    def tell(self, method, **arguments):
         if method == "trained":
             self.events.append(("trained", arguments["step"], arguments["lease_ids"]))
         if "logprob_gap" in arguments.get("values", {}) and method == "result":

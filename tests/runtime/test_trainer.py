@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rl_sync.runtime.publishing import CheckpointPublishing
+from rl_sync.runtime.team import Team
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.schedule import resolve
 from tests.runtime.test_stepping import Computation, _groups
@@ -78,7 +79,8 @@ def running(tmp_path, awaits):
         ),
         spans=SimpleNamespace(span=lambda *_, **attributes: contextlib.nullcontext(attributes)),
         facts={},
-        call=lambda method, **_: calls.append(method),
+        leads=True,
+        tell=lambda method, **_: calls.append(method),
     )
     calls = []
     offers = Offers(awaits, lambda: calls.count("trained"))
@@ -92,6 +94,7 @@ def running(tmp_path, awaits):
         publishing=lambda schedule: offers,
         reader=lambda schedule, idle: SimpleNamespace(next=_groups, close=lambda reason: None),
         snapshots=tmp_path,
+        processes=[0],
     )
     steps = program.trainer
     thread = threading.Thread(target=program.run, daemon=True)
@@ -139,6 +142,7 @@ def test_a_version_that_has_to_be_awaited_is_published_when_its_step_is_over(tmp
 def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     schedule, awaited, tmp_path
 ):
-    session = SimpleNamespace(settings=SimpleNamespace(launch=SimpleNamespace(wait_secs=1.0)))
-    with contextlib.closing(CheckpointPublishing(session, schedule, tmp_path)) as publishing:
+    settings, team = SimpleNamespace(launch=SimpleNamespace(wait_secs=1.0)), Team()
+    session = SimpleNamespace(settings=settings, team=team, agree=team.agree)
+    with contextlib.closing(CheckpointPublishing(session, schedule, tmp_path, [0])) as publishing:
         assert publishing.awaits(2) == awaited

@@ -1,8 +1,9 @@
 """One process of a cluster of a trainer and explorers; `test_collective.py` starts them.
 
-    cluster_process.py PROCESS_ID PROCESSES CLUSTER_PORT MEETING_PORT DIRECTORY
+    cluster_process.py PROCESS_ID CLUSTER_PORT MEETING_PORT DIRECTORY MESHES
 
-It writes what it saw to `<directory>/<process id>.json`.
+MESHES is JSON: the trainer's mesh and each explorer's, such as [{"fsdp": 2}, {"tensor": 4}]. It
+writes what it saw to `<directory>/<process id>.json`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+from rl_sync.models.sharding import MeshShape
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTimeoutError
+from rl_sync.weights.link import Link
 
 BUCKET_BYTES = 4096  # several buckets, and leaves cut in two
+CUTS = {"embed": ("fsdp", "tensor"), "wide": (("tensor", "fsdp"),)}
 EXACT, LATEST, ABSENT = (0, 1, 2), (3, 4, 5), 6
 
 
@@ -39,7 +42,8 @@ def make_params(version: int) -> dict:
     key = jax.random.key(version)
     keys = jax.random.split(key, 5)
     return {
-        "embed": jax.random.normal(key, (37, 53)),
+        "embed": jax.random.normal(key, (36, 56)),
+        "wide": jax.random.normal(key, (24, 3)).astype(jnp.bfloat16),
         "half": [jax.random.normal(k, (7, i + 1), jnp.bfloat16) for i, k in enumerate(keys)],
         "step": jnp.int32(version),
         "mask": jax.random.bernoulli(key, 0.5, (13,)),
@@ -47,30 +51,47 @@ def make_params(version: int) -> dict:
     }
 
 
-def on_local_mesh(params: dict) -> dict:
-    """Shards parameters as a model does: by name, over a mesh of this process's device."""
-    mesh = Mesh(np.array(jax.local_devices()), ("data",))
-    return jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+def places(process: int, shape: MeshShape) -> dict:
+    """Where a process's parameters lie: cut by name, as a model's are, over a mesh of its own."""
+    mine = [device for device in jax.devices() if device.process_index == process]
+    mesh = shape.mesh(mine)
+    shapes = jax.eval_shape(make_params, 0)
+    cuts = {name: NamedSharding(mesh, PartitionSpec(*CUTS.get(name, ()))) for name in shapes}
+    # A tree of places that is a prefix of the parameters' reaches every leaf below it.
+    return jax.tree.map(lambda cut, part: jax.tree.map(lambda _: cut, part), cuts, shapes)
 
 
-def train(explorers: list[int], meeting, directory: Path) -> dict:
+def like(process: int, shape: MeshShape) -> dict:
+    """Shapes, dtypes and places of a process's parameters."""
+
+    def placed(leaf, sharding):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, jax.eval_shape(make_params, 0), places(process, shape))
+
+
+def train(meshes: list[MeshShape], meeting, directory: Path) -> dict:
     """The trainer's part: exact pulls, latest pulls, a meeting where nobody comes, a snapshot."""
-    like = on_local_mesh(make_params(0))
+    mine = places(0, meshes[0])
+    links = {
+        explorer: Link(like(0, meshes[0]), like(explorer, shape), BUCKET_BYTES)
+        for explorer, shape in enumerate(meshes)
+        if explorer
+    }
+    explorers = list(links)
     waits: list = []
 
     def publisher(meet: bool, timeout_secs: float) -> CollectivePublisher:
         return CollectivePublisher(
-            like,
-            explorers,
+            links,
             meeting,
             meet=meet,
-            bucket_bytes=BUCKET_BYTES,
             timeout_secs=timeout_secs,
             on_wait=lambda state: waits.append(list(state.missing)),
         )
 
     def publish_and_donate(to: CollectivePublisher, version: int) -> str:
-        params = on_local_mesh(make_params(version))
+        params = jax.device_put(make_params(version), mine)
         published = digest(params)
         to.publish(version, params)
         donate(params)
@@ -91,10 +112,10 @@ def train(explorers: list[int], meeting, directory: Path) -> dict:
     latest.close()
 
     try:
-        publisher(True, 1.5).publish(ABSENT, like)
+        publisher(True, 1.5).publish(ABSENT, jax.device_put(make_params(ABSENT), mine))
     except WeightsTimeoutError as error:
         report["absent"] = str(error)
-    report["snapshot"] = snapshot(directory)
+    report["snapshot"] = snapshot(directory, jax.device_put(make_params(5), mine))
     return report
 
 
@@ -104,12 +125,12 @@ def donate(params: dict) -> dict:
     return jax.tree.map(lambda x: ~x if x.dtype == bool else x + 1, params)
 
 
-def snapshot(directory: Path) -> bool:
+def snapshot(directory: Path, params: dict) -> bool:
     """Whether a snapshot that the trainer takes and loads alone comes back to the bit."""
     # Here, because explorers need no Orbax, and importing it takes a second.
     from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
 
-    state = {"params": on_local_mesh(make_params(5)), "rng": jax.random.key(3), "step": 7}
+    state = {"params": params, "rng": jax.random.key(3), "step": 7}
     save_snapshot(directory / "snapshots", 7, state, {"seed": 1})
     step, loaded, metadata = load_snapshot(directory / "snapshots", None, state)
     same_sharding = loaded["params"]["embed"].sharding == state["params"]["embed"].sharding
@@ -118,14 +139,16 @@ def snapshot(directory: Path) -> bool:
     return same and same_sharding and same_key and (step, metadata) == (7, {"seed": 1})
 
 
-def explore(explorer: int, meeting) -> dict:
+def explore(explorer: int, meshes: list[MeshShape], meeting) -> dict:
     """An explorer's part."""
     report: dict = {"exact": {}, "latest": {}, "newest": []}
-    like = on_local_mesh(make_params(0))
-    puller = CollectivePuller(like, explorer, meeting, bucket_bytes=BUCKET_BYTES)
+    mine = like(explorer, meshes[explorer])
+    link = Link(like(0, meshes[0]), mine, BUCKET_BYTES)
+    puller = CollectivePuller(link, explorer, meeting)
     for version in EXACT:
         pulled, params = puller.pull(exactly=version, timeout_secs=60)
-        assert params["embed"].sharding == like["embed"].sharding
+        for name in CUTS:
+            assert params[name].sharding == mine[name].sharding
         report["exact"][pulled] = digest(params)
         report["newest"].append(puller.newest())
     pulled, params = puller.pull(at_least=LATEST[-1], timeout_secs=60)
@@ -139,16 +162,18 @@ def explore(explorer: int, meeting) -> dict:
 
 
 def main() -> None:
-    process, processes, cluster_port, meeting_port = map(int, sys.argv[1:5])
-    directory = Path(sys.argv[5])
-    init_cluster(f"127.0.0.1:{cluster_port}", processes, process, timeout_secs=60)
+    process, cluster_port, meeting_port = map(int, sys.argv[1:4])
+    directory = Path(sys.argv[4])
+    meshes = [MeshShape(**sizes) for sizes in json.loads(sys.argv[5])]
+    jax.config.update("jax_num_cpu_devices", meshes[process].devices)
+    init_cluster(f"127.0.0.1:{cluster_port}", len(meshes), process, timeout_secs=60)
     manager = Meetings(("127.0.0.1", meeting_port), authkey=b"test")
     manager.connect()
     meeting = manager.meeting()
     if process == 0:
-        report = train(list(range(1, processes)), meeting, directory)
+        report = train(meshes, meeting, directory)
     else:
-        report = explore(process, meeting)
+        report = explore(process, meshes, meeting)
     (directory / f"{process}.json").write_text(json.dumps(report))
     leave_cluster(60)
 

@@ -24,7 +24,8 @@ from rl_sync.weights.server_puller import ServerPuller
 from rl_sync.weights.server_transport import start_server
 
 HOST = "127.0.0.1"
-LIKE = {f"w{i}": jax.ShapeDtypeStruct((1 << 20,), jnp.float32) for i in range(16)}
+# Large enough that the C library gives their memory back to the system when they are freed.
+LIKE = {f"w{i}": jax.ShapeDtypeStruct((10 << 20,), jnp.float32) for i in range(2)}
 
 
 def make_params(version: int) -> dict:
@@ -52,7 +53,7 @@ def explore(reader: str, address: str, how: str) -> None:
     if how == "stop":
         where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         like = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x in LIKE.values()]
-        arriving = connection.pull(offer[2], like)
+        arriving = connection.pull(offer[1], like)
         os.kill(os.getpid(), signal.SIGSTOP)
         del arriving
     print("asked", flush=True)

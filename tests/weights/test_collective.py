@@ -24,8 +24,8 @@ SCRIPT = Path(__file__).with_name("cluster_process.py")
 ROOT = Path(__file__).parents[2]
 
 
-def run_cluster(explorers: int, directory: Path) -> list[dict]:
-    """Runs `cluster_process.py` with N explorers; returns what each process reported."""
+def run_cluster(meshes: list[dict], directory: Path) -> list[dict]:
+    """Runs `cluster_process.py`, one process a mesh; returns what each process reported."""
 
     class Meetings(BaseManager):
         pass
@@ -37,8 +37,8 @@ def run_cluster(explorers: int, directory: Path) -> list[dict]:
     (cluster_port,) = free_ports("127.0.0.1", 1)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     processes = []
-    for process in range(explorers + 1):
-        arguments = [process, explorers + 1, cluster_port, server.address[1], directory]
+    for process in range(len(meshes)):
+        arguments = [process, cluster_port, server.address[1], directory, json.dumps(meshes)]
         processes.append(
             subprocess.Popen(
                 [sys.executable, str(SCRIPT), *map(str, arguments)],
@@ -56,14 +56,16 @@ def run_cluster(explorers: int, directory: Path) -> list[dict]:
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
     return [
-        json.loads((directory / f"{process}.json").read_text()) for process in range(explorers + 1)
+        json.loads((directory / f"{process}.json").read_text()) for process in range(len(meshes))
     ]
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """What a trainer and one explorer reported."""
-    return run_cluster(1, tmp_path_factory.mktemp("pair"))
+    """What a trainer and one explorer reported, of other shardings and device counts."""
+    return run_cluster(
+        [{"fsdp": 3, "data": 2}, {"tensor": 2, "data": 2}], tmp_path_factory.mktemp("pair")
+    )
 
 
 def test_an_explorer_gets_each_exact_version_to_the_bit_although_the_trainer_donates_it(pair):
@@ -93,7 +95,7 @@ def test_the_trainer_of_a_cluster_takes_and_loads_a_snapshot_alone(pair):
 
 
 def test_three_explorers_get_each_version_to_the_bit(tmp_path):
-    trainer, *explorers = run_cluster(3, tmp_path)
+    trainer, *explorers = run_cluster([{"fsdp": 2}, {"tensor": 2}, {}, {"data": 2}], tmp_path)
     assert trainer["exact_waits"][0] == [1, 2, 3]
     assert [explorer["exact"] for explorer in explorers] == [trainer["exact"]] * 3
     assert [explorer["latest"] for explorer in explorers] == [{"5": trainer["latest"]["5"]}] * 3
@@ -134,7 +136,7 @@ def test_a_cluster_is_refused_after_jax_was_used():
 
 
 def test_a_process_id_outside_the_cluster_is_refused():
-    with pytest.raises(ValueError, match=r"process_id=2 .* the explorers are 1 to 1"):
+    with pytest.raises(ValueError, match=r"process_id=2 .* they have 0 to 1"):
         init_cluster("127.0.0.1:1", 2, 2)
 
 
@@ -142,7 +144,7 @@ def test_leaving_without_a_cluster_does_nothing():
     leave_cluster(0.1)
 
 
-@pytest.mark.parametrize(("explorers", "keep"), [([], 1), ([0, 1], 1), ([1], 0)])
-def test_a_publisher_without_anyone_to_serve_is_refused(explorers, keep):
+@pytest.mark.parametrize(("links", "keep"), [({}, 1), ({1: None}, 0)])
+def test_a_publisher_without_anyone_to_serve_is_refused(links, keep):
     with pytest.raises(ValueError, match="explorers="):
-        CollectivePublisher({}, explorers, MeetingPoint(), meet=True, keep=keep)
+        CollectivePublisher(links, MeetingPoint(), meet=True, keep=keep)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from rl_sync.weights.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsMismatchError, WeightsTimeoutError
-from rl_sync.weights.packing import plan_packing
 from rl_sync.weights.rendezvous import Grant, MeetingPoint
-
-LIKE = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
 
 
 def make_params(version: int) -> dict:
@@ -20,25 +16,22 @@ def make_params(version: int) -> dict:
 
 
 class Wire:
-    """Stands in for a channel: notes what is sent, and delivers what it is given."""
+    """Stands in for a link: notes what is sent, and delivers what it is given."""
 
-    def __init__(self, delivered=()) -> None:
+    def __init__(self, delivered=None) -> None:
         self.sent: list = []
         self.delivered = delivered
 
-    def send(self, buckets) -> None:
-        (bucket,) = buckets
-        self.sent.append(float(jax.lax.bitcast_convert_type(bucket[0], jnp.float32)))
+    def send(self, params) -> None:
+        self.sent.append(float(params["w"][0]))
 
-    def receive(self, plan):
+    def receive(self):
         return self.delivered
 
 
 def make_publisher(meeting: MeetingPoint, **arguments) -> tuple[CollectivePublisher, Wire]:
-    publisher = CollectivePublisher(LIKE, [1, 2], meeting, **arguments)
     wire = Wire()
-    publisher._channels = {1: wire, 2: wire}
-    return publisher, wire
+    return CollectivePublisher({1: wire, 2: wire}, meeting, **arguments), wire
 
 
 def test_each_explorer_gets_the_newest_version_held_that_it_can_use():
@@ -95,25 +88,42 @@ def test_a_trainer_that_meets_names_who_is_missing_and_what_the_others_ask_for()
     assert waits[-1] == (2,)
 
 
+def changed(params: dict) -> dict:
+    return {"w": params["w"].at[1].add(1.0)}
+
+
 def test_weights_that_changed_on_the_way_are_refused_with_both_digests():
-    meeting = MeetingPoint()
-    plan = plan_packing(LIKE, 4096)
-    puller = CollectivePuller(LIKE, 1, meeting, bucket_bytes=4096)
-    buckets = plan.pack(make_params(7))
+    meeting, wire = MeetingPoint(), Wire(make_params(7))
+    puller = CollectivePuller(wire, 1, meeting)
     meeting.request = lambda explorer, **_: Grant(7, digest(make_params(7)))
-    puller.__dict__["_channel"] = Wire(buckets)
     assert puller.pull(exactly=7, timeout_secs=1)[0] == 7
-    puller.__dict__["_channel"] = Wire([buckets[0] ^ jnp.uint32(1)])
+    wire.delivered = changed(make_params(7))
     with pytest.raises(WeightsMismatchError, match="version 7 arrived changed"):
         puller.pull(exactly=7, timeout_secs=1)
 
 
 def test_weights_are_taken_as_they_come_when_the_digest_is_turned_off():
     meeting = MeetingPoint()
-    buckets = plan_packing(LIKE, 4096).pack(make_params(7))
-    puller = CollectivePuller(LIKE, 1, meeting, bucket_bytes=4096, check_digest=False)
+    puller = CollectivePuller(Wire(changed(make_params(7))), 1, meeting, check_digest=False)
     meeting.request = lambda explorer, **_: Grant(7, digest(make_params(7)))
-    puller.__dict__["_channel"] = Wire([buckets[0] ^ jnp.uint32(1)])
     version, params = puller.pull(exactly=7, timeout_secs=1)
     assert version == 7
     assert digest(params) != digest(make_params(7))
+
+
+def test_a_trainer_that_does_not_meet_holds_copies_and_one_that_does_holds_nothing():
+    meeting = MeetingPoint()
+    publisher, wire = make_publisher(meeting, meet=False, keep=3)
+    params = make_params(1)
+    publisher.publish(1, params)
+    params["w"].delete()  # As a train step does that donates it.
+    meeting.ask(1, None, None)
+    publisher.publish(2, make_params(2))
+    assert [held.version for held in publisher._held] == [1, 2]
+    meeting.ask(2, 1, None)
+    assert publisher.serve_waiting() == [(1, 2), (2, 1)]
+    assert wire.sent == [2.0, 1.0]
+    meeting.ask(1, 3, None), meeting.ask(2, 3, None)
+    meets, _ = make_publisher(meeting, meet=True)
+    meets.publish(3, make_params(3))
+    assert not meets._held

@@ -1,16 +1,18 @@
-"""Packing keeps every bit, bounds its buckets, and is planned once."""
+"""Packing keeps every bit, whatever the dtype and wherever a piece is cut out."""
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from rl_sync.weights.digest import digest
-from rl_sync.weights.packing import plan_packing
+from rl_sync.weights.packing import cut_of, pack, unpack
+from rl_sync.weights.routes import Piece
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.int8, jnp.uint16, jnp.bool_)
+SHAPES = ((), (1,), (3,), (5, 7), (6, 4, 5))
 
 
 def random_bits(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
@@ -22,80 +24,52 @@ def random_bits(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
     return jnp.asarray(raw.view(dtype).reshape(shape))
 
 
-def mixed_tree() -> dict:
-    shapes = [(), (1,), (3,), (5, 7), (0, 4), (64, 65)]
-    return {
-        np.dtype(dtype).name: [random_bits(i, shape, dtype) for i, shape in enumerate(shapes)]
-        for dtype in DTYPES
-    }
+def whole(shape: tuple[int, ...]) -> tuple:
+    return tuple((0, size) for size in shape)
 
 
-@pytest.mark.parametrize("bucket_bytes", [4, 100, 8192, 2**20])
-def test_every_dtype_and_odd_size_comes_back_to_the_bit(bucket_bytes):
-    tree = mixed_tree()
-    if bucket_bytes <= 100:
-        tree = {name: leaves[:5] for name, leaves in tree.items()}
-    plan = plan_packing(tree, bucket_bytes)
-    buckets = jax.jit(plan.pack)(tree)
-    assert all(b.shape == (plan.bucket_words,) and b.dtype == jnp.uint32 for b in buckets)
-    assert all(b.nbytes <= bucket_bytes for b in buckets)
-    back = jax.jit(plan.unpack)(buckets)
-    assert digest(back) == digest(tree)
-    for ours, theirs in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
+def carry(arrays: list, into: list, pieces: list, held: list, kept: list, words: int) -> list:
+    """Packs pieces of some arrays and unpacks them into others."""
+    cut = cut_of(pieces, held)
+    bucket = pack([arrays[leaf] for leaf in cut.leaves], cut.starts, sizes=cut.sizes, words=words)
+    assert (bucket.shape, bucket.dtype) == ((words,), jnp.uint32)
+    there = cut_of(pieces, kept)
+    return unpack([into[leaf] for leaf in there.leaves], bucket, there.starts, sizes=there.sizes)
+
+
+def test_every_dtype_and_odd_size_comes_back_to_the_bit():
+    kinds = [(shape, dtype) for dtype in DTYPES for shape in SHAPES]
+    arrays = [random_bits(i, *kind) for i, kind in enumerate(kinds)]
+    boxes = [whole(shape) for shape, _ in kinds]
+    pieces = [Piece(i, box) for i, box in enumerate(boxes)]
+    words = sum(math.ceil(x.nbytes / 4) for x in arrays)
+    blank = [jnp.zeros(*kind) for kind in kinds]
+    back = carry(arrays, blank, pieces, boxes, boxes, words + 3)
+    for ours, theirs in zip(back, arrays, strict=True):
+        assert ours.dtype == theirs.dtype
         assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
 
 
-def test_many_small_leaves_share_few_buckets():
-    tree = [jnp.full((10,), i, jnp.float32) for i in range(200)]
-    plan = plan_packing(tree, 4096)
-    assert (plan.total_words, plan.buckets, plan.bucket_words) == (2000, 2, 1000)
+def test_a_piece_goes_from_one_devices_shard_into_anothers():
+    """Of a parameter of 6 by 8 one device holds rows 2 to 6, the other columns 4 to 8."""
+    full = random_bits(0, (6, 8), jnp.bfloat16)
+    rows, columns = ((2, 6), (0, 8)), ((0, 6), (4, 8))
+    pieces = [Piece(0, ((3, 6), (5, 8)))]
+    before = random_bits(1, (6, 4), jnp.bfloat16)
+    (got,) = carry([full[2:6]], [jnp.copy(before)], pieces, [rows], [columns], 5)
+    expected = np.asarray(before).copy()
+    expected[3:6, 1:4] = np.asarray(full)[3:6, 5:8]
+    assert np.asarray(got).tobytes() == expected.tobytes()
 
 
-def test_a_large_leaf_is_cut():
-    plan = plan_packing([jax.ShapeDtypeStruct((1025,), jnp.float32)], 4096)
-    assert (plan.buckets, plan.bucket_words) == (2, 513)
-
-
-def test_two_halves_fill_a_word():
-    plan = plan_packing([jax.ShapeDtypeStruct((5,), jnp.bfloat16)], 4096)
-    assert (plan.total_words, plan.bucket_words) == (3, 3)
-
-
-def test_a_tree_without_elements_needs_no_bucket():
-    plan = plan_packing({"none": jnp.zeros((0, 3))}, 4096)
-    assert plan.buckets == 0
-    assert plan.unpack(plan.pack({"none": jnp.zeros((0, 3))}))["none"].shape == (0, 3)
-
-
-def test_a_bucket_outlives_the_donation_of_the_only_leaf_in_it():
-    tree = {"w": jnp.arange(8, dtype=jnp.uint32)}
-    plan = plan_packing(tree, 32)
-    (bucket,) = jax.jit(plan.pack)(tree)
-    jax.jit(lambda x: x + 1, donate_argnums=0)(tree["w"]).block_until_ready()
-    assert bucket.tolist() == list(range(8))
-
-
-def test_packing_compiles_once_for_all_versions():
-    tree = mixed_tree()
-    pack = jax.jit(plan_packing(tree, 4096).pack)
-    for _ in range(3):
-        pack(jax.tree.map(jnp.copy, tree))
-    assert pack._cache_size() == 1
-
-
-def test_parameters_of_another_model_are_refused_by_name():
-    plan = plan_packing({"w": jnp.zeros((2, 3))}, 4096)
-    with pytest.raises(ValueError, match=r"Parameter \['w'\] is float32\[3, 2\].*float32\[2, 3\]"):
-        plan.pack({"w": jnp.zeros((3, 2))})
-    with pytest.raises(ValueError, match="structure"):
-        plan.pack({"v": jnp.zeros((2, 3))})
-
-
-def test_a_dtype_without_plain_bits_is_refused_when_planned():
-    with pytest.raises(TypeError, match=r"\['k'\] has dtype"):
-        plan_packing({"k": jax.random.key(0)}, 4096)
-
-
-def test_a_bucket_too_small_for_a_word_is_refused():
-    with pytest.raises(ValueError, match="bucket_bytes=3"):
-        plan_packing({}, 3)
+def test_pieces_of_one_size_compile_once_and_land_in_the_arrays_own_memory():
+    array, blank = random_bits(0, (12, 5), jnp.float32), jnp.zeros((12, 5), jnp.float32)
+    compiled = pack._cache_size(), unpack._cache_size()
+    boxes = [whole((12, 5))]
+    (got,), places = [blank], []
+    for low in range(0, 12, 3):
+        places.append(got.unsafe_buffer_pointer())
+        (got,) = carry([array], [got], [Piece(0, ((low, low + 3), (0, 5)))], boxes, boxes, 15)
+    np.testing.assert_array_equal(np.asarray(got).view(np.int32), np.asarray(array).view(np.int32))
+    assert (pack._cache_size(), unpack._cache_size()) == (compiled[0] + 1, compiled[1] + 1)
+    assert len(set(places)) == 1

@@ -1,0 +1,193 @@
+"""The processes of one program: the first one talks to the outside, the others hear it from there.
+
+All run the same program, so that all dispatch the same computations in the same order. What could
+make them differ (an answer, a batch, the clock) is heard by the first alone, the *leader*, and
+handed on to the *followers*, which wait for it at the same point of the program.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rl_sync.runtime.rpc import PeerLostError, RpcClient, RpcServer
+from rl_sync.weights.agreement import Agree, alone
+
+_POLL_SECS = 5.0
+_RETRY_SECS = 0.1
+_CLOSE_SECS = 10.0
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Team:
+    """A program of one process, whose process agrees with itself.
+
+    Attributes:
+      leads: whether this process talks to the outside.
+      agree: for the thread that runs the program.
+    """
+
+    leads: bool = True
+    agree: Agree = staticmethod(alone)
+
+    def thread(self, name: str) -> Agree:
+        """How another thread agrees with the threads of that name in the other processes."""
+        del name
+        return alone
+
+    def close(self) -> None:
+        """Lets go of the others."""
+
+
+class Leader(Team):
+    """The first process of several.
+
+    Args:
+      program: its name.
+      followers: how many there are.
+      address: `host:port` to serve at.
+
+    Raises:
+      ValueError: the port is taken.
+    """
+
+    def __init__(self, program: str, followers: int, address: str):
+        self._program, self._followers = program, followers
+        self._changed = threading.Condition()
+        self._said: dict[tuple[str, int], tuple[str, bytes]] = {}
+        self._heard: dict[tuple[str, int], set[int]] = {}
+        host, _, port = address.rpartition(":")
+        self._server = RpcServer({"hear": self._hear}, int(port), host, threads=4 * followers + 4)
+        self.agree = self.thread("program")
+
+    def thread(self, name: str) -> Agree:
+        """See `Team`."""
+        turn, inside = 0, False
+
+        def agree(what: str, thunk: Callable[[], T]) -> T:
+            nonlocal turn, inside
+            if inside:  # A part of something that is agreed on as a whole.
+                return thunk()
+            turn, inside = turn + 1, True
+            try:
+                result = thunk()
+            except BaseException as error:
+                self._say(name, turn, what, (False, _portable(error)))
+                raise
+            finally:
+                inside = False
+            self._say(name, turn, what, (True, result))
+            return result
+
+        return agree
+
+    def close(self) -> None:
+        """Waits until the others have heard everything, for a while at most."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._said, _CLOSE_SECS):
+                _log.warning("%s ends although not all its processes listen.", self._program)
+        self._server.close()
+
+    def _say(self, thread: str, turn: int, what: str, outcome: tuple[bool, Any]) -> None:
+        with self._changed:
+            self._said[thread, turn] = what, pickle.dumps(outcome)
+            self._heard[thread, turn] = set()
+            self._changed.notify_all()
+
+    def _hear(
+        self, follower: int, thread: str, turn: int, what: str, poll_secs: float
+    ) -> bytes | None:
+        """What was said in a turn; None if it is not said yet."""
+        key = thread, turn
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._said, poll_secs):
+                return None
+            point, outcome = self._said[key]
+            if point != what:
+                raise RuntimeError(
+                    f"The processes of {self._program} have gone different ways: in turn {turn} of"
+                    f" thread {thread} the first is at {point!r}, process {follower} at {what!r}."
+                )
+            self._heard[key].add(follower)
+            if len(self._heard[key]) == self._followers:
+                del self._said[key], self._heard[key]
+                self._changed.notify_all()
+            return outcome
+
+
+class Follower(Team):
+    """Another process than the first.
+
+    Args:
+      program: its name.
+      index: which process, from 1.
+      address: where the leader serves.
+      start_secs: until the leader is up.
+      wait_secs: the longest that the leader takes from one agreement to the next.
+    """
+
+    leads = False
+
+    def __init__(self, program: str, index: int, address: str, start_secs: float, wait_secs: float):
+        self._program, self._index, self._wait_secs = program, index, wait_secs
+        self._client = RpcClient(address, f"first process of {program}")
+        self._started = time.monotonic()
+        self._start_secs = start_secs
+        self._has_heard = False
+        self.agree = self.thread("program")
+
+    def thread(self, name: str) -> Agree:
+        """See `Team`."""
+        turn = 0
+
+        def agree(what: str, thunk: Callable[[], T]) -> T:
+            nonlocal turn
+            turn += 1
+            succeeded, result = pickle.loads(self._hear(name, turn, what))
+            if not succeeded:
+                raise result
+            return result
+
+        return agree
+
+    def close(self) -> None:
+        """See `Team`."""
+        self._client.close()
+
+    def _hear(self, thread: str, turn: int, what: str) -> bytes:
+        since = time.monotonic()
+        while time.monotonic() - since < self._wait_secs:
+            outcome = self._ask(thread, turn, what)
+            if outcome is not None:
+                return outcome
+        raise TimeoutError(
+            f"Process {self._index} of {self._program} has waited {self._wait_secs:.0f} s for the"
+            f" first to come to {what!r}."
+        )
+
+    def _ask(self, thread: str, turn: int, what: str) -> bytes | None:
+        asking = {"follower": self._index, "thread": thread, "turn": turn, "what": what}
+        try:
+            heard = self._client.call("hear", 4 * _POLL_SECS, **asking, poll_secs=_POLL_SECS)
+        except PeerLostError:
+            if self._has_heard or time.monotonic() - self._started > self._start_secs:
+                raise
+            time.sleep(_RETRY_SECS)
+            return None
+        self._has_heard = True
+        return heard
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one that says the same where it would not survive the journey."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

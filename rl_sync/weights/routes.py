@@ -1,0 +1,192 @@
+"""Which piece of which parameter goes from which device to which, and in which bucket.
+
+A pure plan: boxes of indices and numbers of devices, no arrays. Between two devices everything
+goes in buckets of one size. In a *wave* each device sends to at most one and receives from at most
+one; the buckets of a wave go at the same time, one from each sender, until its longest route is
+through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+WORD_BYTES = 4
+
+_LEAST_WORDS = 2  # The largest elements have eight bytes.
+_GAP_SHARE = 8
+
+Box = tuple[tuple[int, int], ...]
+"""The first index and the one after the last, along each axis."""
+
+
+class Placed(NamedTuple):
+    """A parameter on both sides.
+
+    Attributes:
+      itemsize: bytes of an element.
+      sources, targets: what each device has of it, or is to get.
+    """
+
+    itemsize: int
+    sources: tuple[Box, ...]
+    targets: tuple[Box, ...]
+
+
+class Piece(NamedTuple):
+    """A box of a parameter, by the parameter's number; in a bucket it fills whole words."""
+
+    leaf: int
+    box: Box
+
+
+class Route(NamedTuple):
+    """What one device sends to another: the pieces of each bucket."""
+
+    source: int
+    target: int
+    buckets: tuple[tuple[Piece, ...], ...]
+
+
+class TransferPlan(NamedTuple):
+    """All routes.
+
+    Attributes:
+      bucket_words: what a bucket holds.
+      waves: routes that share no sender and no receiver.
+    """
+
+    bucket_words: int
+    waves: tuple[tuple[Route, ...], ...]
+
+
+def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> TransferPlan:
+    """Plans how every target gets its part of every parameter.
+
+    Of sources that have the same, each sends to an equal share of those that want it.
+
+    Args:
+      bucket_bytes: the most that a bucket may hold.
+
+    Raises:
+      ValueError: that is too little for the largest elements.
+    """
+    words = bucket_bytes // WORD_BYTES
+    if words < _LEAST_WORDS:
+        raise ValueError(
+            f"bucket_bytes={bucket_bytes} must be at least {_LEAST_WORDS * WORD_BYTES}."
+        )
+    wanted: dict[tuple[int, int], list[Piece]] = {}
+    for number, leaf in enumerate(leaves):
+        for source, target, box in _deliveries(leaf):
+            wanted.setdefault((source, target), []).append(Piece(number, box))
+    sizes = [leaf.itemsize for leaf in leaves]
+    routes = [Route(*pair, _fill(pieces, sizes, words)) for pair, pieces in wanted.items()]
+    used = [
+        sum(word_count(piece.box, sizes[piece.leaf]) for piece in bucket)
+        for route in routes
+        for bucket in route.buckets
+    ]
+    devices = max((max(len(leaf.sources), len(leaf.targets)) for leaf in leaves), default=1)
+    return TransferPlan(max(used, default=0), _waves(routes, devices))
+
+
+def word_count(box: Box, itemsize: int) -> int:
+    """How many words the elements of a box fill; the last word may be padded."""
+    return math.ceil(_elements(box) * itemsize / WORD_BYTES)
+
+
+def _elements(box: Box) -> int:
+    return math.prod(high - low for low, high in box)
+
+
+def _common(one: Box, other: Box) -> Box:
+    return tuple(
+        (max(a, c), min(b, d)) if max(a, c) < min(b, d) else (0, 0)
+        for (a, b), (c, d) in zip(one, other, strict=True)
+    )
+
+
+def _deliveries(leaf: Placed) -> list[tuple[int, int, Box]]:
+    """(source, target, box): each target's elements, each of them once."""
+    holders: dict[Box, list[int]] = {}
+    for source, box in enumerate(leaf.sources):
+        holders.setdefault(box, []).append(source)
+    deliveries = []
+    for held, sources in holders.items():
+        common = [(target, _common(held, box)) for target, box in enumerate(leaf.targets)]
+        wanting = [(target, box) for target, box in common if _elements(box)]
+        for rank, (target, box) in enumerate(wanting):
+            deliveries.append((sources[rank * len(sources) // len(wanting)], target, box))
+    return deliveries
+
+
+def _fill(
+    pieces: Sequence[Piece], sizes: Sequence[int], words: int
+) -> tuple[tuple[Piece, ...], ...]:
+    """Cuts pieces, in their order, so that they fill buckets."""
+    buckets: list[tuple[Piece, ...]] = []
+    bucket: list[Piece] = []
+    free, left = words, deque(pieces)
+    while left:
+        piece = left.popleft()
+        itemsize = sizes[piece.leaf]
+        taken, rest = _cut(piece.box, itemsize, free, words)
+        left.extendleft(Piece(piece.leaf, box) for box in reversed(rest))
+        if taken is None:
+            buckets.append(tuple(bucket))
+            bucket, free = [], words
+        else:
+            bucket.append(Piece(piece.leaf, taken))
+            free -= word_count(taken, itemsize)
+    return (*buckets, tuple(bucket)) if bucket else tuple(buckets)
+
+
+def _cut(box: Box, itemsize: int, free: int, words: int) -> tuple[Box | None, list[Box]]:
+    """The part of a box that still fits, and what is left, in row-major order.
+
+    Cuts along the first axis that allows it, so that parts are few. Nothing is taken where the
+    bucket is nearly full: then it is better sent as it is.
+    """
+    most, rest, inner = free * WORD_BYTES // itemsize, deque[Box](), box
+    for axis, (low, high) in enumerate(box):
+        if _elements(inner) <= most:
+            break
+        row = _elements(inner) // (high - low)
+        rows = most // row
+        if not rows and free < words and row * itemsize <= words * WORD_BYTES // _GAP_SHARE:
+            return None, [box]
+        end = low + max(rows, 1)
+        if end < high:
+            rest.appendleft((*inner[:axis], (end, high), *inner[axis + 1 :]))
+        inner = (*inner[:axis], (low, end), *inner[axis + 1 :])
+        if rows:
+            break
+    return (inner, list(rest)) if _elements(inner) <= most else (None, [box])
+
+
+def _waves(routes: Sequence[Route], devices: int) -> tuple[tuple[Route, ...], ...]:
+    """Puts each route into the first wave that has neither its sender nor its receiver.
+
+    Long routes first, so that the routes of a wave are of like length; among equals by their
+    distance around the ring of devices, which are as few waves as can be where everybody sends to
+    everybody.
+    """
+    ordered = sorted(
+        routes,
+        key=lambda r: (-len(r.buckets), (r.target - r.source) % devices, r.source, r.target),
+    )
+    waves: list[list[Route]] = []
+    for route in ordered:
+        fitting = (
+            wave
+            for wave in waves
+            if all(route.source != r.source and route.target != r.target for r in wave)
+        )
+        wave = next(fitting, None)
+        if wave is None:
+            waves.append(wave := [])
+        wave.append(route)
+    return tuple(map(tuple, waves))
