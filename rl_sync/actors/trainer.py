@@ -298,7 +298,8 @@ class Trainer:
     @functools.cached_property
     def _warming(self) -> Descent:
         """The updates of the warm-up."""
-        return Descent(self.optimizer.warm_up(), self._trained_like, self.layout)
+        transformation = self.optimizer.warm_up()
+        return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     @functools.cached_property
     def _reinforcing(self) -> Descent:
