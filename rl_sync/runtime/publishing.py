@@ -172,7 +172,7 @@ class ServerPublishing:
             on_ready=lambda version: session.tell("published", version=version),
         )
         self._server = HolderServer(self._publisher, host)
-        session.call("hold", process=jax.process_index(), address=self._server.address)
+        session.call_alone("hold", process=jax.process_index(), address=self._server.address)
 
     def awaits(self, version: int) -> bool:
         """See `CheckpointPublishing`."""

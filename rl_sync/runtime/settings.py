@@ -210,12 +210,6 @@ class RunSettings:
     def _validate_meshes(self) -> None:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
-        processes = max(self.trainer.processes, self.explorer.processes)
-        require(
-            self.transfer != "server" or processes == 1,
-            f"sync.transfer=server serves programs of one process each, not of {processes}: use"
-            " trainer.processes=1 and explorer.processes=1, or sync.transfer=checkpoint.",
-        )
         rows = self.trainer.groups_per_step * self.trainer.group_size
         rows //= self.optimizer.updates_per_batch
         of_rows = {
