@@ -83,6 +83,7 @@ def get_config() -> ConfigDict:
     config.algorithm.aggregation = placeholder(str)
     config.algorithm.discount = placeholder(float)
     config.algorithm.gae_lambda = placeholder(float)
+    config.algorithm.n_steps = placeholder(int)
     config.algorithm.whiten = placeholder(bool)
     config.algorithm.clip_low = placeholder(float)
     config.algorithm.clip_high = placeholder(float)

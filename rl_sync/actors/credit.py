@@ -75,10 +75,17 @@ class Credit(NamedTuple):
     returns: Float[Array, "B T"] | None = None
 
 
-def _gae(algorithm: Algorithm, rewards: Float[Array, "B T"], batch: Trajectories) -> Estimate:
+def _from_values(
+    algorithm: Algorithm, rewards: Float[Array, "B T"], batch: Trajectories
+) -> Estimate:
     assert batch.values is not None
-    discount, decay = algorithm.discount, algorithm.gae_lambda
-    estimate = returns.gae(rewards, batch.values, batch.mask, discount, decay, batch.sequences)
+    values, mask, sequences = batch.values, batch.mask, batch.sequences
+    if algorithm.advantage == "gae":
+        decay = algorithm.gae_lambda
+        estimate = returns.gae(rewards, values, mask, algorithm.discount, decay, sequences)
+    else:
+        steps = algorithm.n_steps
+        estimate = returns.n_step(rewards, values, mask, algorithm.discount, steps, sequences)
     if not algorithm.whiten:
         return estimate
     whitened = jnp.where(batch.mask, whiten(estimate.advantages, batch.mask), 0.0)
@@ -89,7 +96,8 @@ TOKEN_ADVANTAGES: dict[str, Callable[[Algorithm, Array, Trajectories], Estimate]
     "reinforce_pp": lambda a, rewards, batch: returns.reinforce_pp(
         rewards, batch.mask, a.discount, batch.sequences
     ),
-    "gae": _gae,
+    "gae": _from_values,
+    "n_step": _from_values,
 }
 """From rewards that stand at tokens to one advantage a token."""
 

@@ -14,6 +14,7 @@ ADVANTAGES = (
     "reinforce_pp_baseline",
     "best",
     "gae",
+    "n_step",
 )
 LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr")
 PROXIMAL = ("behavior", "start", "interpolated")
@@ -29,7 +30,8 @@ CORRECTIONS = (
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_mean", "constant_mean")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 KL_PLACES = ("loss", "reward")
-_OF_TOKENS = ("gae", "reinforce_pp")
+_OF_VALUES = ("gae", "n_step")
+_OF_TOKENS = (*_OF_VALUES, "reinforce_pp")
 _OF_TRAJECTORIES = ("gmpo", "topr")
 _LOOSEST_BOUND = 10.0
 
@@ -50,9 +52,10 @@ class Algorithm:
         commas; empty for none. They compare the proximal policy with the behavior policy; where
         these are one, the current policy with it.
       aggregation: one of `AGGREGATIONS`: how the loss of tokens is reduced (`aggregation`).
-      discount: γ of advantage=gae and reinforce_pp.
+      discount: γ of advantage=gae, n_step and reinforce_pp.
       gae_lambda: λ of advantage=gae.
-      whiten: whether the advantages of gae are whitened over the tokens of the batch.
+      n_steps: n of advantage=n_step, in tokens.
+      whiten: whether advantages from values are whitened over the tokens of the batch.
       clip_low, clip_high: ε below and above. Of the ratio; of its logarithm for gmpo; of the
         token's probability for dppo.
       dual_clip: c of ppo_clip; 0 for none.
@@ -98,6 +101,7 @@ class Algorithm:
     aggregation: str
     discount: float
     gae_lambda: float
+    n_steps: int
     whiten: bool
     clip_low: float
     clip_high: float
@@ -153,7 +157,7 @@ class Algorithm:
     @property
     def needs_values(self) -> bool:
         """Whether advantages are taken from a critic's values."""
-        return self.advantage == "gae"
+        return self.advantage in _OF_VALUES
 
     @property
     def adapts_kl(self) -> bool:
@@ -223,6 +227,7 @@ class Algorithm:
             "second_moment",
             "negative_drift",
             "kl_horizon_steps",
+            "n_steps",
         ):
             if getattr(self, field) <= 0:
                 raise ValueError(f"algorithm.{field}={getattr(self, field)} must be above 0.")

@@ -20,6 +20,7 @@ _GRPO = Algorithm(
     aggregation="sequence_mean",
     discount=1.0,
     gae_lambda=0.95,
+    n_steps=4,
     whiten=True,
     clip_low=0.2,
     clip_high=0.2,

@@ -108,6 +108,8 @@ class Transformer(nn.Module):
             length=config.num_layers,
             unroll=config.num_layers if unrolled else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
+            # The check traces every block once more, for variables that all layers would share.
+            check_constancy_invariants=False,
         )
         # Gathered along D before the lookup, not along V: as the output projection needs it.
         x = constrain(embedding, "vocab")[tokens].astype(config.dtype)

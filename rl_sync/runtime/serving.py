@@ -122,9 +122,9 @@ class RemoteHolder:
             timeout_secs=timeout_secs,
         )
 
-    def taken(self, reader: str) -> None:
+    def taken(self, reader: str) -> str:
         """See `Holder`."""
-        self._call("taken", reader=reader)
+        return self._call("taken", reader=reader)
 
     def close_line(self, reader: str) -> None:
         """See `Holder`."""

@@ -23,6 +23,7 @@ from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.copies import copier
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -109,7 +110,7 @@ class CheckpointPublisher:
         self._timeout_secs = timeout_secs
         self._reader_expiry_secs = reader_expiry_secs
         self._on_saved = on_saved
-        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
+        self._copy = copier()
         self._changed = threading.Condition()
         self._pending: dict[int, _Pending] = {}
         self._saving: int | None = None

@@ -12,10 +12,10 @@ import time
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
+from rl_sync.weights.copies import copier
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -46,7 +46,7 @@ class LocalPublisher:
                 f" explorers={explorers}, keep={keep}."
             )
         self._keep = keep
-        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
+        self._copy = copier()
         self._changed = threading.Condition()
         self._offers: list[_Offer] = []
         self._taken = [-1] * explorers

@@ -20,6 +20,7 @@ import jax
 from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.types import Params
+from rl_sync.weights.copies import dispatching
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.server_manifest import (
@@ -37,12 +38,10 @@ class Offer(NamedTuple):
 
     Attributes:
       version: the policy version.
-      digest: of the whole parameters.
       uuid: what to ask the transfer server for.
     """
 
     version: int
-    digest: str
     uuid: int
 
 
@@ -76,8 +75,12 @@ class Holder(Protocol):
           An `Offer`, as a list; None if there is no such version in time.
         """
 
-    def taken(self, reader: str) -> None:
-        """The explorer has everything that it was offered last."""
+    def taken(self, reader: str) -> str:
+        """The explorer has everything that it was offered last.
+
+        Returns:
+          The digest of that version's parameters, which is computed while they travel.
+        """
 
     def close_line(self, reader: str) -> None:
         """The explorer will not ask again."""
@@ -91,9 +94,16 @@ class _Held(NamedTuple):
 
 @dataclasses.dataclass
 class _Line:
-    """A transfer server for one explorer's process, and until when it may be fetching from it."""
+    """A transfer server for one explorer's process.
+
+    Attributes:
+      server: the server.
+      offered: the digest of what the explorer was offered last.
+      busy_until_secs: until when it may be fetching that; None if it has it.
+    """
 
     server: Any
+    offered: UInt32[Array, " 2"] | None = None
     busy_until_secs: float | None = None
 
 
@@ -210,26 +220,36 @@ class ServerPublisher:
         with self._changed:
             self._changed.wait_for(suitable, timeout_secs)
             self._expire()
-            if reader not in self._lines:
-                raise ConnectionError(f"{reader} has no line to the trainer, or was taken for dead")
-            line, held = self._lines[reader], suitable()
+            line, held = self._line(reader), suitable()
             if held is None:
                 return None
             uuid = next(self._uuids)
             line.server.await_pull(uuid, [held.parts[part] for part in parts])
+            line.offered = held.digest
             line.busy_until_secs = time.monotonic() + self._reader_expiry_secs
-            return list(Offer(held.version, to_text(held.digest), uuid))
+            return list(Offer(held.version, uuid))
 
-    def taken(self, reader: str) -> None:
-        """See `Holder`."""
+    def taken(self, reader: str) -> str:
+        """See `Holder`.
+
+        Raises:
+          ConnectionError: the explorer has no line any more.
+        """
         with self._changed:
-            if reader in self._lines:
-                self._lines[reader].busy_until_secs = None
+            line = self._line(reader)
+            line.busy_until_secs = None
+        assert line.offered is not None, "taken() without an offer"
+        return to_text(line.offered)
 
     def close_line(self, reader: str) -> None:
         """See `Holder`."""
         with self._changed:
             self._lines.pop(reader, None)
+
+    def _line(self, reader: str) -> _Line:
+        if reader not in self._lines:
+            raise ConnectionError(f"{reader} has no line to the trainer, or was taken for dead")
+        return self._lines[reader]
 
     def _check(self, params: Params) -> None:
         if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
@@ -241,7 +261,7 @@ class ServerPublisher:
     def _hold_all(self) -> None:
         try:
             while (held := self._published.get()) is not None:
-                jax.block_until_ready(held)  # What computes it may only have been dispatched.
+                jax.block_until_ready(held.parts)  # What computes it may only have been dispatched.
                 with self._changed:
                     self._held = [*self._held, held][-self._keep :]
                     self._expire()
@@ -286,7 +306,7 @@ def _cutter(
 ) -> Callable[[list[Array]], dict[int, Shaped[Array, "*part"]]]:
     used = sorted({piece.leaf for index in indices for piece in manifest.parts[index].pieces})
 
-    @jax.jit
+    @dispatching
     def make(shards: dict[int, Shaped[Array, "*shard"]]) -> list[Shaped[Array, "*part"]]:
         return [
             manifest.pack(

@@ -142,8 +142,7 @@ class ServerPuller:
                         " trainer is slower than the deadline, or it has stopped."
                     )
             params = self._fetch(self._route, offers)
-            for line in self._route.lines:
-                line.holder.taken(self._reader)
+            published = [line.holder.taken(self._reader) for line in self._route.lines]
         except ConnectionError as error:
             self._route = None
             raise WeightsTransferError(
@@ -153,9 +152,9 @@ class ServerPuller:
         except WeightsTransferError:
             self._route = None
             raise
-        version, published, _ = offers[0]
-        if self._check_digest and (received := digest(params)) != published:
-            raise WeightsMismatchError(version, published, received)
+        version = offers[0].version
+        if self._check_digest and (received := digest(params)) != published[0]:
+            raise WeightsMismatchError(version, published[0], received)
         return version, params
 
     def newest(self) -> int:

@@ -100,6 +100,20 @@ def test_with_values_there_is_an_advantage_and_a_return_a_token():
     np.testing.assert_allclose(metrics["explained_variance"], 0, atol=1e-6)
 
 
+def test_a_return_of_one_step_is_the_value_that_comes_next_or_the_reward_at_the_end():
+    values = jnp.linspace(-1, 1, 12).reshape(4, 3)
+    given, _ = _give(values=values, advantage="n_step", n_steps=1, whiten=False, discount=0.5)
+    r, v = np.asarray(REWARDS), np.asarray(values)
+    expected = np.array([
+        [v[0, 1] / 2, r[0], 0],
+        [v[1, 1] / 2, v[1, 2] / 2, r[1]],
+        [r[2], 0, 0],
+        [v[3, 1] / 2, v[3, 2] / 2, r[3]],
+    ])  # fmt: skip
+    np.testing.assert_allclose(given.returns, expected, atol=1e-6)
+    np.testing.assert_allclose(given.advantages, np.where(MASK, expected - v, 0), atol=1e-6)
+
+
 def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not():
     values = jnp.linspace(-1, 1, 12).reshape(4, 3)
     plain, _ = _give(values=values, advantage="gae", whiten=False)

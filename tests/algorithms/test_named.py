@@ -51,6 +51,7 @@ def test_what_is_dangerous_says_why(name, change, part):
         ({"kl_coefficient": -0.1}, r"kl_coefficient=-0.1 must not be negative"),
         ({"discount": 0.0}, r"discount=0.0 must be in \(0, 1\]"),
         ({"gae_lambda": 1.1}, r"gae_lambda=1.1 must be in \[0, 1\]"),
+        ({"n_steps": 0}, r"n_steps=0 must be above 0"),
         ({"kl_target": -1.0}, r"kl_target=-1.0 must not be negative"),
         ({"kl_horizon_steps": 0.0}, r"kl_horizon_steps=0.0 must be above 0"),
         ({"kl_target": 0.1, "kl_coefficient": 0.0}, r"no weight to adapt: .*kl_coefficient"),

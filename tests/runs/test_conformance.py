@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models import lora
+from rl_sync.models.heads import HEAD
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SpanKind
 from rl_sync.observe.summary import SYNC_KINDS, overlap_secs, union_secs
@@ -233,6 +234,32 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     assert version == settings.trainer.steps - 1
     learned = adapters["blocks"]["attention"]["qkv_lora"]["q_b"]
     assert np.any(np.asarray(learned)), "adapters start at zero, and have not moved"
+
+
+def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
+    run = runs.get(
+        *flags("synchronous", transfer="checkpoint"),
+        "--config.replay.backend=embedded",
+        "--config.algorithm.name=ppo",
+        "--config.critic.warm_up_steps=1",
+        "--config.trainer.offload_reference=True",
+        "--config.trainer.offload_optimizer=True",
+    )
+    settings, task = run.settings, run.settings.load_task()
+    travelling = parameters_of(settings, task, layout()).travelling_like()
+    # It refuses versions that hold anything else.
+    puller = CheckpointPuller(run.workdir / WEIGHTS_DIR, travelling)
+    puller.pull(at_least=1, timeout_secs=10.0)
+    puller.close()
+    like = trainer_of(settings, task, layout()).like()
+    step, state, _ = load_snapshot(run.workdir / "checkpoints", None, like)
+    assert step == settings.trainer.steps
+    assert np.any(np.asarray(state.critic.params[HEAD]["kernel"])), "a head starts at zero"
+    steps = read_metrics(run.workdir, "rl")
+    assert len(steps) == settings.trainer.steps
+    for metrics in steps:
+        for name in ("value_loss", "value_mean", "critic_gradient_norm", "kl_coefficient"):
+            assert np.isfinite(metrics[name]), name
 
 
 def test_two_runs_with_one_seed_give_the_same_bits_and_another_seed_does_not(runs):

@@ -2,9 +2,14 @@
 
     server_process.py trainer
     server_process.py explorer READER ADDRESS pull | stop | ask
+    server_process.py trainers INDEX COORDINATOR
+    server_process.py explorers INDEX COORDINATOR ADDRESS,ADDRESS
 
 The trainer publishes version 0, and writes its address. An explorer writes the digest that it
 pulled; or stands still as soon as it has begun to fetch; or has asked and never fetches.
+
+The last two are one of the two processes of a program, with two devices each: rows over all four
+on the trainer's side, columns over two and repeated on two on the explorer's.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_sync.runtime.serving import HolderServer, RemoteHolder
 from rl_sync.weights.digest import digest
@@ -24,17 +31,23 @@ from rl_sync.weights.server_puller import ServerPuller
 from rl_sync.weights.server_transport import start_server
 
 HOST = "127.0.0.1"
-LIKE = {f"w{i}": jax.ShapeDtypeStruct((1 << 20,), jnp.float32) for i in range(16)}
+# Large enough that the C library gives their memory back to the system when they are freed.
+LIKE = {f"w{i}": jax.ShapeDtypeStruct((10 << 20,), jnp.float32) for i in range(2)}
 
 
 def make_params(version: int) -> dict:
     return {name: jnp.full(leaf.shape, version, leaf.dtype) for name, leaf in LIKE.items()}
 
 
+def say(*words: object) -> None:
+    """Writes a line that the libraries, which write to standard output too, do not."""
+    print(">", *words, flush=True)
+
+
 def train() -> None:
     publisher = ServerPublisher(LIKE, host=HOST)
     publisher.publish(0, make_params(0))
-    print(HolderServer(publisher, HOST).address, flush=True)
+    say(HolderServer(publisher, HOST).address)
     time.sleep(1000)
 
 
@@ -43,7 +56,7 @@ def explore(reader: str, address: str, how: str) -> None:
     if how == "pull":
         puller = ServerPuller(LIKE, reader, lambda: [holder], lambda: 0, host=HOST)
         version, params = puller.pull(timeout_secs=30)
-        print(version, digest(params), flush=True)
+        say(version, digest(params))
         return
     server = start_server(HOST)
     connection = server.connect(holder.open(reader))
@@ -52,12 +65,54 @@ def explore(reader: str, address: str, how: str) -> None:
     if how == "stop":
         where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         like = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x in LIKE.values()]
-        arriving = connection.pull(offer[2], like)
+        arriving = connection.pull(offer[1], like)
         os.kill(os.getpid(), signal.SIGSTOP)
         del arriving
-    print("asked", flush=True)
+    say("asked")
     time.sleep(1000)
 
 
+def join(index: int, coordinator: str, spec: PartitionSpec) -> dict:
+    """Joins a program of two processes; returns its parameters' shapes and places."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, 2, index)
+    mesh = jax.make_mesh((2, 2), ("a", "b"))
+    matrix = jax.ShapeDtypeStruct((1024, 512), jnp.float32, sharding=NamedSharding(mesh, spec))
+    small = jax.ShapeDtypeStruct((8,), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec()))
+    return {"large": matrix, "small": small}
+
+
+def train_together(index: str, coordinator: str) -> None:
+    like = join(int(index), coordinator, PartitionSpec(("a", "b")))
+
+    def fill(x):
+        return jnp.arange(x.size).reshape(x.shape).astype(x.dtype)
+
+    make = jax.jit(
+        lambda: jax.tree.map(fill, like), out_shardings=jax.tree.map(lambda x: x.sharding, like)
+    )
+    publisher = ServerPublisher(like, host=HOST)
+    publisher.publish(5, make())
+    say(HolderServer(publisher, HOST).address)
+    time.sleep(1000)
+
+
+def explore_together(index: str, coordinator: str, addresses: str) -> None:
+    like = join(int(index), coordinator, PartitionSpec(None, "a"))
+    holders = [RemoteHolder(address, call_secs=30) for address in addresses.split(",")]
+    puller = ServerPuller(like, f"explorer1.{index}", lambda: holders, lambda: 5, host=HOST)
+    version, params = puller.pull(exactly=5, timeout_secs=60)
+    mine = [np.asarray(shard.data).sum() for shard in params["large"].addressable_shards]
+    say(version, *map(float, mine), float(params["small"].addressable_data(0)[7]))
+    time.sleep(1000)  # It is killed: a cluster's processes would wait for each other.
+
+
 if __name__ == "__main__":
-    train() if sys.argv[1] == "trainer" else explore(*sys.argv[2:])
+    roles = {
+        "trainer": train,
+        "explorer": explore,
+        "trainers": train_together,
+        "explorers": explore_together,
+    }
+    roles[sys.argv[1]](*sys.argv[2:])

@@ -225,8 +225,11 @@ class Tampering:
         return getattr(self._holder, name)
 
     def offer(self, *arguments):
-        version, published, uuid = self._holder.offer(*arguments)
-        return [version, self.changed.get("digest", published), self.changed.get("uuid", uuid)]
+        version, uuid = self._holder.offer(*arguments)
+        return [version, self.changed.get("uuid", uuid)]
+
+    def taken(self, reader):
+        return self.changed.get("digest", self._holder.taken(reader))
 
 
 def test_weights_that_arrive_changed_are_refused_unless_nobody_looks(source, target):

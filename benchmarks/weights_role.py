@@ -1,0 +1,191 @@
+"""One process of `benchmarks/weights.py`: the trainer, or an explorer.
+
+    weights_role.py '[CASE, PLACES]'
+
+Each line on standard input is a version: the trainer publishes it, an explorer pulls it, and both
+answer with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HOST = "127.0.0.1"
+TIMEOUT_SECS = 300.0
+COLUMNS = 1024
+
+
+class Case(NamedTuple):
+    """One line of the table."""
+
+    transfer: str
+    megabytes: int
+    leaves: int
+    dtype: str
+    sharding: str
+    explorers: int
+
+
+class Places(NamedTuple):
+    """Where the processes of a case find each other."""
+
+    directory: str
+    cluster_port: int
+    meeting_port: int
+    number: int
+
+
+class Meetings(BaseManager):
+    """Reaches the meeting point of a collective transfer, which the parent hosts."""
+
+
+def like_of(case: Case, trainer: bool) -> Any:
+    """The parameters' shapes, on this process's devices."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.make_mesh((len(jax.local_devices()),), ("x",), devices=jax.local_devices())
+    rows_first = trainer or case.sharding != "different"
+    cuts = PartitionSpec("x", None) if rows_first else PartitionSpec(None, "x")
+    itemsize = np.dtype("float32").itemsize if case.dtype == "float32" else 2
+    rows = case.megabytes * 10**6 // (case.leaves * COLUMNS * itemsize) // 2 * 2
+    leaf = jax.ShapeDtypeStruct((rows, COLUMNS), case.dtype, sharding=NamedSharding(mesh, cuts))
+    return {f"w{i}": leaf for i in range(case.leaves)}
+
+
+def publisher_of(case: Case, places: Places) -> Any:
+    """The trainer's end; for a server also what answers its callers."""
+    like = like_of(case, trainer=True)
+    if case.transfer == "checkpoint":
+        from rl_sync.weights.checkpoint import CheckpointPublisher
+
+        return CheckpointPublisher(Path(places.directory))
+    if case.transfer == "server":
+        from rl_sync.runtime.serving import HolderServer
+        from rl_sync.weights.server_publisher import ServerPublisher
+        from rl_sync.weights.server_regions import places_of
+
+        there = places_of(like_of(case, trainer=False))
+        publisher = ServerPublisher(like, host=HOST, places=there)
+        address = Path(places.directory, "address")
+        temporary = address.with_suffix(".tmp")
+        temporary.write_text(HolderServer(publisher, HOST).address)
+        temporary.rename(address)
+        return publisher
+    from rl_sync.weights.collective import CollectivePublisher
+
+    explorers = range(1, case.explorers + 1)
+    return CollectivePublisher(like, explorers, meeting_of(places), meet=True)
+
+
+def puller_of(case: Case, places: Places) -> Any:
+    """An explorer's end."""
+    like = like_of(case, trainer=False)
+    if case.transfer == "checkpoint":
+        from rl_sync.weights.checkpoint import CheckpointPuller
+
+        return CheckpointPuller(Path(places.directory), like)
+    if case.transfer == "server":
+        from rl_sync.runtime.serving import RemoteHolder
+        from rl_sync.weights.server_puller import ServerPuller
+
+        address = Path(places.directory, "address")
+        while not address.exists():
+            time.sleep(0.01)
+        holder = RemoteHolder(address.read_text(), TIMEOUT_SECS)
+        return ServerPuller(like, f"explorer{places.number}", lambda: [holder], int, host=HOST)
+    from rl_sync.weights.collective import CollectivePuller
+
+    return CollectivePuller(like, places.number, meeting_of(places))
+
+
+def meeting_of(places: Places) -> Any:
+    """Where both sides of a collective transfer agree on it."""
+    Meetings.register("meeting")
+    manager = Meetings((HOST, places.meeting_port), authkey=b"benchmark")
+    manager.connect()
+    return manager.meeting()
+
+
+def take_part(case: Case, places: Places) -> None:
+    """Does what comes, a line of JSON each, on standard input."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 1 if case.sharding == "one" else 2)
+    if case.transfer == "collective":
+        from rl_sync.weights.cluster import init_cluster
+
+        init_cluster(f"{HOST}:{places.cluster_port}", 1 + case.explorers, places.number)
+    # Libraries write to standard output too.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    act = trainer_actions(case, places) if places.number == 0 else explorer_actions(case, places)
+    before = resident_bytes()
+    for line in sys.stdin:
+        answer = act(json.loads(line))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+        print(json.dumps({**answer, "peak_bytes": peak}), file=answers, flush=True)
+    os._exit(0)  # A cluster's processes would wait for each other.
+
+
+def trainer_actions(case: Case, places: Places) -> Callable[[int], dict[str, float]]:
+    import jax
+    import jax.numpy as jnp
+
+    like = like_of(case, trainer=True)
+    shardings = jax.tree.map(lambda x: x.sharding, like)
+
+    def first() -> Any:
+        return {
+            name: (jnp.arange(x.size, dtype=jnp.uint32) * (7 + i)).astype(x.dtype).reshape(x.shape)
+            for i, (name, x) in enumerate(like.items())
+        }
+
+    step = jax.jit(lambda params: jax.tree.map(lambda x: x + 1, params), donate_argnums=0)
+    params = jax.block_until_ready(jax.jit(first, out_shardings=shardings)())
+    publisher = publisher_of(case, places)
+
+    def publish(version: int) -> dict[str, float]:
+        nonlocal params
+        params = jax.block_until_ready(step(params))
+        start = time.time()
+        publisher.publish(version, params)
+        return {"start": start, "blocked": time.time() - start}
+
+    return publish
+
+
+def explorer_actions(case: Case, places: Places) -> Callable[[int], dict[str, float]]:
+    import jax
+
+    puller, weights = puller_of(case, places), None
+
+    def pull(version: int) -> dict[str, float]:
+        nonlocal weights
+        _, new = puller.pull(exactly=version, timeout_secs=TIMEOUT_SECS)
+        weights = jax.block_until_ready(new)
+        return {"end": time.time()}
+
+    return pull
+
+
+def resident_bytes() -> int:
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    described, found = json.loads(sys.argv[1])
+    take_part(Case(*described), Places(*found))

@@ -1,0 +1,112 @@
+"""An explorer that dies and comes again costs a run over the transfer server its leases only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launcher import workdir as work
+
+from rl_sync.replay.process import start_server
+from rl_sync.runtime.ledger import CONSUMED_FILE, read_consumed, read_ledger
+from rl_sync.runtime.ports import free_ports
+from rl_sync.runtime.programs import replay_tables
+from rl_sync.runtime.rpc import RpcClient
+from rl_sync.runtime.settings import RunSettings
+from tests.runs import tiny
+from tests.runs.conftest import CACHE, ROOT, TIMEOUT_SECS
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def settings(tmp_path) -> RunSettings:
+    config = tiny.get_config()
+    config.workdir = str(tmp_path / "run")
+    config.sync.mode, config.sync.transfer = "multi_explorer", "server"
+    config.trainer.steps = 100_000
+    config.master.lease_secs = 2.0
+    config.replay.backend = "embedded"
+    settings = RunSettings.from_config(config.to_dict())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / work.CONFIG_FILE).write_text(json.dumps(settings.resolved()))
+    return settings
+
+
+@pytest.fixture
+def start(settings, tmp_path):
+    """Starts the processes of a run, as a cluster's hosts do: by hand."""
+    master, replay = free_ports(HOST, 2)
+    processes = {}
+    server = start_server(
+        "embedded", replay_tables(settings), replay, log_path=tmp_path / "replay.log"
+    )
+
+    def start(role: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
+        command += [f"--workdir={settings.workdir}", f"--master={HOST}:{master}"]
+        with (tmp_path / f"{role}.log").open("ab") as log:
+            processes[role] = subprocess.Popen(
+                [*command, f"--replay={HOST}:{replay}"],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    **CACHE,
+                    "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+                },
+            )
+        return processes[role]
+
+    start.master = RpcClient(f"{HOST}:{master}", "master")
+    yield start
+    for process in processes.values():
+        process.kill()
+        process.wait()
+    server.stop()
+
+
+def wait_for(condition, *processes):
+    deadline = time.monotonic() + TIMEOUT_SECS
+    while not condition():
+        assert [process.poll() for process in processes] == [None] * len(processes)
+        assert time.monotonic() < deadline, "the run does not get there"
+        time.sleep(0.1)
+
+
+def test_an_explorer_that_is_killed_comes_again_while_the_trainer_goes_on(settings, start):
+    def consumed() -> list:
+        there = (Path(settings.workdir) / CONSUMED_FILE).exists()
+        return read_consumed(settings.workdir) if there else []
+
+    def steps() -> int:
+        return len(consumed())
+
+    def trained(explorer: int, after: int) -> bool:
+        groups = (g for step in consumed()[after:] for g in step["groups"])
+        return any(group["explorer"] == explorer for group in groups)
+
+    names = ("master", "trainer", "explorer1", "explorer2")
+    master, trainer, first, second = (start(role) for role in names)
+    wait_for(lambda: trained(2, 0) and steps() >= 3, master, trainer, first, second)
+    second.kill()
+    second.wait()
+    at_death = steps()
+    # Until its last lease has expired, and longer.
+    wait_for(lambda: steps() > at_death + 20, master, trainer, first)
+    again = start("explorer2")
+    at_return = steps()
+    wait_for(lambda: trained(2, at_return), master, trainer, first, again)
+    start.master.call("stop", 30.0, reason="the test has seen enough")
+    for process in (trainer, first, again):
+        assert process.wait(TIMEOUT_SECS) == 0
+    start.master.call("close", 30.0)
+    balance = read_ledger(settings.workdir)[-1]
+    lost = sum(balance["dropped"].values())
+    assert balance["leased"] == balance["trained"] + balance["buffered"] + lost
