@@ -92,9 +92,10 @@ class Link:
         """
         shards = {device: self._blank(device) for device in self._receivers if _is_here(device)}
         held = {device: self._held(device, "targets") for device in shards}
+        nothing = {device: self._empty(device) for device in shards}
         for number, wave in enumerate(self._plan.waves):
             for turn in range(_turns(wave)):
-                arrived = self._enter(number, {})
+                arrived = self._enter(number, nothing)
                 for route in wave:
                     device = self._receivers[route.target]
                     if device in shards and turn < len(route.buckets):
@@ -128,17 +129,17 @@ class Link:
         self, wave: int, sent: Mapping[jax.Device, UInt32[Array, " W"]]
     ) -> dict[jax.Device, UInt32[Array, " W"]]:
         """One turn of a wave: what this process's devices send, and what each gets."""
-        words = self._plan.bucket_words
         here = [device for device in self._spread.mesh.devices.flat if _is_here(device)]
-        mine = [
-            sent[device] if device in sent else jnp.zeros((words,), jnp.uint32, device=device)
-            for device in here
-        ]
-        shape = (self._spread.mesh.size * words,)
+        mine = [sent[device] if device in sent else self._empty(device) for device in here]
+        shape = (self._spread.mesh.size * self._plan.bucket_words,)
         everything = jax.make_array_from_single_device_arrays(shape, self._spread, mine)
         # One collective at a time: nothing but the order of dispatch pairs the two sides.
         moved = jax.block_until_ready(self._movers[wave](everything))
         return {shard.device: shard.data for shard in moved.addressable_shards}
+
+    def _empty(self, device: jax.Device) -> UInt32[Array, " W"]:
+        """What a device puts in that sends nothing."""
+        return jnp.zeros((self._plan.bucket_words,), jnp.uint32, device=device)
 
     def _held(self, device: jax.Device, side: str) -> list[Box]:
         """What a device has of each parameter, or is to have."""
