@@ -208,6 +208,7 @@ def get_config() -> ConfigDict:
         {
             "colocate": False,
             "share_devices": False,
+            "explorer_restarts": 3,
             "start_secs": 300.0,
             "wait_secs": 600.0,
             "call_secs": 60.0,

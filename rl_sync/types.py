@@ -39,7 +39,8 @@ class Lease(NamedTuple):
       lease_id: unique in a run; a prompt that is leased again gets a new one.
       ordinal: the prompt's place in the run's seeded order of prompts, from 0. It stays the same
         when the prompt is leased again.
-      attempt: 0 for the first lease of an ordinal, 1 for the second, and so on.
+      attempt: what else the draws depend on: under latest pulls 0 for the first lease of an
+        ordinal, 1 for the second, and so on; under exact pulls always 0.
       prompt: the problem.
     """
 

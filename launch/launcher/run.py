@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -17,6 +18,7 @@ from launcher import report
 from launcher import workdir as work
 from launcher.supervisor import Death, RoleProcess, Supervisor
 from rl_sync.observe.display import LiveDisplay, RunStatus
+from rl_sync.observe.spans import is_explorer
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
@@ -25,7 +27,7 @@ from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.programs import check_replay, replay_tables
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.topology import members_of, programs_of
+from rl_sync.runtime.topology import members_of, number_of, programs_of
 
 INTERRUPTED = 130
 _LOOK_SECS = 0.1
@@ -71,6 +73,9 @@ class LocalRun:
         self._master: RpcClient | None = None
         self._server: ServerProcess | None = None
         self._interrupts = 0
+        self._addresses: list[str] = []
+        self._devices: dict[str, dict[str, str]] = {}
+        self._restarts: collections.Counter[str] = collections.Counter()
 
     def run(self) -> int:
         """Runs to the end.
@@ -98,8 +103,7 @@ class LocalRun:
 
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
-        programs = programs_of(settings)
-        free = free_ports(_HOST, 2 + 2 * len(programs))
+        free = free_ports(_HOST, 2)
         master = f"{_HOST}:{_port(settings.master.port, 'master.port', free[0])}"
         replay = settings.replay.address
         if not replay and settings.explorers:
@@ -107,27 +111,32 @@ class LocalRun:
             replay = self._start_replay(logs / "replay.log", free[1])
         # Where nothing is generated there is no replay server, and nobody looks for one.
         replay = replay or f"{_HOST}:{free[1]}"
-        devices = role_environment(settings, os.environ.get(VISIBLE))
-        addresses = [f"--master={master}", f"--replay={replay}"]
-        self._start_role("master", "master", addresses, {})
-        clusters = dict(zip(programs, free[2:], strict=False))
-        teams = dict(zip(programs, free[2 + len(programs) :], strict=True))
-        for member in members_of(settings):
-            # With collective transfer all are in the trainer's cluster.
-            head = programs[0] if settings.is_joint else member.program
-            own = [f"--process={member.process}", f"--coordinator={_HOST}:{clusters[head]}"]
-            own += [f"--team={_HOST}:{teams[member.program]}"]
-            environment = devices.get(member.name, {})
-            self._start_role(member.name, member.program, [*addresses, *own], environment)
+        self._devices = role_environment(settings, os.environ.get(VISIBLE))
+        self._addresses = [f"--master={master}", f"--replay={replay}"]
+        self._start_role("master", "master", self._addresses)
+        self._start_programs(programs_of(settings))
         self._master = RpcClient(master, "master")
 
-    def _start_role(
-        self, name: str, role: str, arguments: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
+    def _start_programs(self, programs: Sequence[str]) -> None:
+        """Starts all processes of programs, at new ports: who dies may leave theirs in use."""
+        free = free_ports(_HOST, 2 * len(programs))
+        clusters = dict(zip(programs, free, strict=False))
+        teams = dict(zip(programs, free[len(programs) :], strict=True))
+        for member in members_of(self._settings):
+            if member.program not in programs:
+                continue
+            # With collective transfer all are in the trainer's cluster.
+            head = programs[0] if self._settings.is_joint else member.program
+            own = [f"--process={member.process}", f"--coordinator={_HOST}:{clusters[head]}"]
+            own += [f"--team={_HOST}:{teams[member.program]}"]
+            self._start_role(member.name, member.program, [*self._addresses, *own])
+
+    def _start_role(self, name: str, role: str, arguments: Sequence[str]) -> None:
         """Starts one process of a role."""
         command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
         command += [f"--workdir={self._workdir}", *arguments, "--lifeline"]
         log = self._workdir / work.LOGS_DIR / f"{name.replace('/', '.')}.log"
+        environment = self._devices.get(name, {})
         self._supervisor.add(RoleProcess.start(name, command, log, environment))
 
     def _start_replay(self, log: Path, free: int) -> str:
@@ -156,7 +165,8 @@ class LocalRun:
             while self._supervisor.living(roles):
                 # A server that never served knows why, and what to do about it.
                 ready = ready or self._replay_ready(time.monotonic() - started)
-                if deaths := self._supervisor.deaths():
+                deaths = self._supervisor.deaths()
+                if deaths and not self._start_again(deaths):
                     self._fail(deaths)
                 if self._interrupts:
                     self._stop("interrupted by the user")
@@ -167,6 +177,31 @@ class LocalRun:
                 time.sleep(_LOOK_SECS)
         if deaths := self._supervisor.deaths():
             self._fail(deaths)
+
+    def _start_again(self, deaths: Sequence[Death]) -> bool:
+        """Starts explorers again that the run can do without meanwhile; False where it cannot.
+
+        One that dies before there is anything to explore would do so again.
+        """
+        status, most = self._status(), self._settings.launch.explorer_restarts
+        programs = {death.name.partition("/")[0] for death in deaths}
+        if not self._settings.is_elastic or status is None or status.phase != "rl":
+            return False
+        if any(not is_explorer(one) or self._restarts[one] >= most for one in programs):
+            return False
+        assert self._master is not None
+        for program in sorted(programs):
+            self._restarts[program] += 1
+            members = [member for member in members_of(self._settings) if member.program == program]
+            self._supervisor.end([member.name for member in members])
+            try:
+                self._master.call("explorer_died", _ANSWER_SECS, explorer=number_of(program))
+            except PeerLostError:
+                return False
+            self._start_programs([program])
+            why = next(death for death in deaths if death.name.partition("/")[0] == program)
+            print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
+        return True
 
     def _replay_ready(self, waited_secs: float) -> bool:
         if self._server is None:

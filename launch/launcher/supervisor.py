@@ -143,6 +143,12 @@ class Supervisor:
         # A signal from outside is a cause; an error that follows from a lost peer is not.
         return sorted(deaths, key=lambda death: death.status not in (-signal.SIGKILL,))
 
+    def end(self, names: Sequence[str]) -> None:
+        """Ends children at once, and watches them no more."""
+        for name in names:
+            if name in self._processes:
+                self._processes.pop(name).kill()
+
     def living(self, names: Sequence[str]) -> list[str]:
         """Those of the named children that still run."""
         return [n for n in names if n in self._processes and self._processes[n].poll() is None]

@@ -10,6 +10,7 @@ from rl_sync.schedule import SyncSchedule
 
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
+EXPLORER_DIED = "its explorer died"
 LEFT_OUT = "left out of the batch"
 RUN_ENDED = "the run ended"
 
@@ -172,6 +173,12 @@ class ExplorerSeen(NamedTuple):
     now_secs: float
 
 
+class ExplorerDied(NamedTuple):
+    """An explorer is gone, and all that it had under way."""
+
+    explorer: int
+
+
 class Ticked(NamedTuple):
     """Time passes: leases may have expired."""
 
@@ -193,6 +200,7 @@ Event = (
     | GroupsRefused
     | VersionPublished
     | ExplorerSeen
+    | ExplorerDied
     | Ticked
     | StopRequested
 )

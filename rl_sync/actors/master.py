@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from rl_sync.actors.events import (
+    EXPLORER_DIED,
     LEASE_EXPIRED,
     LEFT_OUT,
     RUN_ENDED,
@@ -21,6 +22,7 @@ from rl_sync.actors.events import (
     BatchTrained,
     Command,
     Event,
+    ExplorerDied,
     ExplorerSeen,
     Finish,
     GrantLeases,
@@ -109,6 +111,13 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return dataclasses.replace(state, newest=version), ()
         case ExplorerSeen(explorer, now):
             return _renew(state, explorer, now), ()
+        case ExplorerDied(explorer):
+            lost = tuple(
+                lease.lease_id
+                for lease in state.live.values()
+                if not lease.buffered and lease.explorer == explorer
+            )
+            return _drop(state, lost, EXPLORER_DIED)
         case Ticked(now):
             late = tuple(
                 lease.lease_id

@@ -11,6 +11,7 @@ from rl_sync.actors import master
 from rl_sync.actors.events import (
     BatchTrained,
     Event,
+    ExplorerDied,
     ExplorerSeen,
     Finish,
     GrantLeases,
@@ -85,6 +86,7 @@ class MasterProgram:
             "evaluated": self._evaluated,
             "status": self._status,
             "summary": self._summary,
+            "explorer_died": self._explorer_died,
             "stop": self._stop,
             "close": self._close,
             "decide_transfer": self._decide_transfer,
@@ -136,7 +138,9 @@ class MasterProgram:
         leases, count, seed = [], len(self._task.train), self._settings.seed
         for lease in answer.leases:
             prompt = self._task.train[prompt_at(lease.ordinal, count, seed, lease.replacement)]
-            leases.append([lease.lease_id, lease.ordinal, lease.attempt, list(prompt)])
+            # Under exact pulls a batch is that of its step, however often it was begun.
+            attempt = 0 if answer.exactly else lease.attempt
+            leases.append([lease.lease_id, lease.ordinal, attempt, list(prompt)])
         return {
             "kind": "grant",
             "step": answer.step,
@@ -230,6 +234,9 @@ class MasterProgram:
     def _summary(self) -> dict[str, Any]:
         with self._changed:
             return {"result": self._result, "balance": balance(self._state)}
+
+    def _explorer_died(self, explorer: int) -> None:
+        self._apply(ExplorerDied(explorer))
 
     def _stop(self, reason: str) -> None:
         self._apply(StopRequested(reason))

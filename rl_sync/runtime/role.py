@@ -35,7 +35,7 @@ def main() -> int:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
     from rl_sync.runtime import colocation, compilation_cache, places, programs
     from rl_sync.runtime.settings import TOGETHER, RunSettings
-    from rl_sync.runtime.topology import Member
+    from rl_sync.runtime.topology import Member, number_of
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
@@ -55,7 +55,7 @@ def main() -> int:
         elif arguments.role == TOGETHER:
             colocation.run_colocated(settings, addresses)
         else:
-            number = int(arguments.role.removeprefix("explorer"))
+            number = number_of(arguments.role)
             programs.run_explorer(settings, addresses, number, place())
     except Exception:
         _log.exception("%s failed", arguments.role)

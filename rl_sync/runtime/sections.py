@@ -296,6 +296,8 @@ class LaunchSettings:
       colocate: whether trainer and explorers are threads of one process. Each has devices of its
         own if there are enough; weights that would go by collective transfer are handed over.
       share_devices: with `colocate`, whether they take turns on the same devices in any case.
+      explorer_restarts: how often each explorer that died is started again. With collective
+        transfer, and in one process with the trainer, its death ends the run.
       start_secs: until a role or a server is up.
       wait_secs: the longest that a role waits for another.
       call_secs: the longest that the master takes to answer.
@@ -307,6 +309,7 @@ class LaunchSettings:
 
     colocate: bool
     share_devices: bool
+    explorer_restarts: int
     start_secs: float
     wait_secs: float
     call_secs: float
@@ -319,4 +322,8 @@ class LaunchSettings:
             "://" not in (self.compilation_cache or ""),
             f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
             " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
+        )
+        restarts = self.explorer_restarts
+        require(
+            restarts >= 0, f"launch.explorer_restarts must be at least 0 (never), not {restarts}."
         )

@@ -310,6 +310,11 @@ class RunSettings:
         return self.transfer == "collective" and not self.launch.colocate
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the others can do without an explorer for a while."""
+        return not (self.is_joint or self.launch.colocate)
+
+    @property
     def meets(self) -> bool:
         """Whether trainer and explorers stand in the same transfer at each sync."""
         return self.is_joint and self.schedule.pull == "exact"

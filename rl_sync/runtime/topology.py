@@ -23,6 +23,11 @@ def explorer_name(number: int) -> str:
     return f"explorer{number}"
 
 
+def number_of(program: str) -> int:
+    """The number of an explorer, by its program."""
+    return int(program.removeprefix("explorer"))
+
+
 class Member(NamedTuple):
     """One process of a run that computes.
 
@@ -72,7 +77,7 @@ def indices_of(settings: RunSettings, program: str) -> range:
     """The indices of a program's processes in its cluster."""
     first, count = 0, settings.processes_of(program)
     if settings.is_joint and program != TRAINER:
-        number = int(program.removeprefix("explorer"))
+        number = number_of(program)
         first = settings.trainer.processes + (number - 1) * count
     return range(first, first + count)
 

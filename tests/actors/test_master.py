@@ -12,6 +12,7 @@ from rl_sync.actors.events import (
     TOO_STALE,
     Admit,
     BatchTrained,
+    ExplorerDied,
     ExplorerSeen,
     Finish,
     GrantLeases,
@@ -193,6 +194,17 @@ def test_what_is_unfinished_when_the_run_ends_is_dropped():
     assert lease(state, unfinished=1)[1] == Finish("interrupted")
     state, (record,) = master.end(state)
     assert record == Record("dropped", grant.leases[3:], "interrupted")
+
+
+def test_what_a_dead_explorer_had_under_way_is_leased_again_at_once():
+    state = started(settings_of(resolve("synchronous"), explorers=2))
+    state, first = lease(state, explorer=1, now=0.0)
+    state, second = lease(state, explorer=2, now=0.0)
+    state, commands = take(state, GroupsBuffered(ids(second)[:1]), ExplorerDied(2))
+    assert commands[-1] == Record("dropped", second.leases[1:], "its explorer died")
+    state, again = lease(state, explorer=2, now=1.0)
+    assert [(one.ordinal, one.attempt) for one in again.leases] == [(3, 1)]
+    assert set(ids(first)) <= set(state.live)
 
 
 def test_leases_of_a_silent_explorer_expire_and_signs_of_life_renew_them():

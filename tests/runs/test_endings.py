@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl_sync.actors.events import EXPLORER_DIED
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
+from rl_sync.runtime.ledger import read_consumed, read_ledger
 from tests.runs.conftest import QUICKLY_COMPILED, TEAMS, TIMEOUT_SECS, RunRecord, launch
 
 LONG = "--config.trainer.steps=100000"
+NO_RESTARTS = "--config.launch.explorer_restarts=0"
 EMBEDDED = "--config.replay.backend=embedded"
 
 
@@ -94,7 +97,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     ],
 )
 def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victim, mode):
-    process, workdir = started(f"--config.sync.mode={mode}")
+    process, workdir = started(f"--config.sync.mode={mode}", NO_RESTARTS)
     roles = processes_of(workdir)
     assert {"explorer1", "trainer", "master", "replay"} <= set(roles)
     os.kill(roles[victim], signal.SIGKILL)
@@ -112,7 +115,7 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
 )
 def test_a_program_that_loses_one_of_its_processes_is_lost(started, monkeypatch, victim, mode):
     monkeypatch.setenv(*QUICKLY_COMPILED)
-    process, workdir = started(f"--config.sync.mode={mode}", *TEAMS)
+    process, workdir = started(f"--config.sync.mode={mode}", *TEAMS, NO_RESTARTS)
     os.kill(processes_of(workdir)[victim], signal.SIGKILL)
     output = ended(process)
     assert process.returncode == 1
@@ -126,11 +129,55 @@ def test_a_program_that_loses_one_of_its_processes_is_lost(started, monkeypatch,
 
 def test_the_trainer_saves_when_an_explorer_has_died(started):
     process, workdir = started(
-        "--config.sync.mode=asynchronous", "--config.checkpoint.every_steps=0"
+        "--config.sync.mode=asynchronous", "--config.checkpoint.every_steps=0", NO_RESTARTS
     )
     os.kill(processes_of(workdir)["explorer1"], signal.SIGKILL)
     ended(process)
     assert list((workdir / "checkpoints").glob("snapshot_*"))
+
+
+def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
+    process, workdir = started(
+        "--config.sync.mode=multi_explorer",
+        "--config.launch.explorer_restarts=1",
+    )
+
+    def trained_by_second(after: int) -> bool:
+        groups = [group for step in read_consumed(workdir)[after:] for group in step["groups"]]
+        return any(group["explorer"] == 2 for group in groups)
+
+    wait_for(lambda: trained_by_second(0), process)
+    first = processes_of(workdir)
+    os.kill(first["explorer2"], signal.SIGKILL)
+    wait_for(
+        lambda: processes_of(workdir).get("explorer2") not in (None, first["explorer2"]), process
+    )
+    steps = len(read_consumed(workdir))
+    wait_for(lambda: trained_by_second(steps), process)
+    second = processes_of(workdir)
+    assert {**second, "explorer2": 0} == {**first, "explorer2": 0}, "others were disturbed"
+    os.kill(second["explorer2"], signal.SIGKILL)
+    output = ended(process)
+    assert process.returncode == 1
+    assert "explorer2 was killed by SIGKILL. It is started again (1 of 1 times)." in output
+    assert "The run failed: explorer2 was killed by SIGKILL" in output
+    dropped = [entry for entry in read_ledger(workdir) if entry.get("reason") == EXPLORER_DIED]
+    assert {lease["explorer"] for entry in dropped for lease in entry["leases"]} <= {2}
+    assert list((workdir / "checkpoints").glob("snapshot_*")), "the trainer is whole"
+
+
+def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(started, runs):
+    flags = (
+        "--config.sync.mode=synchronous",
+        "--config.sync.transfer=checkpoint",
+        "--config.trainer.steps=40",
+    )
+    process, workdir = started(*flags)
+    os.kill(processes_of(workdir)["explorer1"], signal.SIGKILL)
+    output = ended(process)
+    assert process.returncode == 0, output
+    assert "explorer1 was killed by SIGKILL. It is started again" in output
+    assert RunRecord(workdir, output).digest == runs.get(EMBEDDED, *flags).digest
 
 
 def test_roles_end_when_the_launcher_is_killed(started):
