@@ -49,12 +49,14 @@ class Meetings(BaseManager):
     """Reaches the meeting point of a collective transfer, which the parent hosts."""
 
 
-def like_of(case: Case, trainer: bool) -> Any:
-    """The parameters' shapes, on this process's devices."""
+def like_of(case: Case, trainer: bool, process: int | None = None) -> Any:
+    """The parameters' shapes, on the devices of this process, or of another of its cluster."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    mesh = jax.make_mesh((len(jax.local_devices()),), ("x",), devices=jax.local_devices())
+    index = jax.process_index() if process is None else process
+    devices = [device for device in jax.devices() if device.process_index == index]
+    mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
     rows_first = trainer or case.sharding != "different"
     cuts = PartitionSpec("x", None) if rows_first else PartitionSpec(None, "x")
     itemsize = np.dtype("float32").itemsize if case.dtype == "float32" else 2
@@ -84,8 +86,8 @@ def publisher_of(case: Case, places: Places) -> Any:
         return publisher
     from rl_sync.weights.collective import CollectivePublisher
 
-    explorers = range(1, case.explorers + 1)
-    return CollectivePublisher(like, explorers, meeting_of(places), meet=True)
+    links = {number: link_to(case, number) for number in range(1, case.explorers + 1)}
+    return CollectivePublisher(links, meeting_of(places), meet=True)
 
 
 def puller_of(case: Case, places: Places) -> Any:
@@ -106,7 +108,14 @@ def puller_of(case: Case, places: Places) -> Any:
         return ServerPuller(like, f"explorer{places.number}", lambda: [holder], int, host=HOST)
     from rl_sync.weights.collective import CollectivePuller
 
-    return CollectivePuller(like, places.number, meeting_of(places))
+    return CollectivePuller(link_to(case, places.number), places.number, meeting_of(places))
+
+
+def link_to(case: Case, explorer: int) -> Any:
+    """The way from the trainer to an explorer, in the cluster of all."""
+    from rl_sync.weights.link import Link
+
+    return Link(like_of(case, True, process=0), like_of(case, False, process=explorer))
 
 
 def meeting_of(places: Places) -> Any:
