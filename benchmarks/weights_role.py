@@ -49,15 +49,18 @@ class Meetings(BaseManager):
     """Reaches the meeting point of a collective transfer, which the parent hosts."""
 
 
-def like_of(case: Case, trainer: bool, process: int | None = None) -> Any:
-    """The parameters' shapes, on the devices of this process, or of another of its cluster."""
+def like_of(case: Case, number: int) -> Any:
+    """The parameters' shapes and places in process `number`, 0 the trainer's.
+
+    Without a cluster that is known of this process alone; another's devices are stood in for.
+    """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    index = jax.process_index() if process is None else process
-    devices = [device for device in jax.devices() if device.process_index == index]
+    joint = case.transfer == "collective"
+    devices = [d for d in jax.devices() if d.process_index == number or not joint]
     mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
-    rows_first = trainer or case.sharding != "different"
+    rows_first = number == 0 or case.sharding != "different"
     cuts = PartitionSpec("x", None) if rows_first else PartitionSpec(None, "x")
     itemsize = np.dtype("float32").itemsize if case.dtype == "float32" else 2
     rows = case.megabytes * 10**6 // (case.leaves * COLUMNS * itemsize) // 2 * 2
@@ -67,7 +70,6 @@ def like_of(case: Case, trainer: bool, process: int | None = None) -> Any:
 
 def publisher_of(case: Case, places: Places) -> Any:
     """The trainer's end; for a server also what answers its callers."""
-    like = like_of(case, trainer=True)
     if case.transfer == "checkpoint":
         from rl_sync.weights.checkpoint import CheckpointPublisher
 
@@ -77,22 +79,24 @@ def publisher_of(case: Case, places: Places) -> Any:
         from rl_sync.weights.server_publisher import ServerPublisher
         from rl_sync.weights.server_regions import places_of
 
-        there = places_of(like_of(case, trainer=False))
-        publisher = ServerPublisher(like, host=HOST, places=there)
+        there = places_of(like_of(case, 1))
+        publisher = ServerPublisher(like_of(case, 0), host=HOST, places=there)
         address = Path(places.directory, "address")
         temporary = address.with_suffix(".tmp")
         temporary.write_text(HolderServer(publisher, HOST).address)
         temporary.rename(address)
         return publisher
     from rl_sync.weights.collective import CollectivePublisher
+    from rl_sync.weights.link import Link
 
-    links = {number: link_to(case, number) for number in range(1, case.explorers + 1)}
+    explorers = range(1, case.explorers + 1)
+    links = {number: Link(like_of(case, 0), like_of(case, number)) for number in explorers}
     return CollectivePublisher(links, meeting_of(places), meet=True)
 
 
 def puller_of(case: Case, places: Places) -> Any:
     """An explorer's end."""
-    like = like_of(case, trainer=False)
+    like = like_of(case, places.number)
     if case.transfer == "checkpoint":
         from rl_sync.weights.checkpoint import CheckpointPuller
 
@@ -107,15 +111,10 @@ def puller_of(case: Case, places: Places) -> Any:
         holder = RemoteHolder(address.read_text(), TIMEOUT_SECS)
         return ServerPuller(like, f"explorer{places.number}", lambda: [holder], int, host=HOST)
     from rl_sync.weights.collective import CollectivePuller
-
-    return CollectivePuller(link_to(case, places.number), places.number, meeting_of(places))
-
-
-def link_to(case: Case, explorer: int) -> Any:
-    """The way from the trainer to an explorer, in the cluster of all."""
     from rl_sync.weights.link import Link
 
-    return Link(like_of(case, True, process=0), like_of(case, False, process=explorer))
+    link = Link(like_of(case, 0), like)
+    return CollectivePuller(link, places.number, meeting_of(places))
 
 
 def meeting_of(places: Places) -> Any:
@@ -151,7 +150,7 @@ def trainer_actions(case: Case, places: Places) -> Callable[[int], dict[str, flo
     import jax
     import jax.numpy as jnp
 
-    like = like_of(case, trainer=True)
+    like = like_of(case, 0)
     shardings = jax.tree.map(lambda x: x.sharding, like)
 
     def first() -> Any:

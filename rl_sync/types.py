@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+NO_LEASE = -1
+"""In place of a lease id, and of a prompt id, in groups that nobody has generated."""
+
 Params = Any
 """A pytree of arrays: the parameters of a model."""
 
@@ -54,7 +57,7 @@ class Group:
     stand at that token's own position, so `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
 
     Attributes:
-      lease_id, ordinal, prompt_id: see `Lease`.
+      lease_id, ordinal, prompt_id: see `Lease`; `NO_LEASE` in demonstrations.
       explorer: which explorer generated it.
       tokens: prompt and completion.
       completion_mask: true at the completion's tokens, its end-of-sequence token included.
@@ -63,6 +66,8 @@ class Group:
       policy_versions: the version of the weights that produced each token; -1 where the mask is
         false.
       rewards: one a trajectory.
+      baselines: for each trajectory the reward of the prompt's greedy completion; None where none
+        was generated.
     """
 
     lease_id: int
@@ -74,6 +79,7 @@ class Group:
     behavior_logprobs: Float[np.ndarray, "G T"]
     policy_versions: Int[np.ndarray, "G T"]
     rewards: Float[np.ndarray, " G"]
+    baselines: Float[np.ndarray, " G"] | None = None
 
     @property
     def oldest_version(self) -> int:
@@ -81,11 +87,16 @@ class Group:
         return int(self.policy_versions[self.completion_mask].min())
 
     def to_columns(self) -> dict[str, np.ndarray]:
-        """Returns the group as the named columns of a replay item; integers become int32 []."""
+        """Returns the group as the named columns of a replay item; integers become int32 [].
+
+        What is None has no column.
+        """
         columns = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            columns[field.name] = np.asarray(value, np.int32) if isinstance(value, int) else value
+            if value is not None:
+                is_number = isinstance(value, int)
+                columns[field.name] = np.asarray(value, np.int32) if is_number else value
         return columns
 
     @classmethod
@@ -97,6 +108,8 @@ class Group:
         """
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
+            if field.default is None and field.name not in columns:
+                continue
             column = columns[field.name]
             values[field.name] = int(column) if column.ndim == 0 else column
         return cls(**values)
@@ -114,12 +127,26 @@ class Packing(NamedTuple):
     trajectories: Int[Array, "B T"]
 
 
+class Demonstrations(NamedTuple):
+    """What is to be imitated, one demonstration a row; D rows.
+
+    Attributes:
+      tokens: prompt and answer.
+      mask: true at the answer's tokens, its end-of-sequence token included.
+    """
+
+    tokens: Int[Array, "D T"]
+    mask: Bool[Array, "D T"]
+
+
 class TrainBatch(NamedTuple):
     """What one trainer step consumes: the trajectories of whole groups, group after group.
 
     Attributes: as in `Group`, B rows of T tokens, and
       rewards: one a trajectory.
+      baselines: likewise, or None.
       packing: None where row i is trajectory i.
+      demonstrations: what is imitated beside them, if anything is.
     """
 
     tokens: Int[Array, "B T"]
@@ -128,3 +155,5 @@ class TrainBatch(NamedTuple):
     policy_versions: Int[Array, "B T"]
     rewards: Float[Array, " trajectories"]
     packing: Packing | None = None
+    baselines: Float[Array, " trajectories"] | None = None
+    demonstrations: Demonstrations | None = None

@@ -145,7 +145,9 @@ def _unknown_setting(argv: Sequence[str], error: Exception) -> str:
     wrong = next((path for path in given if path not in known), None)
     if wrong is None:
         return str(error)
-    return f"--config.{wrong}; did you mean --config.{_nearest(wrong, known)}?"
+    meant = " or ".join(f"--config.{path}" for path in _meant(wrong, known))
+    hint = f"did you mean {meant}?" if meant else "configs/base.py has all there are."
+    return f"--config.{wrong}; {hint}"
 
 
 def _paths(config: Mapping[str, object], prefix: str = "") -> Iterator[str]:
@@ -157,15 +159,15 @@ def _paths(config: Mapping[str, object], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def _nearest(wrong: str, known: Sequence[str]) -> str:
-    """The likeliest meant: as a whole, or by the last word under another section."""
-
-    def likeness(path: str) -> float:
-        words, meant = (name.rpartition(".")[2] for name in (wrong, path))
-        whole = difflib.SequenceMatcher(None, wrong, path).ratio()
-        return whole + difflib.SequenceMatcher(None, words, meant).ratio()
-
-    return max(known, key=likeness)
+def _meant(wrong: str, known: Sequence[str]) -> list[str]:
+    """The settings that a wrong name is likely to stand for: none, one, or of equal names all."""
+    section, _, word = wrong.rpartition(".")
+    if section not in {path.rpartition(".")[0] for path in known} - {""}:
+        named = [path for path in known if path.rpartition(".")[2] == word]
+        return named or difflib.get_close_matches(wrong, known, 1)
+    words = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == section]
+    in_section = [f"{section}.{near}" for near in difflib.get_close_matches(word, words, 1)]
+    return in_section or [path for path in known if path.rpartition(".")[2] == word]
 
 
 def _fail(message: str) -> NoReturn:

@@ -15,7 +15,8 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
     """The bytes of parameters, optimizer, activations and cache, a role and a device."""
-    roles = (_trainer(settings, task), _explorer(settings, task), *_undivided(settings, task))
+    explorers = [_explorer(settings, task)] if settings.explorers else []
+    roles = (_trainer(settings, task), *explorers, *_undivided(settings, task))
     return "\n".join(["Memory a device, from shapes:", *roles])
 
 
@@ -46,7 +47,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         "gradients": memory.device_bytes(trained),
     }
     offloaded = {}
-    if settings.algorithm.kl_coefficient > 0:
+    if settings.algorithm.needs_reference:
         parts["reference"] = memory.device_bytes(trained)
     if valued:
         all_updates = settings.trainer.steps * updates

@@ -14,6 +14,8 @@ _DRAWN_STEPS = 6
 
 def describe(settings: RunSettings) -> str:
     """The resolved schedule in words and as a drawing, as the launcher prints it."""
+    if not settings.explorers:
+        return _supervised(settings)
     schedule = settings.schedule
     updates = settings.optimizer.updates_per_batch
     bound = schedule.staleness_bound
@@ -21,6 +23,7 @@ def describe(settings: RunSettings) -> str:
         f"Mode {settings.sync.mode}: {MODES[settings.sync.mode].summary}",
         _headline(settings),
         _algorithm(settings),
+        *_shaping(settings),
         "",
         *_who_waits(settings),
         "",
@@ -39,6 +42,20 @@ def describe(settings: RunSettings) -> str:
         draw(schedule, settings.explorers, settings.meets),
     ]
     return "\n".join(lines)
+
+
+def _supervised(settings: RunSettings) -> str:
+    """Of a run in which nothing is generated."""
+    trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
+    rows = trainer.groups_per_step * trainer.group_size
+    return "\n".join(
+        [
+            f"Algorithm {settings.algorithm.name}: the trainer imitates the task's demonstrations;"
+            " nothing is generated, so there are no explorers and no replay server.",
+            f"  {trainer.steps} trainer steps of {rows} demonstrations"
+            f" (trainer.groups_per_step · trainer.group_size) in {_count(updates, 'update')}",
+        ]
+    )
 
 
 def _warnings(settings: RunSettings) -> list[str]:
@@ -78,6 +95,22 @@ def _algorithm(settings: RunSettings) -> str:
     )
 
 
+def _shaping(settings: RunSettings) -> list[str]:
+    """What decides which groups a batch is made of, where anything does."""
+    one, lines = settings.algorithm, []
+    if one.screening.replaces:
+        lines.append(
+            "  a group that teaches nothing is replaced by one of another prompt, until"
+            f" {one.max_attempts} were tried"
+        )
+    if settings.groups_generated > settings.trainer.groups_per_step:
+        lines.append(
+            f"  {settings.groups_generated} groups are generated for each step, which trains on"
+            f" the {one.keep} {settings.trainer.groups_per_step}"
+        )
+    return lines
+
+
 def _late(settings: RunSettings) -> bool:
     return settings.schedule.pull == "latest"
 
@@ -101,7 +134,7 @@ def _who_waits(settings: RunSettings) -> list[str]:
             "- An explorer takes the newest version before each lease of prompts, and waits only if"
             f" that is more than {_count(schedule.max_staleness, 'step')} behind the step that will"
             " train on its groups.",
-            f"- Trainer step t waits for any {settings.trainer.groups_per_step} groups that are"
+            f"- Trainer step t waits for any {settings.groups_generated} groups that are"
             " fresh enough; it never waits for its weights to be taken.",
         ]
     if settings.rollout.budget_tokens:

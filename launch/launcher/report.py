@@ -28,7 +28,9 @@ def opening(settings: RunSettings, resumed: int | None) -> str:
 def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
     """What the run did, how fast, and where to look further."""
     result, balance = summary["result"], summary["balance"]
-    lines = ["", *_accuracy(result), *_throughput(settings), _account(balance)]
+    lines = ["", *_accuracy(result, settings.algorithm.imitates), *_throughput(settings)]
+    if settings.explorers:
+        lines.append(_account(balance))
     workdir = Path(settings.workdir)
     places = {"checkpoint": result.get("checkpoint", "none was saved")}
     if "checkpoint" in result:
@@ -49,7 +51,7 @@ def how_to_go_on(workdir: Path) -> str:
     return f"To go on, run the same command with --config.workdir={workdir}"
 
 
-def _accuracy(result: dict[str, Any]) -> list[str]:
+def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:
     lines = []
     if "warm_up" in result:
         values = result["warm_up"]
@@ -61,7 +63,10 @@ def _accuracy(result: dict[str, Any]) -> list[str]:
     if "rl" in result:
         values = result["rl"]
         lines.append(
-            f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
+            f"Imitation: {values['step']} steps; in the last one loss {values['loss']:.3f},"
+            f" entropy {values['entropy']:.3f}"
+            if imitates
+            else f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )
     if "transfer" in result:
@@ -85,7 +90,9 @@ def _throughput(settings: RunSettings) -> list[str]:
 
 def _account(balance: dict[str, Any]) -> str:
     dropped = "".join(f", {n} dropped ({why})" for why, n in balance["dropped"].items())
+    kept = balance["out_of_attempts"]
     return (
         f"Groups: {balance['leased']} leased = {balance['trained']} trained,"
         f" {balance['buffered']} still buffered{dropped}"
+        + (f"; {kept} taken that teach nothing, after algorithm.max_attempts prompts" * bool(kept))
     )

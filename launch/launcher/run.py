@@ -101,8 +101,12 @@ class LocalRun:
         programs = programs_of(settings)
         free = free_ports(_HOST, 2 + 2 * len(programs))
         master = f"{_HOST}:{_port(settings.master.port, 'master.port', free[0])}"
-        # The replay server takes longest to start, so it goes first.
-        replay = settings.replay.address or self._start_replay(logs / "replay.log", free[1])
+        replay = settings.replay.address
+        if not replay and settings.explorers:
+            # The replay server takes longest to start, so it goes first.
+            replay = self._start_replay(logs / "replay.log", free[1])
+        # Where nothing is generated there is no replay server, and nobody looks for one.
+        replay = replay or f"{_HOST}:{free[1]}"
         devices = role_environment(settings, os.environ.get(VISIBLE))
         addresses = [f"--master={master}", f"--replay={replay}"]
         self._start_role("master", "master", addresses, {})

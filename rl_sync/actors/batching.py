@@ -43,6 +43,7 @@ class Batching:
       row_tokens: T, the most tokens of a trajectory.
       updates: of a step.
       microbatch_rows: what the rows of an update are a multiple of; 0 for any number.
+      with_baselines: whether groups have baselines.
 
     Raises:
       ValueError: an unknown kind, or rows that do not make whole microbatches.
@@ -53,6 +54,7 @@ class Batching:
     row_tokens: int
     updates: int
     microbatch_rows: int
+    with_baselines: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(BatchingKind):
@@ -85,6 +87,7 @@ class Batching:
             behavior_logprobs=np.zeros(shape, np.float32),
             policy_versions=np.zeros(shape, np.int32),
             rewards=np.zeros(self.trajectories, np.float32),
+            baselines=np.zeros(self.trajectories, np.float32) if self.with_baselines else None,
         )
         return jax.eval_shape(lambda: self.batch([longest]))
 
@@ -101,8 +104,8 @@ class Batching:
             stride = columns["tokens"].shape[1]
             source = self._pack(lengths, stride)
             columns, packing = _gather(columns, source), _packing(source, stride)
-        columns |= _stack(groups, ["rewards"])
-        fields = {name: jnp.asarray(values) for name, values in columns.items()}
+        columns |= _stack(groups, ["rewards", "baselines"] if self.with_baselines else ["rewards"])
+        fields: dict[str, Any] = {name: jnp.asarray(values) for name, values in columns.items()}
         return TrainBatch(**fields, packing=packing)
 
     def _pack(

@@ -33,6 +33,8 @@ ADVANTAGES: dict[str, Callable[[Array, Array, int], Array]] = {
     "rloo": lambda rewards, lengths, size: advantages.rloo(rewards, size),
     "opo": advantages.opo,
     "reinforce_pp_baseline": advantages.reinforce_pp_baseline,
+    "pair": lambda rewards, lengths, size: advantages.pair(rewards, size),
+    "demonstration": lambda rewards, lengths, size: jnp.ones_like(rewards),
     "best": lambda rewards, lengths, size: advantages.best(rewards, size),
 }
 """From rewards, completion lengths in tokens and the group's size to one advantage a trajectory."""
@@ -47,6 +49,7 @@ class Trajectories(NamedTuple):
       sequences: see `rl_sync.algorithms.sequences`.
       is_truncated: whether a completion was cut at the most tokens.
       behavior_logprobs, ref_logprobs: for a divergence in the reward; no reference without one.
+      baselines: rewards of greedy completions, for an advantage that takes them.
       values: before each token, where the algorithm asks for them.
       kl_coefficient: weight of the divergence; None for the algorithm's.
     """
@@ -57,6 +60,7 @@ class Trajectories(NamedTuple):
     is_truncated: Bool[Array, " trajectories"]
     behavior_logprobs: Float[Array, "B T"]
     ref_logprobs: Float[Array, "B T"] | None
+    baselines: Float[Array, " trajectories"] | None = None
     values: Float[Array, "B T"] | None = None
     kl_coefficient: Float[Array, ""] | None = None
 
@@ -92,10 +96,17 @@ def _from_values(
     return estimate._replace(advantages=whitened)
 
 
+def _from_baselines(algorithm: Algorithm, rewards: Array, batch: Trajectories) -> Estimate:
+    """ReMax's advantages; see `returns.remax`."""
+    assert batch.baselines is not None
+    return returns.remax(rewards, batch.baselines, batch.mask, batch.sequences)
+
+
 TOKEN_ADVANTAGES: dict[str, Callable[[Algorithm, Array, Trajectories], Estimate]] = {
     "reinforce_pp": lambda a, rewards, batch: returns.reinforce_pp(
         rewards, batch.mask, a.discount, batch.sequences
     ),
+    "remax": _from_baselines,
     "gae": _from_values,
     "n_step": _from_values,
 }

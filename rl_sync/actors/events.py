@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from rl_sync.algorithms.screening import NO_SCREENING, Screening
 from rl_sync.schedule import SyncSchedule
 
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
+LEFT_OUT = "left out of the batch"
 RUN_ENDED = "the run ended"
 
 
@@ -19,12 +21,13 @@ class MasterSettings:
     Attributes:
       schedule: the sync schedule.
       steps: trainer steps of the whole run.
-      groups_per_step: groups that one trainer step consumes, B.
+      groups_per_step: groups that one trainer step consumes, B; those that it leaves out included.
       explorers: how many explorers take part; under exact pulls in lockstep.
       groups_per_lease: the most groups that an explorer has under way at once.
       lease_secs: how long a lease lives without a sign of life from its explorer.
       carries_over: whether explorers leave groups unfinished and go on with them in their next
         rollouts; under latest pulls.
+      screening: which groups are replaced before they reach the replay buffer.
     """
 
     schedule: SyncSchedule
@@ -34,6 +37,7 @@ class MasterSettings:
     groups_per_lease: int
     lease_secs: float
     carries_over: bool = False
+    screening: Screening = NO_SCREENING
 
     def step_of(self, ordinal: int) -> int:
         """The explorer step that an ordinal belongs to under exact pulls."""
@@ -45,11 +49,26 @@ class MasterSettings:
         return range(first + explorer - 1, first + self.groups_per_step, self.explorers)
 
 
+class Place(NamedTuple):
+    """What is to be generated for an ordinal.
+
+    Attributes:
+      attempt: 0 for the ordinal's first lease, 1 for the second, and so on.
+      replacement: how many other prompts were tried there and found to teach nothing; with the
+        ordinal it says which prompt it is.
+    """
+
+    ordinal: int
+    attempt: int = 0
+    replacement: int = 0
+
+
 class LiveLease(NamedTuple):
     """A lease that has not ended.
 
     Attributes:
       version: no token of its group is of an older one.
+      replacement: see `Place`.
     """
 
     lease_id: int
@@ -59,6 +78,15 @@ class LiveLease(NamedTuple):
     version: int
     buffered: bool
     deadline_secs: float
+    replacement: int = 0
+
+    def next_place(self, replaced: bool) -> Place:
+        """What is to be generated for its ordinal if it is dropped.
+
+        Args:
+          replaced: whether with another prompt.
+        """
+        return Place(self.ordinal, self.attempt + 1, self.replacement + replaced)
 
 
 class Position(NamedTuple):
@@ -67,13 +95,13 @@ class Position(NamedTuple):
     Attributes:
       step: finished trainer steps.
       next_ordinal: the first ordinal that was never leased.
-      again: ordinals before it that were not trained, in order.
+      again: (ordinal, replacement) of those before it that were not trained, in order.
       next_lease: the next lease id.
     """
 
     step: int
     next_ordinal: int
-    again: tuple[int, ...]
+    again: tuple[tuple[int, int], ...]
     next_lease: int
 
 
@@ -95,6 +123,16 @@ class LeaseRequested(NamedTuple):
     unfinished: int = 0
 
 
+class GroupsJudged(NamedTuple):
+    """An explorer has the rewards of groups, and asks which are worth training on.
+
+    Attributes:
+      judged: the lease id of each group, and its rewards.
+    """
+
+    judged: tuple[tuple[int, tuple[float, ...]], ...]
+
+
 class GroupsBuffered(NamedTuple):
     """An explorer has written groups to the replay buffer."""
 
@@ -102,10 +140,16 @@ class GroupsBuffered(NamedTuple):
 
 
 class BatchTrained(NamedTuple):
-    """The trainer has finished a step."""
+    """The trainer has finished a step.
+
+    Attributes:
+      lease_ids: of the groups that it has trained on.
+      left_out: of those that were generated for it and that it has no need for.
+    """
 
     step: int
     lease_ids: tuple[int, ...]
+    left_out: tuple[int, ...] = ()
 
 
 class GroupsRefused(NamedTuple):
@@ -143,6 +187,7 @@ class StopRequested(NamedTuple):
 Event = (
     Started
     | LeaseRequested
+    | GroupsJudged
     | GroupsBuffered
     | BatchTrained
     | GroupsRefused
@@ -180,6 +225,12 @@ class Finish(NamedTuple):
     reason: str
 
 
+class Admit(NamedTuple):
+    """Answers `GroupsJudged`: write these to the replay buffer; the others are dropped."""
+
+    lease_ids: tuple[int, ...]
+
+
 class Record(NamedTuple):
     """A line of the ledger: what happened to leases."""
 
@@ -188,4 +239,4 @@ class Record(NamedTuple):
     reason: str = ""
 
 
-Command = GrantLeases | HoldBack | Finish | Record
+Command = GrantLeases | HoldBack | Finish | Admit | Record

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, Request
@@ -24,12 +24,14 @@ class UnfinishedGroup(NamedTuple):
     Attributes:
       lease: what it is generated for.
       ticket: its request's, in the engine.
+      baseline_ticket: that of its greedy completion; None without one.
       prompt: token ids.
       completions: those that have finished.
     """
 
     lease: Lease
     ticket: int
+    baseline_ticket: int | None
     prompt: Int[np.ndarray, " P"]
     completions: tuple[Completion, ...] = ()
 
@@ -64,6 +66,8 @@ class Explorer:
       groups: the most groups that are under way at once.
       seed: the run's.
       budget_tokens: a rollout ends when so many were drawn; 0 for when nothing is left to draw.
+      with_baselines: whether a greedy completion is generated beside each group. It is the last row
+        of the group until that is judged (`rewarded`).
     """
 
     number: int
@@ -74,6 +78,7 @@ class Explorer:
     groups: int
     seed: int
     budget_tokens: int = 0
+    with_baselines: bool = False
 
     def rollout(
         self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
@@ -135,20 +140,31 @@ class Explorer:
             for prompt, lease in zip(prompts, leases, strict=True)
         ]
         tickets = self.engine.submit(requests)
-        return [UnfinishedGroup(*parts) for parts in zip(leases, tickets, prompts, strict=True)]
+        baselines: list[int] | list[None] = [None] * len(leases)
+        if self.with_baselines:
+            greedy = dataclasses.replace(sampling, greedy=True)
+            baselines = self.engine.submit([Request(prompt, greedy) for prompt in prompts])
+        parts = zip(leases, tickets, baselines, prompts, strict=True)
+        return [UnfinishedGroup(*part) for part in parts]
+
+    @property
+    def _rows(self) -> int:
+        """Completions of a prompt."""
+        return self.group_size + self.with_baselines
 
     def _is_whole(self, group: UnfinishedGroup) -> bool:
-        return len(group.completions) == self.group_size
+        return len(group.completions) == self._rows
 
     def _group(self, whole: UnfinishedGroup) -> Group:
         """The record of a group of which every completion has finished."""
         lease, prompt = whole.lease, whole.prompt
-        shape = (self.group_size, self.task.row_tokens)
+        shape = (self._rows, self.task.row_tokens)
         tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
         logprobs, versions = np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
         tokens[:, : len(prompt)] = prompt
         for completion in whole.completions:
-            row = completion.index
+            is_baseline = completion.ticket == whole.baseline_ticket
+            row = self.group_size if is_baseline else completion.index
             here = slice(len(prompt), len(prompt) + len(completion.tokens))
             tokens[row, here], mask[row, here] = completion.tokens, True
             logprobs[row, here], versions[row, here] = completion.logprobs, completion.versions
@@ -161,11 +177,23 @@ class Explorer:
             completion_mask=mask,
             behavior_logprobs=logprobs,
             policy_versions=versions,
-            rewards=np.zeros(self.group_size, np.float32),
+            rewards=np.zeros(self._rows, np.float32),
         )
+
+    def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
+        """The group with the rewards of its rows; that of a greedy completion is their baseline."""
+        if not self.with_baselines:
+            return dataclasses.replace(group, rewards=rewards)
+        rows = {
+            name: getattr(group, name)[:-1]
+            for name in ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
+        }
+        baselines = np.full_like(rewards[:-1], rewards[-1])
+        return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
 
 
 def _with_more(group: UnfinishedGroup, finished: Iterable[Completion]) -> UnfinishedGroup:
     """The group with those completions that are its own."""
-    own = tuple(completion for completion in finished if completion.ticket == group.ticket)
+    tickets = (group.ticket, group.baseline_ticket)
+    own = tuple(completion for completion in finished if completion.ticket in tickets)
     return group._replace(completions=group.completions + own)

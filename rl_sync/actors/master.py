@@ -15,7 +15,9 @@ from collections.abc import Mapping
 
 from rl_sync.actors.events import (
     LEASE_EXPIRED,
+    LEFT_OUT,
     RUN_ENDED,
+    Admit,
     BatchTrained,
     Command,
     Event,
@@ -23,11 +25,13 @@ from rl_sync.actors.events import (
     Finish,
     GrantLeases,
     GroupsBuffered,
+    GroupsJudged,
     GroupsRefused,
     HoldBack,
     LeaseRequested,
     LiveLease,
     MasterSettings,
+    Place,
     Position,
     Record,
     Started,
@@ -45,8 +49,10 @@ class MasterState:
       newest: the newest published version, None before the first.
       trained_steps: finished trainer steps.
       live: leases that have not ended, by id.
-      again: (ordinal, attempt) to be leased again before new ones.
+      again: what is to be leased again before new ones, in order.
       leased, trained, dropped: how many leases were given, trained, dropped for each reason.
+      out_of_attempts: how many groups that teach nothing were let pass, since no further prompt
+        is tried in their place.
       stopping: why the run is being stopped, None while it goes on.
     """
 
@@ -55,11 +61,12 @@ class MasterState:
     trained_steps: int = 0
     next_ordinal: int = 0
     next_lease: int = 0
-    again: tuple[tuple[int, int], ...] = ()
+    again: tuple[Place, ...] = ()
     live: Mapping[int, LiveLease] = dataclasses.field(default_factory=dict)
     leased: int = 0
     trained: int = 0
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    out_of_attempts: int = 0
     stopping: str | None = None
 
     @property
@@ -90,10 +97,12 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return _start(state, position)
         case LeaseRequested():
             return _lease(state, event)
+        case GroupsJudged(judged):
+            return _screen(state, dict(judged))
         case GroupsBuffered(lease_ids):
             return _buffer(state, lease_ids)
-        case BatchTrained(step, lease_ids):
-            return _train(state, step, lease_ids)
+        case BatchTrained():
+            return _train(state, event)
         case GroupsRefused(lease_ids, reason):
             return _drop(state, lease_ids, reason)
         case VersionPublished(version):
@@ -113,8 +122,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
 
 def position(state: MasterState) -> Position:
     """Where the run stands: everything that is not trained is to be leased again."""
-    untrained = {ordinal for ordinal, _ in state.again}
-    untrained |= {lease.ordinal for lease in state.live.values()}
+    untrained = {(place.ordinal, place.replacement) for place in state.again}
+    untrained |= {(lease.ordinal, lease.replacement) for lease in state.live.values()}
     return Position(
         state.trained_steps, state.next_ordinal, tuple(sorted(untrained)), state.next_lease
     )
@@ -137,7 +146,7 @@ def _start(state: MasterState, position: Position) -> Outcome:
         trained_steps=position.step,
         next_ordinal=position.next_ordinal,
         next_lease=position.next_lease,
-        again=tuple((ordinal, 1) for ordinal in position.again),
+        again=tuple(Place(ordinal, 1, replacement) for ordinal, replacement in position.again),
     ), ()
 
 
@@ -155,12 +164,12 @@ def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
     """The explorer's share of the first explorer step in which something of it is left to do."""
     settings = state.settings
     taken = {lease.ordinal for lease in state.live.values()}
-    attempts = dict(state.again)
+    again = {place.ordinal: place for place in state.again}
     for step in range(state.trained_steps + 1, settings.steps + 1):
         share = settings.share(request.explorer, step)
         free = [ordinal for ordinal in share if ordinal not in taken]
         if free:
-            todo = [(ordinal, attempts.get(ordinal, 0)) for ordinal in free]
+            todo = [again.get(ordinal, Place(ordinal)) for ordinal in free]
             version = settings.schedule.exact_version(step)
             return _grant(state, request, step, version, True, todo[: settings.groups_per_lease])
     return state, (HoldBack("the end of training"),)
@@ -189,7 +198,7 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     step = max(0, placed + count - 1) // per_step + 1
     assert not count or settings.schedule.may_start(step, newest)
     todo = list(state.again[:count])
-    todo += [(state.next_ordinal + i, 0) for i in range(count - len(todo))]
+    todo += [Place(state.next_ordinal + i) for i in range(count - len(todo))]
     return _grant(state, request, step, newest, False, todo)
 
 
@@ -212,28 +221,59 @@ def _grant(
     step: int,
     version: int,
     exactly: bool,
-    todo: list[tuple[int, int]],
+    todo: list[Place],
 ) -> Outcome:
     deadline = request.now_secs + state.settings.lease_secs
     leases = tuple(
         LiveLease(
-            state.next_lease + i, ordinal, attempt, request.explorer, version, False, deadline
+            lease_id=state.next_lease + i,
+            ordinal=place.ordinal,
+            attempt=place.attempt,
+            explorer=request.explorer,
+            version=version,
+            buffered=False,
+            deadline_secs=deadline,
+            replacement=place.replacement,
         )
-        for i, (ordinal, attempt) in enumerate(todo)
+        for i, place in enumerate(todo)
     )
     grant = GrantLeases(step, version, exactly, leases)
     if not leases:
         return state, (grant,)
-    granted = {ordinal for ordinal, _ in todo}
+    granted = {place.ordinal for place in todo}
     state = dataclasses.replace(
         state,
         next_lease=state.next_lease + len(leases),
         next_ordinal=max(state.next_ordinal, max(granted) + 1),
-        again=tuple(entry for entry in state.again if entry[0] not in granted),
+        again=tuple(place for place in state.again if place.ordinal not in granted),
         live={**state.live, **{lease.lease_id: lease for lease in leases}},
         leased=state.leased + len(leases),
     )
     return state, (grant, Record("leased", leases))
+
+
+def _screen(state: MasterState, judged: Mapping[int, tuple[float, ...]]) -> Outcome:
+    """Drops the groups that teach nothing, and has other prompts tried in their places."""
+    screening, admitted = state.settings.screening, []
+    replaced: dict[str, list[int]] = {}
+    out_of_attempts: dict[str, list[LiveLease]] = {}
+    for lease_id, rewards in judged.items():
+        # What a lease that is over has brought is for the trainer to refuse.
+        lease, fault = state.live.get(lease_id), screening.fault(rewards)
+        if lease and fault and lease.replacement + 1 < screening.max_attempts:
+            replaced.setdefault(fault, []).append(lease_id)
+            continue
+        admitted.append(lease_id)
+        if lease and fault:
+            out_of_attempts.setdefault(fault, []).append(lease)
+    commands: list[Command] = [Admit(tuple(admitted))]
+    for fault, leases in out_of_attempts.items():
+        state = dataclasses.replace(state, out_of_attempts=state.out_of_attempts + len(leases))
+        commands.append(Record("out of attempts", tuple(leases), fault))
+    for fault, lease_ids in replaced.items():
+        state, records = _drop(state, tuple(lease_ids), fault, replaced=True)
+        commands += records
+    return state, tuple(commands)
 
 
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
@@ -248,29 +288,40 @@ def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
     return dataclasses.replace(state, live=live), (Record("buffered", leases),)
 
 
-def _train(state: MasterState, step: int, lease_ids: tuple[int, ...]) -> Outcome:
-    if step != state.trained_steps + 1:
-        raise ValueError(f"trainer step {step} reported after step {state.trained_steps}.")
-    unknown = [lease_id for lease_id in lease_ids if lease_id not in state.live]
+def _train(state: MasterState, event: BatchTrained) -> Outcome:
+    if event.step != state.trained_steps + 1:
+        raise ValueError(f"trainer step {event.step} reported after step {state.trained_steps}.")
+    consumed = (*event.lease_ids, *event.left_out)
+    unknown = [lease_id for lease_id in consumed if lease_id not in state.live]
     if unknown:
-        raise ValueError(f"trainer step {step} consumed groups whose leases are over: {unknown}.")
-    leases = tuple(state.live[lease_id] for lease_id in lease_ids)
-    gone = set(lease_ids)
+        raise ValueError(
+            f"trainer step {event.step} consumed groups whose leases are over: {unknown}."
+        )
+    trained = tuple(state.live[lease_id] for lease_id in event.lease_ids)
+    left_out = tuple(state.live[lease_id] for lease_id in event.left_out)
     state = dataclasses.replace(
         state,
-        trained_steps=step,
-        live={i: lease for i, lease in state.live.items() if i not in gone},
-        trained=state.trained + len(leases),
+        trained_steps=event.step,
+        live={i: lease for i, lease in state.live.items() if i not in consumed},
+        trained=state.trained + len(trained),
     )
-    return state, (Record("trained", leases, f"step {step}"),)
+    records: tuple[Command, ...] = (Record("trained", trained, f"step {event.step}"),)
+    if left_out:
+        # Their places are not to be filled again: the step that they were for is over.
+        dropped = state.dropped.get(LEFT_OUT, 0) + len(left_out)
+        state = dataclasses.replace(state, dropped={**state.dropped, LEFT_OUT: dropped})
+        records += (Record("dropped", left_out, LEFT_OUT),)
+    return state, records
 
 
-def _drop(state: MasterState, lease_ids: tuple[int, ...], reason: str) -> Outcome:
+def _drop(
+    state: MasterState, lease_ids: tuple[int, ...], reason: str, replaced: bool = False
+) -> Outcome:
     leases = tuple(state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
     if not leases:
         return state, ()
     gone = {lease.lease_id for lease in leases}
-    again = {*state.again, *((lease.ordinal, lease.attempt + 1) for lease in leases)}
+    again = {*state.again, *(lease.next_place(replaced) for lease in leases)}
     state = dataclasses.replace(
         state,
         live={i: lease for i, lease in state.live.items() if i not in gone},

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.algorithms import aggregation, corrections, diagnostics, losses, sequence_losses
+from rl_sync.algorithms import (
+    aggregation,
+    corrections,
+    diagnostics,
+    losses,
+    preference,
+    sequence_losses,
+)
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.kl import KL_ESTIMATORS
 from rl_sync.algorithms.proximal import interpolated_logprobs
@@ -61,6 +68,7 @@ class Totals(NamedTuple):
       token_count: true entries of the mask.
       sequence_count: trajectories.
       max_tokens: the most tokens of a completion.
+      group_size: trajectories of a group.
       second_moment_limit: see `corrections.second_moment_limit`; 0 without that correction.
       kl_coefficient: weight of the divergence from the reference model.
     """
@@ -68,6 +76,7 @@ class Totals(NamedTuple):
     token_count: Int[Array, ""]
     sequence_count: int
     max_tokens: int
+    group_size: int
     second_moment_limit: Float[Array, ""]
     kl_coefficient: Float[Array, ""] | float
 
@@ -77,6 +86,7 @@ def totals(
     experience: Experience,
     sequence_count: int,
     max_tokens: int,
+    group_size: int,
     kl_coefficient: Float[Array, ""] | None = None,
 ) -> Totals:
     """What all rows of an update have in common.
@@ -94,7 +104,7 @@ def totals(
             algorithm.second_moment,
         )
     weight = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
-    return Totals(experience.mask.sum(), sequence_count, max_tokens, limit, weight)
+    return Totals(experience.mask.sum(), sequence_count, max_tokens, group_size, limit, weight)
 
 
 def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
@@ -209,7 +219,11 @@ def policy_loss(
     for name in algorithm.corrections:
         drawn = terms._replace(logprobs=compared, old_logprobs=known.behavior_logprobs)
         weights = weights * CORRECTIONS[name](algorithm, drawn, totals)
-    policy = reduced(LOSSES[algorithm.loss](algorithm, terms) * weights)
+    if algorithm.loss == "dpo":
+        of_tokens = _preference(algorithm, terms, known, totals)
+    else:
+        of_tokens = LOSSES[algorithm.loss](algorithm, terms)
+    policy = reduced(of_tokens * weights)
     loss = policy
     if known.ref_logprobs is not None and algorithm.kl_place == "loss":
         kl = KL_ESTIMATORS[algorithm.kl_estimator](logprobs, known.ref_logprobs)
@@ -218,6 +232,25 @@ def policy_loss(
         loss = loss - algorithm.entropy_coefficient * reduced(entropy)
     metrics = _metrics(algorithm, terms, entropy, weights, known, totals)
     return loss, {"loss": loss, "policy_loss": policy, **metrics}
+
+
+def _preference(
+    algorithm: Algorithm, terms: _Terms, known: Experience, totals: Totals
+) -> Float[Array, "B T"]:
+    """The loss of the pairs in some rows, which are those of whole groups."""
+    assert known.ref_logprobs is not None
+    # Rows of several trajectories are all of an update.
+    count = known.mask.shape[0] if known.sequences is None else totals.sequence_count
+    return preference.dpo_of_groups(
+        terms.logprobs,
+        known.ref_logprobs,
+        terms.advantages,
+        terms.mask,
+        algorithm.preference_temperature,
+        totals.group_size,
+        count,
+        terms.sequences,
+    )
 
 
 def _proximal(

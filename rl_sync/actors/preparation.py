@@ -89,6 +89,7 @@ class Preparation:
             ),
             batch.behavior_logprobs,
             ref_logprobs,
+            batch.baselines,
             values=values,
             kl_coefficient=state.kl_coefficient,
         )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.actors import objective, reference
+from rl_sync.actors import imitation, objective, reference
 from rl_sync.actors.critic import Critic, CriticConfig, CriticState, value_loss
 from rl_sync.actors.forward import Forward
 from rl_sync.actors.microbatches import gradient
@@ -35,7 +35,7 @@ from rl_sync.models.placement import (
 )
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
-from rl_sync.types import Params, TrainBatch
+from rl_sync.types import Demonstrations, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 
@@ -117,7 +117,7 @@ class Trainer:
         """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
         trained, _ = self._forward.split(state.params)
         ref_params = None
-        if self.algorithm.kl_coefficient > 0:
+        if self.algorithm.needs_reference:
             ref_params = jax.tree.map(jnp.copy, trained)
             if self.offload_reference:
                 ref_params = move(ref_params, self._ref_like)
@@ -136,7 +136,7 @@ class Trainer:
             step=cast(Array, self.layout.like(jnp.int32(0), ())),
             params=params,
             opt_state=self._reinforcing.state_like(),
-            ref_params=self._ref_like if self.algorithm.kl_coefficient > 0 else None,
+            ref_params=self._ref_like if self.algorithm.needs_reference else None,
             critic=self._critic.like(trained) if self.critic else None,
             kl_coefficient=cast(Array, self.layout.like(jnp.float32(0), ()))
             if self.algorithm.adapts_kl
@@ -184,16 +184,21 @@ class Trainer:
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._trained_like))
         rows, of_batch = self._preparation.rows(state, trained, frozen, batch)
-        shares = jax.tree.map(self._share, rows)
+        shares = jax.tree.map(self._share, (rows, batch.demonstrations))
         sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
         learns = state.step >= self._critic_steps
+        plain = dataclasses.replace(self._forward, temperature=1.0)
 
-        def update(learned: _Learned, share: Rows) -> tuple[_Learned, Metrics]:
+        def update(
+            learned: _Learned, shares: tuple[Rows, Demonstrations | None]
+        ) -> tuple[_Learned, Metrics]:
+            share, shown = shares
             totals = objective.totals(
                 self.algorithm,
                 share.experience,
                 sequence_count,
                 self.max_completion_tokens,
+                self.group_size,
                 kl_coefficient=state.kl_coefficient,
             )
 
@@ -204,6 +209,16 @@ class Trainer:
 
             params = learned.trained, learned.critic.params if learned.critic else None
             descent, metrics = gradient(loss, params, share, self.microbatch_rows)
+            if shown is not None:
+                mixed, of_shown = imitation.mix_in(
+                    descent[0],
+                    lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
+                    learned.trained,
+                    shown,
+                    self.algorithm.expert_coefficient,
+                    self.microbatch_rows,
+                )
+                descent, metrics = (mixed, descent[1]), metrics | of_shown
             metrics["gradient_norm"] = optax.tree.norm(descent[0])
             if learned.critic is not None:
                 metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
@@ -237,7 +252,9 @@ class Trainer:
             return batch
         layout = self.layout
         by_row = jax.tree.map(lambda x: layout.like(x, ("batch", "length")), batch)
-        return by_row._replace(rewards=layout.like(batch.rewards, ()))
+        of_trajectories = (batch.rewards, batch.baselines)
+        rewards, baselines = jax.tree.map(lambda x: layout.like(x, ()), of_trajectories)
+        return by_row._replace(rewards=rewards, baselines=baselines)
 
     @functools.cached_property
     def _trained_like(self) -> Params:
@@ -281,7 +298,8 @@ class Trainer:
     @functools.cached_property
     def _warming(self) -> Descent:
         """The updates of the warm-up."""
-        return Descent(self.optimizer.warm_up(), self._trained_like, self.layout)
+        transformation = self.optimizer.warm_up()
+        return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     @functools.cached_property
     def _reinforcing(self) -> Descent:

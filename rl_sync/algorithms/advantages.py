@@ -81,6 +81,19 @@ def reinforce_pp_baseline(
     return (centered - mean) / jnp.sqrt(variance + epsilon)
 
 
+def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
+    """1 for the best trajectory of a group, −1 for the worst, the first among equals; 0 for the
+    others and for groups without spread: the pair that DPO compares, made of the policy's own
+    trajectories (online DPO, arXiv:2402.04792, section 3).
+    """
+    grouped = by_group(rewards, group_size)
+    places = jnp.arange(group_size)
+    chosen = places == grouped.argmax(axis=1, keepdims=True)
+    rejected = places == grouped.argmin(axis=1, keepdims=True)
+    # Without spread both are the first.
+    return (chosen.astype(rewards.dtype) - rejected).reshape(-1)
+
+
 def best(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     """1 for the best trajectories of a group, 0 for the others and for groups without spread: what
     RAFT imitates (arXiv:2304.06767, algorithm 1).

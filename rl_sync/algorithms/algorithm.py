@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
+from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
+
 ADVANTAGES = (
     "grpo",
     "dr_grpo",
@@ -12,11 +14,14 @@ ADVANTAGES = (
     "opo",
     "reinforce_pp",
     "reinforce_pp_baseline",
+    "remax",
     "best",
+    "pair",
+    "demonstration",
     "gae",
     "n_step",
 )
-LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr")
+LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr", "dpo")
 PROXIMAL = ("behavior", "start", "interpolated")
 CORRECTIONS = (
     "token_truncation",
@@ -31,7 +36,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_mean", "constant_me
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 KL_PLACES = ("loss", "reward")
 _OF_VALUES = ("gae", "n_step")
-_OF_TOKENS = (*_OF_VALUES, "reinforce_pp")
+_OF_TOKENS = (*_OF_VALUES, "reinforce_pp", "remax")
 _OF_TRAJECTORIES = ("gmpo", "topr")
 _LOOSEST_BOUND = 10.0
 
@@ -61,6 +66,7 @@ class Algorithm:
       dual_clip: c of ppo_clip; 0 for none.
       positive_temperature, negative_temperature: τ of sapo where A > 0, and elsewhere.
       mirror_temperature: τ of opmd.
+      preference_temperature: β of dpo.
       weight_limit: the most that a truncated weight counts; also c of dppo.
       token_low, token_high: ratios that token_mask lets pass.
       sequence_low, sequence_high: products of ratios that sequence_rejection lets pass.
@@ -78,11 +84,21 @@ class Algorithm:
       refresh_reference_steps: trainer steps after which the policy becomes the reference model,
         again and again; 0 for the policy that RL began with.
       entropy_coefficient: weight of the entropy, which is taken from the loss.
+      expert_rows: demonstrations of the task that a trainer step imitates beside its rollouts; 0
+        for none.
+      expert_coefficient: μ, the weight of their loss beside the (1 − μ) of all that rollouts add
+        (`losses.mixed`).
       overlong_tokens: how many of the most tokens of a completion are the margin of the soft
         overlong penalty; 0 for no penalty.
       mask_truncated: whether completions that were cut at the most tokens are left out of the loss.
       need_spread: whether groups of equal rewards are left out of it.
       group_mean_low, group_mean_high: groups whose mean reward is outside are left out of it.
+      max_attempts: how many prompts are tried for a place in a batch until one makes a group that
+        need_spread, group_mean_low and group_mean_high do not leave out, by its rewards as they
+        were judged; the last one is taken as it is. 1 for no other than the place's own.
+      over_sampling: groups that are generated for a trainer step over those that it trains on; 1
+        for no more than these.
+      keep: one of `KEEPS`: which of them it trains on (`screening.choose`).
       extremes: how many trajectories of a group, half of them the best and half the worst, stay in
         it; 0 for all.
       logprob_gap_alarm: the mean distance, in nats, between the trainer's and the explorers'
@@ -109,6 +125,7 @@ class Algorithm:
     positive_temperature: float
     negative_temperature: float
     mirror_temperature: float
+    preference_temperature: float
     weight_limit: float
     token_low: float
     token_high: float
@@ -125,11 +142,16 @@ class Algorithm:
     kl_place: str
     refresh_reference_steps: int
     entropy_coefficient: float
+    expert_rows: int
+    expert_coefficient: float
     overlong_tokens: int
     mask_truncated: bool
     need_spread: bool
     group_mean_low: float
     group_mean_high: float
+    max_attempts: int
+    over_sampling: float
+    keep: str
     extremes: int
     logprob_gap_alarm: float
     allow_unsafe: bool
@@ -150,9 +172,30 @@ class Algorithm:
         return tuple(name for name in self.corrections if name.endswith("_truncation"))
 
     @property
+    def imitates(self) -> bool:
+        """Whether a run trains on the task's demonstrations, and generates nothing."""
+        return self.advantage == "demonstration"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether there is a reference model."""
+        return self.kl_coefficient > 0 or self.loss == "dpo"
+
+    @property
+    def needs_baselines(self) -> bool:
+        """Whether a greedy completion is generated beside each group."""
+        return self.advantage == "remax"
+
+    @property
+    def screening(self) -> Screening:
+        """Which groups are replaced before they reach the replay buffer."""
+        means = self.group_mean_low, self.group_mean_high
+        return Screening(self.need_spread, *means, self.max_attempts)
+
+    @property
     def compares_groups(self) -> bool:
         """Whether advantages are what trajectories of one group have over each other."""
-        return self.advantage not in _OF_TOKENS
+        return not self.imitates and self.advantage not in _OF_TOKENS
 
     @property
     def needs_values(self) -> bool:
@@ -176,7 +219,7 @@ class Algorithm:
                 " token that became much likelier since it was drawn counts as often. Use at most"
                 f" {_LOOSEST_BOUND:g}"
             )
-        if self.corrections or self.advantage == "best":
+        if self.corrections or self.advantage in ("best", "demonstration"):
             return None
         if self.proximal != "behavior":
             return (
@@ -199,6 +242,7 @@ class Algorithm:
             ("aggregation", AGGREGATIONS),
             ("kl_estimator", KL_ESTIMATORS),
             ("kl_place", KL_PLACES),
+            ("keep", KEEPS),
         ):
             check_name(field, getattr(self, field), names)
         for correction in self.corrections:
@@ -211,6 +255,7 @@ class Algorithm:
             "kl_target",
             "refresh_reference_steps",
             "entropy_coefficient",
+            "expert_rows",
             "overlong_tokens",
             "extremes",
             "logprob_gap_alarm",
@@ -223,6 +268,7 @@ class Algorithm:
             "positive_temperature",
             "negative_temperature",
             "mirror_temperature",
+            "preference_temperature",
             "weight_limit",
             "second_moment",
             "negative_drift",
@@ -231,6 +277,13 @@ class Algorithm:
         ):
             if getattr(self, field) <= 0:
                 raise ValueError(f"algorithm.{field}={getattr(self, field)} must be above 0.")
+        mixes = self.expert_rows > 0
+        if mixes != (self.expert_coefficient > 0) or not 0 <= self.expert_coefficient <= 1:
+            raise ValueError(
+                f"algorithm.expert_coefficient={self.expert_coefficient:g} is the weight, from 0 to"
+                f" 1, of algorithm.expert_rows={self.expert_rows} demonstrations a step: set both,"
+                " or both to 0."
+            )
         if self.clip_low > 1:
             raise ValueError(f"algorithm.clip_low={self.clip_low} must be at most 1.")
         if 0 < self.dual_clip <= 1:
@@ -248,6 +301,16 @@ class Algorithm:
                     f"algorithm.{field}_low={low} and algorithm.{field}_high={high} must be above"
                     " 0 and have 1, the ratio of equal policies, between them."
                 )
+        if self.max_attempts < 1:
+            raise ValueError(
+                f"algorithm.max_attempts={self.max_attempts} is how many prompts are tried for a"
+                " place in a batch: it must be at least 1."
+            )
+        if self.over_sampling < 1:
+            raise ValueError(
+                f"algorithm.over_sampling={self.over_sampling:g} is how many groups are generated"
+                " for each that is trained on: it must be at least 1."
+            )
         if self.extremes % 2:
             raise ValueError(f"algorithm.extremes={self.extremes} must be even, or 0 for all.")
         if self.group_mean_low > self.group_mean_high:
@@ -257,6 +320,13 @@ class Algorithm:
             )
 
     def _check_pieces(self) -> None:
+        if self.screening.replaces and not self.screening.refuses:
+            raise ValueError(
+                f"algorithm.max_attempts={self.max_attempts} has groups replaced that teach"
+                " nothing, but no setting says which: use algorithm.need_spread=True, or"
+                " algorithm.group_mean_low and algorithm.group_mean_high; or"
+                " algorithm.max_attempts=1 to replace none."
+            )
         if self.truncations and self.proximal == "behavior" and self.loss != "reinforce":
             raise ValueError(
                 f"algorithm.correction={self.truncations[0]} weighs by the ratio that"
@@ -273,6 +343,14 @@ class Algorithm:
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
+        if self.imitates:
+            self._check_imitation()
+        if (self.loss == "dpo") != (self.advantage == "pair"):
+            raise ValueError(
+                f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
+                " compares the trajectories of a pair, which nothing else does. Use both"
+                " algorithm.loss=dpo and algorithm.advantage=pair, or neither."
+            )
         if self.kl_target and not self.kl_coefficient:
             raise ValueError(
                 f"algorithm.kl_target={self.kl_target} has no weight to adapt: set"
@@ -282,8 +360,27 @@ class Algorithm:
             raise ValueError(
                 f"algorithm.loss={self.loss} takes one advantage a trajectory, but"
                 f" algorithm.advantage={self.advantage} makes one a token: use"
-                " algorithm.advantage=reinforce_pp_baseline."
+                " algorithm.advantage=reinforce_pp_baseline, or dr_grpo."
             )
+
+    def _check_imitation(self) -> None:
+        """Nobody has drawn what is imitated, and nobody has judged it."""
+        expected = {
+            "loss": "reinforce",
+            "correction": "",
+            "expert_rows": 0,
+            "need_spread": False,
+            "group_mean_low": -UNBOUNDED,
+            "group_mean_high": UNBOUNDED,
+            "extremes": 0,
+        }
+        for field, value in expected.items():
+            if getattr(self, field) != value:
+                raise ValueError(
+                    f"algorithm.{field}={getattr(self, field)!r} does not fit algorithm.advantage="
+                    f"demonstration, which imitates what nobody has drawn or judged: it takes"
+                    f" algorithm.{field}={value!r}."
+                )
 
 
 def check_name(field: str, value: str, names: tuple[str, ...]) -> None:

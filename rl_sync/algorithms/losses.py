@@ -27,9 +27,10 @@ def demonstration_weights(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def mixed(
-    policy_loss: Float[Array, ""], demonstration_loss: Float[Array, ""], share: float
-) -> Float[Array, ""]:
-    """(1 − μ) · L_RL + μ · L_SFT (CHORD, arXiv:2508.11408, section 3).
+    policy_loss: Float[Array, ...], demonstration_loss: Float[Array, ...], share: float
+) -> Float[Array, ...]:
+    """(1 − μ) · L_RL + μ · L_SFT, or likewise of their gradients (CHORD, arXiv:2508.11408,
+    section 3).
 
     Args:
       policy_loss, demonstration_loss: reduced, each over its own tokens.

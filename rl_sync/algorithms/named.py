@@ -9,8 +9,8 @@ import dataclasses
 from typing import Any
 
 from rl_sync.algorithms.algorithm import Algorithm, check_name
+from rl_sync.algorithms.screening import UNBOUNDED
 
-_NO_BOUND = 1e9  # Of rewards; infinity is no JSON, which the resolved config is kept as.
 _GRPO = Algorithm(
     name="grpo",
     advantage="grpo",
@@ -28,6 +28,7 @@ _GRPO = Algorithm(
     positive_temperature=1.0,
     negative_temperature=1.05,
     mirror_temperature=0.1,
+    preference_temperature=0.1,
     weight_limit=2.0,
     token_low=0.5,
     token_high=5.0,
@@ -44,11 +45,16 @@ _GRPO = Algorithm(
     kl_place="loss",
     refresh_reference_steps=0,
     entropy_coefficient=0.0,
+    expert_rows=0,
+    expert_coefficient=0.0,
     overlong_tokens=0,
     mask_truncated=False,
     need_spread=False,
-    group_mean_low=-_NO_BOUND,
-    group_mean_high=_NO_BOUND,
+    group_mean_low=-UNBOUNDED,
+    group_mean_high=UNBOUNDED,
+    max_attempts=1,
+    over_sampling=1.0,
+    keep="first",
     extremes=0,
     logprob_gap_alarm=0.2,
     allow_unsafe=False,
@@ -63,7 +69,8 @@ def _made(name: str, **pieces: Any) -> Algorithm:
 _ALGORITHMS = (
     _GRPO,
     _made("dr_grpo", advantage="dr_grpo", aggregation="constant_mean"),
-    _made("dapo", aggregation="token_mean", clip_high=0.28, need_spread=True),
+    _made("dapo", aggregation="token_mean", clip_high=0.28, need_spread=True,
+          max_attempts=10),
     _made("ppo", advantage="gae", aggregation="token_mean",
           kl_coefficient=0.001, kl_estimator="k1", kl_place="reward"),
     _made("rloo", advantage="rloo", loss="reinforce", aggregation="sequence_sum_mean",
@@ -72,6 +79,8 @@ _ALGORITHMS = (
           kl_coefficient=0.001, kl_estimator="k1", kl_place="reward"),
     _made("reinforce_pp_baseline", advantage="reinforce_pp_baseline", aggregation="token_mean",
           kl_coefficient=0.001, kl_estimator="k2"),
+    _made("remax", advantage="remax", loss="reinforce", aggregation="sequence_sum_mean",
+          kl_coefficient=0.001, kl_estimator="k1", kl_place="reward"),
     _made("opo", advantage="opo", loss="reinforce", aggregation="sequence_sum_mean"),
     _made("gspo", loss="gspo", clip_low=3e-4, clip_high=4e-4),
     _made("cispo", loss="cispo", clip_low=1.0, clip_high=3.0, aggregation="token_mean"),
@@ -85,6 +94,9 @@ _ALGORITHMS = (
           aggregation="token_mean", clip_high=0.28, weight_limit=5.0),
     _made("dppo", advantage="dr_grpo", loss="dppo", aggregation="token_mean",
           clip_low=0.15, clip_high=0.15, weight_limit=20.0),
+    _made("dpo", advantage="pair", loss="dpo", aggregation="sequence_sum_mean"),
+    _made("sft", advantage="demonstration", loss="reinforce", aggregation="token_mean",
+          logprob_gap_alarm=0.0),
     _made("raft", advantage="best", loss="reinforce", aggregation="token_mean"),
 )  # fmt: skip
 

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from rl_sync.algorithms.masking import Mask
+from rl_sync.algorithms.sequences import (
+    OfSequence,
+    Sequences,
+    is_last,
+    to_tokens,
+    trajectory_totals,
+)
 
 
 def dpo(
@@ -23,3 +33,44 @@ def dpo(
     chosen = chosen_logprobs - chosen_ref_logprobs
     rejected = rejected_logprobs - rejected_ref_logprobs
     return -jax.nn.log_sigmoid(temperature * (chosen - rejected))
+
+
+def dpo_of_groups(
+    logprobs: Float[Array, "B T"],
+    ref_logprobs: Float[Array, "B T"],
+    advantages: OfSequence,
+    mask: Mask,
+    temperature: float,
+    group_size: int,
+    count: int,
+    sequences: Sequences = None,
+) -> Float[Array, "B T"]:
+    """`dpo` of the pair in each group. The loss of a pair, times the group's size, stands at the
+    last token of the chosen trajectory, so that `sequence_sum_mean` makes the mean over groups.
+
+    Args:
+      advantages: above 0 for a group's chosen trajectory, below for the rejected one; a group has
+        either one of each or none.
+      group_size: trajectories of a group, all of which are here.
+      count: trajectories.
+    """
+    if sequences is not None:
+        # Numbered from the first that is here.
+        first = jnp.where(sequences < 0, jnp.iinfo(sequences.dtype).max, sequences).min()
+        sequences = jnp.where(sequences < 0, -1, sequences - first)
+    last = is_last(mask, sequences)
+
+    def of_groups(values: Float[Array, "B T"], picked: Array) -> Float[Array, " groups"]:
+        masked = jnp.where(picked, values, 0.0)
+        return trajectory_totals(masked, mask, sequences, count).reshape(-1, group_size).sum(axis=1)
+
+    chosen, rejected = advantages > 0, advantages < 0
+    pairs = dpo(
+        of_groups(logprobs, chosen),
+        of_groups(logprobs, rejected),
+        of_groups(ref_logprobs, chosen),
+        of_groups(ref_logprobs, rejected),
+        temperature,
+    )
+    of_trajectories = jnp.repeat(group_size * pairs, group_size)
+    return jnp.where(last & chosen, to_tokens(of_trajectories, sequences), 0.0)

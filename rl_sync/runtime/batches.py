@@ -6,8 +6,10 @@ The trainer's first process reads, and hands every batch on to the others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from rl_sync.actors.events import TOO_STALE
+from rl_sync.algorithms.screening import choose
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.runtime.session import Session
@@ -18,11 +20,39 @@ FROM_THE_FUTURE = "from the future"
 _POLL_SECS = 0.05
 
 
+class Consumed(NamedTuple):
+    """What a trainer step takes out of the buffer.
+
+    Attributes:
+      groups: what it trains on, in the batch's order.
+      left_out: the lease ids of the others, where more are generated than it needs.
+    """
+
+    groups: list[Group]
+    left_out: list[int]
+
+
+class Reader(Protocol):
+    """Where a trainer step's groups come from."""
+
+    def next(self, step: int) -> Consumed:
+        """Waits for the groups of a trainer step.
+
+        Raises:
+          TimeoutError: they did not come in time.
+          RunStoppedError: the run is being stopped.
+        """
+
+    def close(self, reason: str) -> None:
+        """Gives up what was sampled and not trained on."""
+
+
 class BatchReader:
     """Reads batches, step by step.
 
     Under exact pulls a batch is the groups of its step, ordered by ordinal, however they arrive.
-    Under latest pulls it is the first groups that are fresh enough; others are refused.
+    Under latest pulls it is the first groups that are fresh enough; others are refused. Of more
+    groups than a step trains on, it chooses some when all are there.
 
     Args:
       session: the trainer's.
@@ -42,16 +72,11 @@ class BatchReader:
     ):
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
-        self._groups_per_step = session.settings.trainer.groups_per_step
+        self._groups_needed = session.settings.groups_generated
         self._aside: list[Group] = []
 
-    def next(self, step: int) -> list[Group]:
-        """Waits for the groups of a trainer step.
-
-        Raises:
-          TimeoutError: they did not come in time.
-          RunStoppedError: the run is being stopped.
-        """
+    def next(self, step: int) -> Consumed:
+        """See `Reader`."""
         patience = self._session.patience(f"the batch of trainer step {step}", "the explorers")
         wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
         with wait as attributes:
@@ -66,11 +91,11 @@ class BatchReader:
                 batch, refused = self._session.agree("batch", turn)
                 dropped += refused
                 if batch is not None:
-                    return batch
+                    return self._chosen(batch)
                 self._idle()
 
     def close(self, reason: str) -> None:
-        """Gives up what was sampled and not trained on."""
+        """See `Reader`."""
         self._session.agree("given up", lambda: self._refuse(self._aside, reason))
 
     def _turn(
@@ -82,16 +107,23 @@ class BatchReader:
           The batch if it is whole, and what was refused.
         """
         refused: list[int] = []
-        if missing := self._groups_per_step - len(self._fitting(step)):
+        if missing := self._groups_needed - len(self._fitting(step)):
             patience()
             self._take(missing)
             refused = self._refuse_unfit(step)
         batch = self._fitting(step)
-        if len(batch) < self._groups_per_step:
+        if len(batch) < self._groups_needed:
             return None, refused
         taken = {group.lease_id for group in batch}
         self._aside = [group for group in self._aside if group.lease_id not in taken]
         return batch, refused
+
+    def _chosen(self, batch: list[Group]) -> Consumed:
+        algorithm, trainer = self._session.settings.algorithm, self._session.settings.trainer
+        rewards = [group.rewards.tolist() for group in batch]
+        chosen = choose(algorithm.screening, rewards, trainer.groups_per_step, algorithm.keep)
+        left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]
+        return Consumed([batch[i] for i in chosen], left_out)
 
     @property
     def _exact(self) -> bool:
@@ -100,8 +132,8 @@ class BatchReader:
     def _fitting(self, step: int) -> list[Group]:
         """The groups at hand that the step consumes, in the batch's order."""
         if not self._exact:
-            return self._aside[: self._groups_per_step]
-        ordinals = range((step - 1) * self._groups_per_step, step * self._groups_per_step)
+            return self._aside[: self._groups_needed]
+        ordinals = range((step - 1) * self._groups_needed, step * self._groups_needed)
         fitting = [group for group in self._aside if group.ordinal in ordinals]
         return sorted(fitting, key=lambda group: group.ordinal)
 

@@ -180,15 +180,24 @@ class ExplorerProgram:
         self.session.agree("insert", lambda: self._insert(self._score(groups)))
 
     def _score(self, groups: list[Group]) -> list[Group]:
+        """Has groups judged; returns them with their rewards, but for those that are replaced."""
         with self.session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._judgeable(group)]
             rewards = np.asarray(self.session.call("judge", items=items), np.float32)
-            self.session.facts["reward"] = float(rewards.mean())
             by_group = rewards.reshape(len(groups), -1)
-            return [
-                dataclasses.replace(group, rewards=row)
+            groups = [
+                self.explorer.rewarded(group, row)
                 for group, row in zip(groups, by_group, strict=True)
             ]
+            self.session.facts["reward"] = float(np.mean([group.rewards for group in groups]))
+            screens = self.session.settings.algorithm.screening.replaces
+            return self._screened(groups) if screens else groups
+
+    def _screened(self, groups: list[Group]) -> list[Group]:
+        """The groups that the master wants; it has other prompts tried in place of the others."""
+        judged = [(group.lease_id, group.rewards.tolist()) for group in groups]
+        wanted = set(self.session.call("judged", judged=judged))
+        return [group for group in groups if group.lease_id in wanted]
 
     def _judgeable(self, group: Group) -> list[list[str]]:
         """[prompt, completion, answer] of each trajectory."""
@@ -200,6 +209,8 @@ class ExplorerProgram:
         return [[prompt.text, completion, prompt.answer] for completion in completions]
 
     def _insert(self, groups: list[Group]) -> None:
+        if not groups:
+            return
         leases = [group.lease_id for group in groups]
         with self.session.spans.span(SpanKind.INSERT, leases=leases):
             patience = self.session.patience("room in the replay buffer", "the trainer")

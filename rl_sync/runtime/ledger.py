@@ -32,6 +32,7 @@ class Ledger:
                 "lease_id": lease.lease_id,
                 "ordinal": lease.ordinal,
                 "attempt": lease.attempt,
+                "replacement": lease.replacement,
                 "explorer": lease.explorer,
             }
             for lease in record.leases
@@ -49,13 +50,17 @@ class Ledger:
 
 
 def balance(state: MasterState) -> dict[str, Any]:
-    """How the leases of a run add up: leased = trained + buffered + generating + dropped."""
+    """How the leases of a run add up: leased = trained + buffered + generating + dropped.
+
+    Of the groups that were not dropped, `out_of_attempts` teach nothing.
+    """
     return {
         "leased": state.leased,
         "trained": state.trained,
         "buffered": state.buffered,
         "generating": len(state.live) - state.buffered,
         "dropped": dict(state.dropped),
+        "out_of_attempts": state.out_of_attempts,
     }
 
 

@@ -15,6 +15,7 @@ from rl_sync.actors.events import (
     Finish,
     GrantLeases,
     GroupsBuffered,
+    GroupsJudged,
     GroupsRefused,
     HoldBack,
     LeaseRequested,
@@ -69,6 +70,7 @@ class MasterProgram:
             "begin": self._begin,
             "lease": self._lease,
             "judge": self._judge,
+            "judged": self._judged,
             "buffered": self._buffered,
             "claim": self._claim,
             "refused": self._refused,
@@ -111,8 +113,9 @@ class MasterProgram:
                 self._changed.notify_all()
             return tuple(command for command in commands if not isinstance(command, Record))
 
-    def _begin(self, step: int, next_ordinal: int, again: list[int], next_lease: int) -> None:
-        self._apply(Started(Position(step, next_ordinal, tuple(again), next_lease)))
+    def _begin(self, step: int, next_ordinal: int, again: list[list[int]], next_lease: int) -> None:
+        places = tuple((ordinal, replacement) for ordinal, replacement in again)
+        self._apply(Started(Position(step, next_ordinal, places, next_lease)))
 
     def _lease(self, explorer: int, poll_secs: float, unfinished: int = 0) -> dict[str, Any]:
         deadline = time.monotonic() + poll_secs
@@ -130,10 +133,9 @@ class MasterProgram:
             return {"kind": "hold", "reason": answer.reason}
         if isinstance(answer, Finish):
             return {"kind": "finish", "reason": answer.reason}
-        leases = []
+        leases, count, seed = [], len(self._task.train), self._settings.seed
         for lease in answer.leases:
-            index = prompt_at(lease.ordinal, len(self._task.train), self._settings.seed)
-            prompt = self._task.train[index]
+            prompt = self._task.train[prompt_at(lease.ordinal, count, seed, lease.replacement)]
             leases.append([lease.lease_id, lease.ordinal, lease.attempt, list(prompt)])
         return {
             "kind": "grant",
@@ -147,6 +149,12 @@ class MasterProgram:
         """Rewards of [prompt, completion, answer] triples, in their order."""
         return self._judges.judge([RewardRequest(self._task.reward, *item) for item in items])
 
+    def _judged(self, judged: list[tuple[int, list[float]]]) -> list[int]:
+        """An explorer has the rewards of groups; returns the lease ids of those it is to insert."""
+        groups = tuple((lease_id, tuple(rewards)) for lease_id, rewards in judged)
+        (admit,) = self._apply(GroupsJudged(groups))
+        return list(admit.lease_ids)
+
     def _buffered(self, lease_ids: list[int]) -> None:
         self._apply(GroupsBuffered(tuple(lease_ids)))
 
@@ -159,8 +167,10 @@ class MasterProgram:
     def _refused(self, lease_ids: list[int], reason: str) -> None:
         self._apply(GroupsRefused(tuple(lease_ids), reason))
 
-    def _trained(self, step: int, lease_ids: list[int], values: dict[str, Any]) -> None:
-        self._apply(BatchTrained(step, tuple(lease_ids)))
+    def _trained(
+        self, step: int, lease_ids: list[int], left_out: list[int], values: dict[str, Any]
+    ) -> None:
+        self._apply(BatchTrained(step, tuple(lease_ids), tuple(left_out)))
         self._metrics.write("rl", step, values)
 
     def _published(self, version: int) -> None:
@@ -204,7 +214,7 @@ class MasterProgram:
 
     def _status(self) -> dict[str, Any]:
         settings = self._settings
-        capacity = settings.schedule.batches_ahead * settings.trainer.groups_per_step
+        capacity = settings.schedule.batches_ahead * settings.groups_generated
         with self._changed:
             return RunStatus(
                 phase=self._phase,

@@ -17,7 +17,8 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.tables import Selector, TableSpec, queue, to_json
-from rl_sync.runtime.batches import BatchReader
+from rl_sync.runtime.batches import BatchReader, Reader
+from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.master import MasterProgram
@@ -28,6 +29,7 @@ from rl_sync.runtime.publishing import (
     CheckpointPublishing,
     CollectivePublishing,
     LocalPublishing,
+    NoPublishing,
     Publishing,
     ServerPublishing,
 )
@@ -36,10 +38,12 @@ from rl_sync.runtime.rpc import PeerLostError, RpcServer
 from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import ConfigError, RunSettings
+from rl_sync.runtime.stepping import Shown
 from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
+from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import leave_cluster
@@ -67,7 +71,7 @@ def replay_tables(settings: RunSettings) -> list[TableSpec]:
     It has room for every batch that may be ahead of the trainer, and for groups whose lease is
     over, so that no explorer waits for room while the schedule lets it go on.
     """
-    ahead = settings.schedule.batches_ahead * settings.trainer.groups_per_step
+    ahead = settings.schedule.batches_ahead * settings.groups_generated
     spare = settings.explorers * settings.groups_per_lease
     table = queue(TABLE, ahead + spare)
     return [dataclasses.replace(table, sampler=cast(Selector, settings.replay.sampler))]
@@ -99,6 +103,8 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         replay = ReplayClient(addresses.replay)
 
         def publishing(schedule: SyncSchedule) -> Publishing:
+            if not settings.explorers:
+                return NoPublishing()
             if transfer == "checkpoint":
                 directory = workdir / WEIGHTS_DIR
                 return CheckpointPublishing(session, schedule, directory, place.processes)
@@ -113,7 +119,9 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             links = {number: _link(settings, task, number) for number in explorers}
             return CollectivePublishing(session, schedule, links)
 
-        def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> BatchReader:
+        def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> Reader:
+            if not settings.explorers:
+                return DemonstrationReader(session, task)
             _await_replay(session, replay)
             # A server that is not ours may hold another run's groups.
             session.agree("reset", lambda: replay.reset(TABLE))
@@ -130,6 +138,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             reader,
             workdir / CHECKPOINTS_DIR,
             place.processes,
+            shown_of(settings, task),
         ).run()
         replay.close()
         team.close()
@@ -145,7 +154,8 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
         end_ids=settings.sampling(task).stop_ids,
-        temperature=settings.rollout.temperature,
+        # Demonstrations are imitated as they are.
+        temperature=1.0 if settings.algorithm.imitates else settings.rollout.temperature,
         steps=settings.trainer.steps,
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
@@ -154,6 +164,13 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         offload_reference=settings.trainer.offload_reference,
         offload_optimizer=settings.trainer.offload_optimizer,
     )
+
+
+def shown_of(settings: RunSettings, task: Task) -> Shown | None:
+    """From a trainer step to what it imitates beside its rollouts; None for a run that does not."""
+    rows, seed = settings.algorithm.expert_rows, settings.seed
+    # A word more than the warm-up's, so that step t draws others than its t-th batch.
+    return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
@@ -172,6 +189,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             settings.groups_per_lease,
             settings.seed,
             settings.rollout.budget_tokens,
+            settings.algorithm.needs_baselines,
         )
         transfer = decided_transfer(session)
         rendezvous = ExplorerRendezvous(session)

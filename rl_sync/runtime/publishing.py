@@ -42,6 +42,23 @@ class Publishing(Protocol):
         """Finishes what was begun."""
 
 
+class NoPublishing:
+    """For a run in which nobody generates, and so nobody needs weights; see `Publishing`."""
+
+    def awaits(self, version: int) -> bool:
+        """Never."""
+        return False
+
+    def publish(self, version: int, params: Params) -> None:
+        """Leaves the weights where they are."""
+
+    def serve(self) -> None:
+        """Nobody stands ready."""
+
+    def close(self) -> None:
+        """Nothing was begun."""
+
+
 class CheckpointPublishing:
     """Versions are saved in the background; explorers are told when one can be read.
 
@@ -155,7 +172,7 @@ class ServerPublishing:
             on_ready=lambda version: session.tell("published", version=version),
         )
         self._server = HolderServer(self._publisher, host)
-        session.call("hold", process=jax.process_index(), address=self._server.address)
+        session.call_alone("hold", process=jax.process_index(), address=self._server.address)
 
     def awaits(self, version: int) -> bool:
         """See `CheckpointPublishing`."""

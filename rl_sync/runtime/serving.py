@@ -32,6 +32,12 @@ def decide_transfer(session: Session, master_address: str) -> str:
 
     That is what the settings ask for, but checkpoints where no transfer server can be had.
     """
+    transfer = session.agree("transfer", lambda: _possible(session, master_address))
+    session.call("decide_transfer", transfer=transfer)
+    return transfer
+
+
+def _possible(session: Session, master_address: str) -> str:
     transfer = session.settings.transfer
     if transfer == "server":
         try:
@@ -40,8 +46,7 @@ def decide_transfer(session: Session, master_address: str) -> str:
             transfer = "checkpoint"
             reason = f"Weights travel by checkpoint instead of sync.transfer=server: {error}"
             _log.warning("%s", reason)
-            session.call("result", values={"transfer": reason})
-    session.call("decide_transfer", transfer=transfer)
+            session.tell("result", values={"transfer": reason})
     return transfer
 
 
@@ -155,6 +160,7 @@ class ServedPuller:
             lambda: session.call("newest"),
             host=interface_towards(master_address),
             check_digest=session.settings.sync.verify,
+            agree=session.agree,
         )
 
     def pull(
@@ -185,6 +191,18 @@ class ServedPuller:
             _log.info("The trainer had left before this explorer did.")
 
     def _find_holders(self) -> list[RemoteHolder]:
-        addresses = self._session.call("holders")
-        call_secs = self._session.settings.launch.call_secs
-        return [RemoteHolder(address, call_secs) for address in addresses]
+        """All processes of the trainer.
+
+        Raises:
+          ConnectionError: some of them serve nothing, and have had time to.
+        """
+        settings = self._session.settings
+        deadline = time.monotonic() + settings.launch.call_secs
+        while len(addresses := self._session.call_alone("holders")) < settings.trainer.processes:
+            if time.monotonic() > deadline:
+                raise ConnectionError(
+                    f"{len(addresses)} of the trainer's {settings.trainer.processes} processes"
+                    f" serve weights after {settings.launch.call_secs:g} s"
+                )
+            time.sleep(_POLL_SECS)
+        return [RemoteHolder(address, settings.launch.call_secs) for address in addresses]

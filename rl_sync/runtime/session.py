@@ -72,6 +72,10 @@ class Session:
         if self.leads:
             self._call(method, **arguments)
 
+    def call_alone(self, method: str, **arguments: Any) -> Any:
+        """Calls the master for this process alone, whatever the others do."""
+        return self._call(method, **arguments)
+
     def check(self) -> None:
         """Raises `RunStoppedError` when the run is being stopped."""
         self.agree("check", self._check)

@@ -22,7 +22,13 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.algorithm_settings import complete, require_bearing
+from rl_sync.runtime.algorithm_settings import (
+    complete,
+    require_bearing,
+    require_demonstrations,
+    require_no_explorers,
+    require_shares,
+)
 from rl_sync.runtime.model_settings import ModelSettings
 from rl_sync.runtime.records import ConfigError, build, one_of, require
 from rl_sync.runtime.rollout_settings import RolloutSettings
@@ -125,6 +131,9 @@ class RunSettings:
         schedule = self.schedule
         assert mode is not None, "the schedule has checked the mode"
         count, least, most = self.explorers, mode.least_explorers, mode.most_explorers
+        if self.algorithm.imitates:
+            require_no_explorers(self.algorithm, self.explorer)
+            least = 0
         require(
             count >= least and (most is None or count <= most),
             f"explorer.count={count} does not fit sync.mode={self.sync.mode}, which takes "
@@ -164,6 +173,7 @@ class RunSettings:
             f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
         )
         require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
+        require_shares(self.algorithm, self.trainer, updates)
         require(
             not self.launch.colocate or self.trainer.processes == self.explorer.processes == 1,
             "launch.colocate=true runs all roles in one process: use it with"
@@ -200,17 +210,13 @@ class RunSettings:
     def _validate_meshes(self) -> None:
         trainer, explorer = self.trainer_layout, self.explorer_layout
         sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
-        processes = max(self.trainer.processes, self.explorer.processes)
-        require(
-            self.transfer != "server" or processes == 1,
-            f"sync.transfer=server serves programs of one process each, not of {processes}: use"
-            " trainer.processes=1 and explorer.processes=1, or sync.transfer=checkpoint.",
-        )
         rows = self.trainer.groups_per_step * self.trainer.group_size
         rows //= self.optimizer.updates_per_batch
         of_rows = {
             "trainer.groups_per_step · trainer.group_size / optimizer.updates_per_batch": rows,
             "trainer.microbatch_rows": self.trainer.microbatch_rows,
+            "algorithm.expert_rows / optimizer.updates_per_batch": self.algorithm.expert_rows
+            // self.optimizer.updates_per_batch,
             "warm_up.batch_size": self.warm_up.batch_size if self.warm_up.steps else 0,
         }
         for name, value in of_rows.items():
@@ -252,7 +258,9 @@ class RunSettings:
 
     @property
     def explorers(self) -> int:
-        """How many explorers take part."""
+        """How many explorers take part; none where there is nothing to generate."""
+        if self.algorithm.imitates:
+            return 0
         return self.explorer.count or (
             MODES[self.sync.mode].least_explorers if self.explorer.count is None else 0
         )
@@ -260,18 +268,26 @@ class RunSettings:
     @property
     def transfer(self) -> str:
         """How weights travel."""
+        if self.algorithm.imitates:
+            return "checkpoint"  # Nothing travels.
         return self.sync.transfer or MODES[self.sync.mode].transfer
+
+    @property
+    def groups_generated(self) -> int:
+        """Groups that are generated for a trainer step, of which it trains on some or all."""
+        return math.ceil(self.trainer.groups_per_step * self.algorithm.over_sampling)
 
     @property
     def groups_per_lease(self) -> int:
         """The most groups that an explorer generates at once."""
-        share = math.ceil(self.trainer.groups_per_step / self.explorers)
+        share = math.ceil(self.groups_generated / max(1, self.explorers))
         return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
 
     @property
     def slots(self) -> int:
         """The most sequences that an explorer decodes at once."""
-        return self.rollout.slots or self.groups_per_lease * self.trainer.group_size
+        completions = self.trainer.group_size + self.algorithm.needs_baselines
+        return self.rollout.slots or self.groups_per_lease * completions
 
     @property
     def compute_dtype(self) -> str:
@@ -303,11 +319,12 @@ class RunSettings:
         return MasterSettings(
             schedule=self.schedule,
             steps=self.trainer.steps,
-            groups_per_step=self.trainer.groups_per_step,
+            groups_per_step=self.groups_generated,
             explorers=self.explorers,
             groups_per_lease=self.groups_per_lease,
             lease_secs=self.master.lease_secs,
             carries_over=self.rollout.budget_tokens > 0,
+            screening=self.algorithm.screening,
         )
 
     def model_config(self, task: Task) -> ModelConfig:
@@ -336,6 +353,7 @@ class RunSettings:
             updates=self.optimizer.updates_per_batch,
             # Rows of packed batches are as many as they have to be.
             microbatch_rows=self.trainer.microbatch_rows or (shards if shards > 1 else 0),
+            with_baselines=self.algorithm.needs_baselines,
         )
 
     def sampling(self, task: Task) -> Sampling:
@@ -372,14 +390,5 @@ class RunSettings:
             raise ConfigError(str(error)) from error
         self.model_config(task)
         self.sampling(task)
-        require(
-            not self.warm_up.steps or len(task.demonstrations) > 0,
-            " ".join(
-                [
-                    f"warm_up.steps={self.warm_up.steps}, but the task has no demonstrations to"
-                    " imitate: use warm_up.steps=0 to start without.",
-                    *task.notes,
-                ]
-            ),
-        )
+        require_demonstrations(task, self.warm_up, self.algorithm)
         return task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +16,9 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.session import Session
-from rl_sync.types import Group
+from rl_sync.types import NO_LEASE, Demonstrations, Group
 
+Shown = Callable[[int], Demonstrations]
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,7 @@ class Stepping:
       batching: the layout of batches.
       steps: the compiled steps.
       consumed: where to record what each step has consumed.
+      shown: from a step to the demonstrations that it imitates beside its groups; None for none.
     """
 
     def __init__(
@@ -39,30 +42,39 @@ class Stepping:
         batching: Batching,
         steps: CompiledSteps,
         consumed: ConsumptionRecord,
+        shown: Shown | None = None,
     ):
         self._session, self._batching = session, batching
-        self._steps, self._consumed = steps, consumed
+        self._steps, self._consumed, self._shown = steps, consumed, shown
         # One thread each, so that a step's span begins when the one before it has ended.
         self._watcher = ThreadPoolExecutor(1, "watcher")
         self._reporter = ThreadPoolExecutor(1, "reporter")
         self._reported: Future[None] | None = None
         self._apart: dict[str, float] = {}
 
-    def take(self, state: TrainState, step: int, groups: list[Group]) -> TrainState:
+    def take(
+        self, state: TrainState, step: int, groups: list[Group], left_out: list[int]
+    ) -> TrainState:
         """Dispatches a step; then waits for the report of the one before.
+
+        Args:
+          left_out: lease ids of groups that were generated for the step, and are not needed.
 
         Raises:
           Exception: whatever the step before failed with.
         """
         batch = self._batching.batch(groups)
+        if self._shown is not None:
+            batch = batch._replace(demonstrations=self._shown(step))
         versions = np.concatenate(
             [group.policy_versions[group.completion_mask] for group in groups]
         )
         attributes = {
             "step": step,
-            "leases": [group.lease_id for group in groups],
+            "leases": _leases(groups),
             "tokens": len(versions),
             "versions": np.unique(versions).tolist(),
+            "dropped": left_out,
         }
         compiled = self._steps.of(batch)
         # Watched from before the dispatch, which on a CPU may well be the computation itself.
@@ -75,7 +87,7 @@ class Stepping:
             raise
         dispatched.set_result(metrics)
         before = self._reported
-        self._reported = self._reporter.submit(self._report, step, groups, ready)
+        self._reported = self._reporter.submit(self._report, step, groups, left_out, ready)
         if before is not None:
             before.result()
         return state
@@ -99,6 +111,7 @@ class Stepping:
         self,
         step: int,
         groups: list[Group],
+        left_out: list[int],
         ready: Future[dict[str, float]],
     ) -> None:
         values = ready.result()
@@ -109,8 +122,8 @@ class Stepping:
             tokens_per_sec=values["tokens_per_sec"],
             staleness=values["staleness_mean"],
         )
-        leases = [group.lease_id for group in groups]
-        self._session.tell("trained", step=step, lease_ids=leases, values=values)
+        leases = _leases(groups)
+        self._session.tell("trained", step=step, lease_ids=leases, left_out=left_out, values=values)
         self._session.tell("result", values={"rl": {"step": step, **values}})
         self._compare(step, values["logprob_gap"])
         self._consumed.write(step, groups)
@@ -131,3 +144,8 @@ class Stepping:
         steps, greatest = before["steps"] + 1, max(before["greatest"], gap)
         self._apart = {**before, "steps": steps, "greatest": greatest, "limit": limit}
         self._session.tell("result", values={"logprob_gap": self._apart})
+
+
+def _leases(groups: list[Group]) -> list[int]:
+    """The lease ids of the groups that were generated for one."""
+    return [group.lease_id for group in groups if group.lease_id != NO_LEASE]

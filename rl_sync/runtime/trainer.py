@@ -9,7 +9,7 @@ from pathlib import Path
 from rl_sync.actors.batching import Batching
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.runtime.batches import BatchReader
+from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.ledger import ConsumptionRecord
@@ -17,7 +17,7 @@ from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import Publishing
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
-from rl_sync.runtime.stepping import Stepping
+from rl_sync.runtime.stepping import Shown, Stepping
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.weights.digest import digest
@@ -39,6 +39,7 @@ class TrainerProgram:
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
       processes: the trainer's, by their indices in their cluster.
+      shown: see `Stepping`.
     """
 
     session: Session
@@ -48,9 +49,10 @@ class TrainerProgram:
     warm_up: WarmUp
     evaluator: Evaluator
     publishing: Callable[[SyncSchedule], Publishing]
-    reader: Callable[[SyncSchedule, Callable[[], None]], BatchReader]
+    reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
     processes: Sequence[int]
+    shown: Shown | None = None
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -71,13 +73,12 @@ class TrainerProgram:
         reader = self.reader(schedule, publishing.serve)
         workdir = self.session.settings.workdir
         consumed = ConsumptionRecord(workdir if self.session.leads else None)
-        stepping = Stepping(self.session, self.batching, self._steps, consumed)
+        stepping = Stepping(self.session, self.batching, self._steps, consumed, self.shown)
         ending, broken = "the run ended", None
         try:
             publishing.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
-                groups = reader.next(step)
-                state = stepping.take(state, step, groups)
+                state = stepping.take(state, step, *reader.next(step))
                 if self._is_wanted(schedule, step):
                     if publishing.awaits(step):
                         stepping.settle()
@@ -100,7 +101,10 @@ class TrainerProgram:
         """The state of the newest snapshot, or of the initial policy after its warm-up."""
         like = self.trainer.like()
         self._steps = CompiledSteps(self.session, self.trainer, like)
-        self._steps.prepare(self.batching.largest())
+        largest = self.batching.largest()
+        if self.shown is not None:
+            largest = largest._replace(demonstrations=self.shown(0))
+        self._steps.prepare(largest)
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
         if (latest := self._latest()) is not None:
             _, state, metadata = load_snapshot(self.snapshots, latest, like, self.processes)
@@ -108,7 +112,7 @@ class TrainerProgram:
         else:
             state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
             state = self.trainer.begin(state)
-            self._evaluate(state, "before RL")
+            self._evaluate(state, f"before {self._learning}")
         self.session.call("begin", **position)
         self.session.call("phase", phase="rl")
         return state
@@ -136,9 +140,14 @@ class TrainerProgram:
         self.session.call("phase", phase="end")
         step = int(state.step)
         if step == self.session.settings.trainer.steps:
-            self._evaluate(state, "after RL")
+            self._evaluate(state, f"after {self._learning}")
         self._save(state)
         self.session.call("result", values={"digest": digest(state.params)})
+
+    @property
+    def _learning(self) -> str:
+        """What the trainer steps do, in a word."""
+        return "imitation" if self.session.settings.algorithm.imitates else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
         accuracy, problems = self.evaluator.accuracy(state.params)

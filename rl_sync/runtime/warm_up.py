@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-
-import numpy as np
 
 from rl_sync.actors.trainer import Metrics, Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.session import Session
+from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
+from rl_sync.types import Demonstrations
 
 
 @dataclasses.dataclass
@@ -56,10 +55,7 @@ class WarmUp:
             self.session.call("result", values={"warm_up": {"steps": step, **values}})
         return state
 
-    def _batch(self, step: int) -> Any:
+    def _batch(self, step: int) -> Demonstrations:
         """The demonstrations of one step; depends on the seed and the step alone."""
         settings = self.session.settings
-        random = np.random.default_rng([settings.seed, step])
-        demonstrations = self.task.demonstrations
-        chosen = random.integers(0, len(demonstrations), settings.warm_up.batch_size)
-        return self.task.encode_demonstrations([demonstrations[i] for i in chosen])
+        return draw(self.task, settings.warm_up.batch_size, [settings.seed, step])

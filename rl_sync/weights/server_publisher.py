@@ -32,6 +32,8 @@ from rl_sync.weights.server_manifest import (
 from rl_sync.weights.server_regions import Places, device_regions, within
 from rl_sync.weights.server_transport import start_server
 
+_CLOSE_SECS = 5.0
+
 
 class Offer(NamedTuple):
     """One version, ready to be fetched by one explorer.
@@ -98,13 +100,19 @@ class _Line:
 
     Attributes:
       server: the server.
-      offered: the digest of what the explorer was offered last.
+      version, digest: of what the explorer was offered last.
       busy_until_secs: until when it may be fetching that; None if it has it.
     """
 
     server: Any
-    offered: UInt32[Array, " 2"] | None = None
+    version: int = -1
+    digest: UInt32[Array, " 2"] | None = None
     busy_until_secs: float | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the explorer may be fetching."""
+        return self.busy_until_secs is not None
 
 
 class ServerPublisher:
@@ -176,11 +184,14 @@ class ServerPublisher:
         self._published.put(_Held(version, parts, digest_words(params)))
 
     def close(self) -> None:
-        """Frees everything; what explorers are fetching breaks off."""
+        """Offers nothing more, lets explorers finish what they fetch for a while; frees it all."""
         self._published.put(None)
         self._thread.join()
         with self._changed:
             self._held.clear()
+            self._changed.wait_for(
+                lambda: not any(line.is_busy for line in self._lines.values()), _CLOSE_SECS
+            )
             self._lines.clear()
 
     def manifest(self) -> list[Any]:
@@ -225,7 +236,7 @@ class ServerPublisher:
                 return None
             uuid = next(self._uuids)
             line.server.await_pull(uuid, [held.parts[part] for part in parts])
-            line.offered = held.digest
+            line.version, line.digest = held.version, held.digest
             line.busy_until_secs = time.monotonic() + self._reader_expiry_secs
             return list(Offer(held.version, uuid))
 
@@ -238,13 +249,15 @@ class ServerPublisher:
         with self._changed:
             line = self._line(reader)
             line.busy_until_secs = None
-        assert line.offered is not None, "taken() without an offer"
-        return to_text(line.offered)
+            self._changed.notify_all()
+        assert line.digest is not None, "taken() without an offer"
+        return to_text(line.digest)
 
     def close_line(self, reader: str) -> None:
         """See `Holder`."""
         with self._changed:
             self._lines.pop(reader, None)
+            self._changed.notify_all()
 
     def _line(self, reader: str) -> _Line:
         if reader not in self._lines:
@@ -263,8 +276,12 @@ class ServerPublisher:
             while (held := self._published.get()) is not None:
                 jax.block_until_ready(held.parts)  # What computes it may only have been dispatched.
                 with self._changed:
-                    self._held = [*self._held, held][-self._keep :]
                     self._expire()
+                    self._held = [*self._held, held]
+                    # The other processes of an explorer will ask for what one of them has got.
+                    wanted = {line.version for line in self._lines.values() if line.is_busy}
+                    wanted |= {held.version for held in self._held[-self._keep :]}
+                    self._held = [held for held in self._held if held.version in wanted]
                     self._changed.notify_all()
                 if self._on_ready is not None:
                     self._on_ready(held.version)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
 from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -81,7 +82,7 @@ class _Route(NamedTuple):
 class ServerPuller:
     """Fetches versions from a trainer's processes into the explorer's own sharding.
 
-    Each process of an explorer has one, and gets what its own devices hold.
+    Each process of an explorer has one, and gets what its own devices hold; all call `pull` alike.
 
     Args:
       like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to pull into.
@@ -90,6 +91,7 @@ class ServerPuller:
       newest: asks for the newest version that is offered; -1 if there is none.
       host: this process's own interface.
       check_digest: whether to compare what arrived with what was published.
+      agree: how the explorer's processes agree; the first of them chooses the version.
       stall_secs: a transfer from which nothing has arrived for so long is given up.
 
     Raises:
@@ -105,12 +107,14 @@ class ServerPuller:
         *,
         host: str,
         check_digest: bool = True,
+        agree: Agree = alone,
         stall_secs: float = 60.0,
     ) -> None:
         self._like, self._reader = like, reader
         self._find_holders, self._newest = find_holders, newest
         self._server = start_server(host)
         self._check_digest = check_digest
+        self._agree = agree
         self._stall_secs = stall_secs
         self._route: _Route | None = None
 
@@ -129,20 +133,20 @@ class ServerPuller:
         wanted = wanted_text(exactly, at_least)
         deadline = time.monotonic() + timeout_secs
         try:
-            while True:
-                if self._route is None:
-                    self._route = self._connect()
-                offers = self._ask(self._route, exactly, at_least, deadline)
-                if offers is not None:
-                    break
-                if time.monotonic() >= deadline:
+            while not (offers := self._offers(exactly, at_least, deadline)):
+                late = self._agree("late", lambda: time.monotonic() >= deadline)
+                if late:
                     raise WeightsTimeoutError(
                         f"{self._reader} waited {timeout_secs:.1f} s for {wanted} of the weights;"
                         f" the newest that the trainer offers is {self.newest()}. Either the"
                         " trainer is slower than the deadline, or it has stopped."
                     )
-            params = self._fetch(self._route, offers)
-            published = [line.holder.taken(self._reader) for line in self._route.lines]
+            route = self._connected()
+            params = self._fetch(route, offers)
+            # All processes of an explorer have everything when they have computed this together,
+            # and until then what was offered to one of them is kept for the others.
+            received = digest(params) if self._check_digest or jax.process_count() > 1 else ""
+            published = [line.holder.taken(self._reader) for line in route.lines]
         except ConnectionError as error:
             self._route = None
             raise WeightsTransferError(
@@ -153,7 +157,7 @@ class ServerPuller:
             self._route = None
             raise
         version = offers[0].version
-        if self._check_digest and (received := digest(params)) != published[0]:
+        if self._check_digest and received != published[0]:
             raise WeightsMismatchError(version, published[0], received)
         return version, params
 
@@ -167,6 +171,32 @@ class ServerPuller:
             for line in self._route.lines:
                 line.holder.close_line(self._reader)
         self._route = None
+
+    def _offers(
+        self, exactly: int | None, at_least: int | None, deadline: float
+    ) -> list[Offer] | None:
+        """An offer from each of the trainer's processes; None if there is none at the moment."""
+        mine: list[Offer] = []
+
+        def choose() -> int | None:
+            mine.extend(self._ask(self._connected(), exactly, at_least, deadline) or [])
+            return mine[0].version if mine else None
+
+        version = self._agree("a version", choose)
+        if version is None or mine:
+            return mine
+        offers = self._ask(self._connected(), version, None, time.monotonic() + self._stall_secs)
+        if offers is None:
+            raise WeightsTransferError(
+                f"{self._reader} was not offered version {version}, which the first process of its"
+                " program was."
+            )
+        return offers
+
+    def _connected(self) -> _Route:
+        if self._route is None:
+            self._route = self._connect()
+        return self._route
 
     def _connect(self) -> _Route:
         holders = self._find_holders()

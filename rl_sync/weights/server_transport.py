@@ -16,7 +16,7 @@ import jax
 
 from rl_sync.weights.interface import WeightsTransferError
 
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 16 << 20
 _CHUNKS = 4
 _STREAMS = 2
 _POLL_SECS = 0.001

@@ -132,3 +132,16 @@ def test_the_largest_batch_is_that_of_the_longest_trajectories(kind):
 def test_a_layout_that_cannot_be_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(Batching("padded", 8, T, 2, 0), **change)
+
+
+def test_baselines_stand_beside_rewards_where_groups_have_them():
+    groups = [
+        dataclasses.replace(_group([3, 5]), baselines=np.full(2, value, np.float32))
+        for value in (0.5, 1.0)
+    ]
+    batching = Batching("padded", 4, T, 1, 0, with_baselines=True)
+    batch = batching.batch(groups)
+    np.testing.assert_array_equal(batch.baselines, [0.5, 0.5, 1.0, 1.0])
+    shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch)]
+    assert shapes == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batching.largest())]
+    assert Batching("padded", 4, T, 1, 0).batch(groups).baselines is None

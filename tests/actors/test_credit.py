@@ -16,10 +16,10 @@ BEHAVIOR = jnp.full((4, 3), -1.0)
 REF = jnp.full((4, 3), -1.5)
 
 
-def _give(ref_logprobs=None, values=None, **change):
+def _give(ref_logprobs=None, baselines=None, values=None, **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
     batch = credit.Trajectories(
-        REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs, values=values
+        REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs, baselines, values
     )
     return credit.give(algorithm, batch, group_size=2, max_tokens=3)
 
@@ -70,6 +70,17 @@ def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
     returns = np.array([0.9, 0.95, -0.15, -0.1, -0.05, 0.45, 0.35, 0.4, 0.45])
     expected = (returns - returns.mean()) / returns.std(ddof=1)
     np.testing.assert_allclose(np.asarray(given.advantages)[np.asarray(MASK)], expected, rtol=1e-5)
+
+
+def test_remax_compares_with_the_greedy_completion():
+    """Rewards 1, 0, ½, ½ and a divergence of ½ a token at β = 0.1, from each token on."""
+    baselines = jnp.array([0.25, 0.25, 1.0, 1.0])
+    given, _ = _give(baselines=baselines, advantage="remax")
+    for row, advantage in enumerate([0.75, -0.25, -0.5, -0.5]):
+        np.testing.assert_allclose(given.advantages[row][MASK[row]], advantage)
+    with_kl = {"kl_coefficient": 0.1, "kl_estimator": "k1", "kl_place": "reward"}
+    given, _ = _give(REF, baselines, advantage="remax", **with_kl)
+    np.testing.assert_allclose(given.advantages[1], [-0.4, -0.35, -0.3], atol=1e-6)
 
 
 def test_the_weight_of_the_divergence_may_be_given():

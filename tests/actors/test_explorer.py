@@ -10,6 +10,7 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.request import Request
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Group, Lease
 from tests.tasks.loading import load
@@ -197,3 +198,30 @@ def test_a_cache_is_not_recomputed_for_the_weights_that_it_is_of():
 def test_leases_without_room_are_refused(leases):
     with pytest.raises(ValueError, match=f"1 to 4 groups under way, not {leases}"):
         EXPLORER.rollout(STATE, [_lease(i) for i in range(leases)])
+
+
+def test_a_greedy_completion_beside_a_group_changes_nothing_of_it_and_becomes_its_baseline():
+    explorer = dataclasses.replace(EXPLORER, with_baselines=True)
+    _, (alone,) = EXPLORER.rollout(STATE, [_lease(3)])
+    _, (group,) = explorer.rollout(STATE, [_lease(3)])
+    assert group.tokens.shape == (4, TASK.row_tokens)
+    prompt = np.array(TASK.tokenizer.encode(TASK.train[3].text), np.int32)
+    request = Request(prompt, dataclasses.replace(EXPLORER.sampling, greedy=True))
+    ((greedy,),) = EXPLORER.engine.generate([request])
+    np.testing.assert_array_equal(group.tokens[3][group.completion_mask[3]], greedy.tokens)
+    judged = explorer.rewarded(group, np.array([1.0, 0.0, 0.5, 0.75], np.float32))
+    np.testing.assert_array_equal(judged.rewards, [1.0, 0.0, 0.5])
+    np.testing.assert_array_equal(judged.baselines, [0.75, 0.75, 0.75])
+    without = dataclasses.replace(judged, baselines=None, rewards=alone.rewards)
+    _assert_same(without, alone, atol=1e-6)
+
+
+def test_a_group_whose_greedy_completion_is_unfinished_is_carried_over():
+    engine = Engine(MODEL, slots=12, chunk_tokens=1)
+    explorer = dataclasses.replace(EXPLORER, engine=engine, budget_tokens=1, with_baselines=True)
+    state, groups = explorer.rollout(STATE, [_lease(0)])
+    while not groups:
+        assert len(state.unfinished[0].completions) < 4
+        state, groups = explorer.rollout(state, [])
+    _, (whole,) = dataclasses.replace(EXPLORER, with_baselines=True).rollout(STATE, [_lease(0)])
+    _assert_same(groups[0], whole, atol=1e-5)

@@ -47,12 +47,23 @@ def _learn(algorithm, sign):
     def step(carry, key):
         (logits, values), drawn_by, state = carry
         tokens = jax.random.categorical(key, drawn_by[PROMPT])
+        if algorithm.imitates:
+            tokens = jnp.asarray(RIGHT[PROMPT])
         rewards = (jnp.where(MASK, tokens == RIGHT[PROMPT], 0).sum(axis=1)) / LENGTHS
         behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))
-        ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.kl_coefficient else None
+        ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.needs_reference else None
         whole = jnp.zeros(ROWS, bool)
+        greedy = drawn_by.argmax(axis=-1)[PROMPT] == RIGHT[PROMPT]
+        baselines = jnp.where(MASK, greedy, 0).sum(axis=1) / LENGTHS
         batch = credit.Trajectories(
-            rewards, jnp.asarray(MASK), None, whole, behavior, ref, values=values[PROMPT]
+            rewards,
+            jnp.asarray(MASK),
+            None,
+            whole,
+            behavior,
+            ref,
+            baselines,
+            values[PROMPT],
         )
         given, _ = credit.give(algorithm, batch, GROUP_SIZE, LENGTH)
         known = objective.Experience(
@@ -60,7 +71,7 @@ def _learn(algorithm, sign):
             jnp.ones_like(tokens), None, values=values[PROMPT],
             returns=given.returns,
         )  # fmt: skip
-        totals = objective.totals(algorithm, known, ROWS, LENGTH)
+        totals = objective.totals(algorithm, known, ROWS, LENGTH, GROUP_SIZE)
 
         def update(carry, _):
             def loss_of(tables):

@@ -28,6 +28,7 @@ def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewar
     """What is known of a batch of the reference's rollouts, with a reference model."""
     asarray = functools.partial(jnp.asarray, dtype=jnp.float32)
     behavior, proximal, ref, values = (asarray(columns[name]) for name in COLUMNS[1:])
+    baselines = asarray(rewards)[::-1]
     batch = credit.Trajectories(
         asarray(rewards),
         jnp.asarray(mask),
@@ -35,6 +36,7 @@ def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewar
         jnp.asarray(TRUNCATED),
         behavior,
         ref,
+        baselines,
         values=values,
     )
     given, metrics = credit.give(algorithm, batch, GROUP_SIZE, MAX_TOKENS)
@@ -55,7 +57,7 @@ def _step(algorithm, layout, parts=None):
     """The loss, its gradient by the logprobs, and the metrics, over parts of the rows."""
     columns, mask, sequences, staleness, entropy = layout
     known, of_batch = _known(algorithm, columns, mask, sequences, staleness)
-    totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS)
+    totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS, GROUP_SIZE)
     arguments = (jnp.asarray(columns["logprobs"], jnp.float32), jnp.asarray(entropy), known)
 
     def differentiate(logprobs, entropy, known):
@@ -79,9 +81,11 @@ def test_neither_microbatches_nor_the_layout_change_anything(name):
     algorithm = dataclasses.replace(ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.1)
     gradient, metrics = _step(algorithm, PADDED)
     assert np.any(gradient)
-    halved, halved_metrics = _step(algorithm, PADDED, [slice(0, 6), slice(6, 12)])
+    # Pairs of preference stay together.
+    half, rows = (4, None) if name == "dpo" else (6, [slice(0, 1), slice(1, 2)])
+    halved, halved_metrics = _step(algorithm, PADDED, [slice(0, half), slice(half, 12)])
     np.testing.assert_allclose(halved, gradient, atol=1e-6)
-    others, others_metrics = _step(algorithm, _packed(), [slice(0, 1), slice(1, 2)])
+    others, others_metrics = _step(algorithm, _packed(), rows)
     np.testing.assert_allclose(others, packed(gradient)[0], atol=1e-6)
     for key, value in metrics.items():
         for other in (halved_metrics, others_metrics):
@@ -126,7 +130,7 @@ def test_the_weight_of_the_divergence_may_be_given():
     of = []
     for weight in (0.6, 0.1):
         totals = objective.totals(
-            algorithm, known, 12, MAX_TOKENS, kl_coefficient=jnp.float32(weight)
+            algorithm, known, 12, MAX_TOKENS, GROUP_SIZE, kl_coefficient=jnp.float32(weight)
         )
         gradient = jax.grad(
             lambda logprobs, totals=totals: objective.policy_loss(

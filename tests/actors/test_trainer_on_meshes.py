@@ -140,7 +140,11 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
 def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path):
     fields = {"offload_reference": True, "offload_optimizer": True}
     trainer = _trainer(layout(fsdp=2), **fields)
-    state = _placed(trainer, PARAMS)
+    warming = trainer.start(jax.device_put(PARAMS, shardings(trainer.like().params)))
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(warming.opt_state[1][0].mu)} == {
+        "pinned_host"
+    }
+    state = trainer.begin(warming)
     for tree in (state.ref_params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(tree)} == {"pinned_host"}
     assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {"device"}
@@ -183,3 +187,11 @@ def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     )
     places = jax.tree.map(_place, trainer.start(found.params))
     assert jax.tree.map(_place, found) == places, "or the next step compiles again"
+
+
+def test_every_device_has_all_rewards_and_baselines():
+    batch = _batch()
+    placed = _trainer(layout(fsdp=2)).place(batch._replace(baselines=batch.rewards))
+    assert placed.rewards.sharding.is_fully_replicated
+    assert placed.baselines.sharding.is_fully_replicated
+    assert not placed.tokens.sharding.is_fully_replicated

@@ -2,7 +2,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.advantages import best, dr_grpo, grpo, opo, reinforce_pp_baseline, rloo
+from rl_sync.algorithms.advantages import (
+    best,
+    dr_grpo,
+    grpo,
+    opo,
+    pair,
+    reinforce_pp_baseline,
+    rloo,
+)
 from tests.algorithms.golden import GROUP_SIZE, LENGTHS, MASK, VALUES
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
@@ -64,3 +72,10 @@ def test_the_order_of_groups_and_of_trajectories_in_them_does_not_matter(name):
 def test_rewards_that_are_not_whole_groups_are_refused(group_size):
     with pytest.raises(ValueError, match=f"8 rewards are not whole groups of {group_size}"):
         grpo(REWARDS, group_size)
+
+
+def test_a_pair_is_the_best_and_the_worst_of_a_group_and_none_without_spread():
+    rewards = jnp.array([0.5, 1.0, 1.0, 0.0, 0.0, 0.0, 0.3, 0.3, 0.3])
+    expected = [-1, 1, 0, 0, 0, 0, 0, 0, 0]
+    np.testing.assert_array_equal(pair(rewards[:3], 3), [-1, 1, 0])
+    np.testing.assert_array_equal(pair(rewards, 3), expected)

@@ -9,7 +9,7 @@ from rl_sync.algorithms.named import ALGORITHMS, named
 
 def test_every_name_in_a_record_has_its_function():
     assert set(algorithm.ADVANTAGES) == {*credit.ADVANTAGES, *credit.TOKEN_ADVANTAGES}
-    assert set(algorithm.LOSSES) == set(objective.LOSSES) >= set(objective.CLIPPED)
+    assert set(algorithm.LOSSES) == {*objective.LOSSES, "dpo"} >= set(objective.CLIPPED)
     assert set(algorithm.CORRECTIONS) == set(objective.CORRECTIONS)
     assert set(algorithm.AGGREGATIONS) == set(objective.AGGREGATIONS)
     assert set(algorithm.KL_ESTIMATORS) == set(kl.KL_ESTIMATORS)
@@ -22,7 +22,7 @@ def test_what_is_used_without_a_name_bears_the_staleness():
 
 
 def test_only_algorithms_that_take_no_notice_of_the_old_policy_are_dangerous():
-    assert {name for name, one in ALGORITHMS.items() if one.danger()} == {"rloo", "opo"}
+    assert {name for name, one in ALGORITHMS.items() if one.danger()} == {"rloo", "opo", "remax"}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,20 @@ def test_what_is_dangerous_says_why(name, change, part):
         ({"kl_target": 0.1, "kl_coefficient": 0.0}, r"no weight to adapt: .*kl_coefficient"),
         ({"advantage": "gae", "loss": "topr"}, r"advantage=gae makes one a token"),
         ({"token_low": 1.5}, r"token_low=1.5 .* have 1"),
+        ({"max_attempts": 0}, r"max_attempts=0 .* at least 1"),
+        ({"max_attempts": 3}, r"max_attempts=3 .* no setting says which"),
+        ({"over_sampling": 0.9}, r"over_sampling=0.9 .* at least 1"),
+        ({"keep": "last"}, r"keep='last' is not one of first, best"),
+        ({"loss": "dpo"}, r"loss=dpo with algorithm.advantage=grpo"),
+        ({"advantage": "pair"}, r"loss=ppo_clip with algorithm.advantage=pair"),
+        ({"preference_temperature": 0.0}, r"preference_temperature=0.0 must be above 0"),
+        ({"expert_rows": 4}, r"expert_coefficient=0 is the weight,.* set both"),
+        ({"expert_rows": 4, "expert_coefficient": 1.5}, r"expert_coefficient=1.5 is the weight"),
+        ({"advantage": "demonstration"}, r"loss='ppo_clip' .* takes algorithm.loss='reinforce'"),
+        (
+            {"advantage": "demonstration", "loss": "reinforce", "need_spread": True},
+            r"need_spread=True does not fit",
+        ),
         ({"extremes": 3}, r"extremes=3 must be even"),
         ({"group_mean_low": 0.5, "group_mean_high": 0.4}, r"no group would be left"),
         ({"correction": "token_truncation"}, r"has in it already: .*proximal=start"),

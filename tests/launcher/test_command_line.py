@@ -20,7 +20,12 @@ CONFIG = "--config=configs/arithmetic.py"
         ([CONFIG, "--config.sync.mode=asinchronous"], ["did you mean 'asynchronous'"]),
         ([CONFIG, "--config.sync.intervall=2"], ["sync.intervall;", "--config.sync.interval?"]),
         ([CONFIG, "--config.algorithm.clip=1"], ["algorithm.clip;", "--config.algorithm.clip_"]),
-        ([CONFIG, "--config.learning_rate=1"], ["--config.optimizer.learning_rate?"]),
+        (
+            [CONFIG, "--config.learning_rate=1"],
+            ["--config.critic.learning_rate or --config.optimizer.learning_rate?"],
+        ),
+        ([CONFIG, "--config.sync.group_size=1"], ["--config.trainer.group_size?"]),
+        ([CONFIG, "--config.algorithm.typo=1"], ["algorithm.typo; configs/base.py has all"]),
         ([CONFIG, "--config.synk.mode=x"], ["synk.mode;", "--config.sync.mode?"]),
         ([CONFIG, "--config.sync.interval=two"], ["sync.interval", "two"]),
         (["--config=configs/jsonl.py"], ["task.jsonl.path is not set"]),

@@ -77,7 +77,8 @@ def test_changing_an_array_later_changes_no_item(replay):
     assert replay.sample("uniform", timeout_secs=5)[0].columns["x"].tolist() == [0, 0, 0]
 
 
-def test_a_group_comes_back_to_the_bit(replay):
+@pytest.mark.parametrize("baselines", [None, np.linspace(0, 1, 8, dtype=np.float32)])
+def test_a_group_comes_back_to_the_bit(replay, baselines):
     rng = np.random.default_rng(1)
     group = Group(
         lease_id=7,
@@ -89,9 +90,11 @@ def test_a_group_comes_back_to_the_bit(replay):
         behavior_logprobs=rng.standard_normal((8, 64)).astype(np.float32),
         policy_versions=rng.integers(-1, 5, (8, 64)).astype(np.int32),
         rewards=rng.standard_normal(8).astype(np.float32),
+        baselines=baselines,
     )
     replay.insert("long_queue", group.to_columns(), timeout_secs=5)
     back = Group.from_columns(replay.sample("long_queue", timeout_secs=5)[0].columns)
+    assert (back.baselines is None) == (baselines is None)
     for name, column in group.to_columns().items():
         np.testing.assert_array_equal(back.to_columns()[name], column)
         assert back.to_columns()[name].dtype == column.dtype

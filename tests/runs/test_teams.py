@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rl_sync.observe.spans import SpanKind
 from tests.runs.conftest import MESHES, QUICKLY_COMPILED, TEAMS
 from tests.runs.test_conformance import assert_same_bits
 
@@ -22,3 +23,10 @@ def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, monkey
     assert {span.role for span in teams.spans()} == {span.role for span in alone.spans()}
     steps = [step["step"] for step in teams.consumed]
     assert steps == [1, 2, 3, 4], "a step is recorded once, by the first process"
+
+
+def test_each_process_fetches_its_weights_from_the_process_that_has_them(runs, monkeypatch):
+    monkeypatch.setenv(*QUICKLY_COMPILED)
+    teams = runs.get(*FLAGS, *TEAMS, "--config.sync.transfer=server")
+    assert_same_bits(teams, runs.get(*FLAGS, *MESHES))
+    assert teams.spans(SpanKind.SYNC_SERVER, role="explorer1")

@@ -121,3 +121,28 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(progr
     assert inserted == [["group 7"]]
     told = [a for kind, a in spans if kind is SpanKind.ROLLOUT]
     assert [(a["resumed"], a["carried_over"]) for a in told] == [(0, 1), (1, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(program, replaces):
+    told = []
+
+    def call(method, **arguments):
+        told.append((method, arguments))
+        return [1.0, 1.0, 0.0, 1.0] if method == "judge" else [8]
+
+    def rewarded(group, rewards):
+        return types.SimpleNamespace(lease_id=group.lease_id, rewards=rewards)
+
+    groups = [types.SimpleNamespace(lease_id=number) for number in (7, 8)]
+    algorithm = types.SimpleNamespace(screening=types.SimpleNamespace(replaces=replaces))
+    program.session.call, program.session.facts = call, {}
+    program.session.settings = types.SimpleNamespace(algorithm=algorithm)
+    program.explorer = types.SimpleNamespace(rewarded=rewarded)
+    program._judgeable = lambda group: [["asked", "said", "answer"]] * 2
+    kept = program._score(groups)
+    assert [group.lease_id for group in kept] == ([8] if replaces else [7, 8])
+    assert kept[-1].rewards.tolist() == [0.0, 1.0]
+    judged = ("judged", {"judged": [(7, [1.0, 1.0]), (8, [0.0, 1.0])]})
+    assert told[1:] == ([judged] if replaces else [])
+    assert program.session.facts["reward"] == 0.75

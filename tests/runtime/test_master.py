@@ -45,7 +45,7 @@ def test_an_explorer_that_is_held_back_learns_the_reason_and_goes_on_at_a_public
     )
     waiting.start()
     first = list(range(64))
-    master["trained"](step=1, lease_ids=first, values={})
+    master["trained"](step=1, lease_ids=first, left_out=[], values={})
     master["published"](version=1)
     waiting.join(timeout=10)
     assert answers[0]["kind"] == "grant"

@@ -37,6 +37,7 @@ class Session:
             transfer=transfer,
             sync=SimpleNamespace(verify=True),
             launch=SimpleNamespace(call_secs=10.0),
+            trainer=SimpleNamespace(processes=1),
         )
         self.phase, self.decided, self.result, self.addresses = phase, [None], {}, []
 
@@ -53,6 +54,11 @@ class Session:
                 "status": lambda: {"phase": self.phase},
             }
             return answers[method]()
+
+    call_alone = tell = call
+
+    def agree(self, what, thunk):
+        return thunk()
 
     def patience(self, what, whom):
         return self.check

@@ -12,6 +12,8 @@ import pytest
 
 from configs import arithmetic, gsm8k, jsonl
 from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.screening import UNBOUNDED, Screening
+from rl_sync.runtime.programs import replay_tables
 from rl_sync.runtime.settings import ConfigError, RunSettings
 
 
@@ -84,6 +86,18 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"rollout__temperature": 0.0}, ["temperature must be above 0"]),
         ({"rollout__min_p": 1.5}, ["min_p must be in [0, 1), not 1.5"]),
         ({"rollout__stop_ids": "2, x"}, ["rollout.stop_ids='2, x'", "separated by commas"]),
+        (
+            {"algorithm__name": "dpo", "trainer__microbatch_rows": 4},
+            ["algorithm.loss=dpo", "microbatch_rows=4", "multiple of trainer.group_size=8"],
+        ),
+        (
+            {"algorithm__expert_rows": 6, "algorithm__expert_coefficient": 0.1},
+            ["expert_rows=6", "updates_per_batch=4", "use a multiple of 4"],
+        ),
+        (
+            {"algorithm__name": "sft", "explorer__count": 1},
+            ["explorer.count=1", "nothing to generate", "algorithm.name=sft"],
+        ),
         ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
         ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
         (
@@ -168,7 +182,8 @@ def test_modes_bring_their_own_explorers_and_transfer(mode, explorers, transfer)
     "fields",
     [{"sync__mode": mode} for mode in ("synchronous", "one_step_off_policy", "asynchronous")]
     + [{"sync__mode": "custom", "sync__interval": 2, "sync__offset": 3}]
-    + [{"sync__mode": "multi_explorer", "sync__interval": 2, "explorer__count": 3}],
+    + [{"sync__mode": "multi_explorer", "sync__interval": 2, "explorer__count": 3}]
+    + [{"algorithm__name": "sft"}],
 )
 def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
     settings = settings_with(**fields)
@@ -228,6 +243,11 @@ def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path)
         match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
     ):
         settings_with(**fields).load_task()
+    experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
+    with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
+        settings_with(**fields, **experts, warm_up__steps=0).load_task()
+    with pytest.raises(ConfigError, match=r"name=sft trains on demonstrations, but the task has"):
+        settings_with(**fields, algorithm__name="sft", warm_up__steps=0).load_task()
     task = settings_with(warm_up__steps=0, **fields).load_task()
     assert (len(task.train), len(task.demonstrations)) == (18, 0)
 
@@ -301,6 +321,20 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
     assert on_mesh.batching(10).microbatch_rows == 4
     in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
     assert in_parts.batching(10).microbatch_rows == 16
+
+
+def test_the_shape_of_batches_decides_how_much_is_generated():
+    usual = settings_with(algorithm__name="dr_grpo", sync__mode="asynchronous")
+    assert (usual.groups_generated, usual.groups_per_lease, usual.slots) == (64, 64, 512)
+    more = settings_with(algorithm__over_sampling=1.26, sync__mode="asynchronous")
+    assert (more.groups_generated, more.groups_per_lease, more.slots) == (81, 81, 648)
+    assert more.master_settings().groups_per_step == 81
+    assert replay_tables(more)[0].max_size == (more.schedule.batches_ahead + 1) * 81
+    remax = settings_with(algorithm__name="remax", sync__mode="synchronous")
+    assert remax.slots == 64 * 9
+    assert remax.batching(row_tokens=8).with_baselines
+    dapo = settings_with(algorithm__name="dapo", algorithm__group_mean_high=0.9)
+    assert dapo.master_settings().screening == Screening(True, -UNBOUNDED, 0.9, 10)
 
 
 def test_one_completion_a_prompt_will_do_where_none_are_compared():

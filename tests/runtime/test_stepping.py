@@ -1,5 +1,6 @@
 """Steps are dispatched ahead, and reported in order, when they are really done."""
 
+import dataclasses
 import threading
 import time
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 
 from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans, spans_path
 from rl_sync.runtime.stepping import Stepping
-from rl_sync.types import Group
+from rl_sync.types import NO_LEASE, Group, TrainBatch
 
 
 class Computation:
@@ -35,12 +36,12 @@ class Run:
             optimizer=SimpleNamespace(updates_per_batch=2),
             algorithm=SimpleNamespace(logprob_gap_alarm=0.0),
         )
-        self.alarms = []
+        self.alarms, self.left_out = [], []
         self.facts = {}
         self.stepping = Stepping(self, self, self, self)
 
     def batch(self, groups):
-        return groups
+        return TrainBatch(*[groups] * 5)
 
     def of(self, batch):
         def compiled(state, batch):
@@ -53,6 +54,7 @@ class Run:
     def tell(self, method, **arguments):
         if method == "trained":
             self.events.append(("trained", arguments["step"], arguments["lease_ids"]))
+            self.left_out.append(arguments["left_out"])
         if "logprob_gap" in arguments.get("values", {}) and method == "result":
             self.alarms.append(arguments["values"]["logprob_gap"])
 
@@ -83,9 +85,9 @@ def run(tmp_path):
 
 
 def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when_it_is_done(run):
-    assert run.stepping.take(0, 1, _groups(1)) == 1
+    assert run.stepping.take(0, 1, _groups(1), []) == 1
     assert run.events == []
-    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
+    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2), []))
     second.start()
     wait_for(lambda: len(run.computations) == 2)
     assert run.events == []
@@ -98,8 +100,8 @@ def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when
 
 
 def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_before(run, tmp_path):
-    run.stepping.take(0, 1, _groups(1))
-    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2)))
+    run.stepping.take(0, 1, _groups(1), [])
+    second = threading.Thread(target=run.stepping.take, args=(1, 2, _groups(2), []))
     second.start()
     wait_for(lambda: run.spans.current is not None)
     assert run.spans.current.kind is SpanKind.TRAIN
@@ -117,7 +119,7 @@ def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_befo
 
 
 def test_a_step_that_fails_is_not_reported(run):
-    run.stepping.take(0, 1, _groups(1))
+    run.stepping.take(0, 1, _groups(1), [])
     run.computations[0].error = RuntimeError("the device is gone")
     run.computations[0].done.set()
     with pytest.raises(RuntimeError, match="the device is gone"):
@@ -125,10 +127,29 @@ def test_a_step_that_fails_is_not_reported(run):
     assert run.events == []
 
 
+def test_what_a_step_leaves_out_is_reported_with_it_and_demonstrations_have_no_lease(run):
+    groups = [*_groups(1), dataclasses.replace(_groups(1)[0], lease_id=NO_LEASE)]
+    run.stepping.take(0, 1, groups, [17, 18])
+    run.computations[0].done.set()
+    run.stepping.settle()
+    assert run.left_out == [[17, 18]]
+    assert run.events[0] == ("trained", 1, [10, 11])
+
+
+def test_a_step_is_shown_its_demonstrations(run, tmp_path):
+    batches = []
+    run.of = lambda batch: batches.append(batch) or (lambda state, batch: (state, {}))
+    stepping = Stepping(run, run, run, run, lambda step: f"those of step {step}")
+    stepping.take(0, 4, _groups(4), [])
+    (batch,) = batches
+    assert batch.demonstrations == "those of step 4"
+    assert len(batch.tokens) == 2
+
+
 def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
     run.settings.algorithm.logprob_gap_alarm = 0.5
     for step in (4, 5):
-        run.stepping.take(step, step, _groups(step))
+        run.stepping.take(step, step, _groups(step), [])
         run.computations[-1].done.set()
         run.stepping.settle()
     assert run.alarms == [
@@ -138,7 +159,7 @@ def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
 
 def test_logprobs_that_are_close_give_no_alarm(run):
     run.settings.algorithm.logprob_gap_alarm = 1.0
-    run.stepping.take(0, 1, _groups(1))
+    run.stepping.take(0, 1, _groups(1), [])
     run.computations[0].done.set()
     run.stepping.settle()
     assert run.alarms == []

@@ -92,7 +92,9 @@ def running(tmp_path, awaits):
         warm_up=None,
         evaluator=None,
         publishing=lambda schedule: offers,
-        reader=lambda schedule, idle: SimpleNamespace(next=_groups, close=lambda reason: None),
+        reader=lambda schedule, idle: SimpleNamespace(
+            next=lambda step: (_groups(step), []), close=lambda reason: None
+        ),
         snapshots=tmp_path,
         processes=[0],
     )

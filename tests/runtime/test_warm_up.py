@@ -3,6 +3,7 @@
 import contextlib
 import types
 
+import numpy as np
 import pytest
 
 from rl_sync.runtime.warm_up import WarmUp
@@ -30,7 +31,8 @@ def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(step
     )
     trainer = types.SimpleNamespace(warm_up_step=lambda state, *batch: (state + 1, {"loss": 0.5}))
     evaluator = types.SimpleNamespace(accuracy=lambda params, problems: (0.25, 1))
-    task = types.SimpleNamespace(demonstrations=["1=1"], encode_demonstrations=lambda rows: rows)
+    rows = np.zeros((4, 3), np.int32), np.ones((4, 3), bool)
+    task = types.SimpleNamespace(demonstrations=["1=1"], encode_demonstrations=lambda texts: rows)
 
     class State(int):
         params = None

@@ -1,0 +1,276 @@
+"""Accuracy after a fixed number of trainer steps, by algorithm and by how stale its data are.
+
+    python benchmarks/staleness.py [--bounds=0,1,2,4,8,16] [--seeds=0,1,2] [--algorithms=...]
+        [--steps=60] [--results=docs/staleness.jsonl]
+    python benchmarks/staleness.py --report
+
+Runs the arithmetic task with the real explorer and trainer in one process, one after the other: the
+batch of trainer step t is generated with the parameters of version max(0, t - 1 - bound), so that
+staleness is exactly the bound from then on. Everything but the algorithm's pieces is the same for
+all: prompts, the seeds of draws, the warm start (once a seed, kept in `--warm-starts`),
+group-relative advantages, the mean over tokens, the optimizer.
+
+Each run adds a line to the results; runs that have one are not done again, so the study can be
+stopped at any time and goes on where it was. At the end, or with `--report` from what there is, it
+draws the figure and puts the tables into the document beside the results, `docs/staleness.md`. A
+run takes about 10 s on two CPU cores, the warm start of a seed 20 s, and an algorithm 5 s to
+compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import itertools
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from staleness_report import write_report
+
+from configs import arithmetic
+from rl_sync.actors.explorer import Explorer, ExplorerState
+from rl_sync.actors.trainer import Metrics, Step, Trainer, TrainState
+from rl_sync.models.sharding import Layout
+from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
+from rl_sync.rewards.router import RewardRequest, RewardRouter
+from rl_sync.rollout.request import Request
+from rl_sync.runtime.programs import trainer_of
+from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
+from rl_sync.tasks.order import prompt_at
+from rl_sync.tasks.task import Task
+from rl_sync.types import Group, Lease, Params, Prompt
+
+ROOT = Path(__file__).resolve().parents[1]
+GROUPS_PER_STEP, GROUP_SIZE, UPDATES = 32, 8, 4
+CURVE_POINTS = 6
+
+_SAME = {"advantage": "grpo", "aggregation": "token_mean", "kl_coefficient": 0.0}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "PPO": {"name": "grpo", "clip_high": 0.28, **_SAME},
+    "decoupled PPO": {"name": "decoupled_ppo", **_SAME},
+    "CISPO": {"name": "cispo", **_SAME},
+    "truncated IS": {
+        "name": "grpo", "loss": "reinforce", "correction": "token_truncation", **_SAME,
+    },
+}  # fmt: skip
+"""What is compared, as settings of `config.algorithm`."""
+
+
+class Case(NamedTuple):
+    """One run of the study."""
+
+    algorithm: str
+    bound: int
+    seed: int
+
+
+def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
+    """The settings of a run; staleness is the study's own, so the mode is one that has none."""
+    config = arithmetic.get_config()
+    config.workdir, config.seed = "none", seed
+    config.sync.mode = "synchronous"
+    config.algorithm.update({**ALGORITHMS[algorithm], "allow_unsafe": True})
+    config.trainer.update(
+        {"steps": steps, "groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE}
+    )
+    config.optimizer.updates_per_batch = UPDATES
+    return RunSettings.from_config(config.to_dict())
+
+
+@functools.cache
+def task_of(seed: int) -> Task:
+    """The problems, of which other ones are held out with each seed."""
+    return settings_of(next(iter(ALGORITHMS)), seed, steps=1).load_task()
+
+
+class Study:
+    """Runs cases, and keeps what they share: warm starts and compiled programs.
+
+    Args:
+      steps: trainer steps of a run.
+      warm_starts: where the policy that RL begins with is kept, one snapshot a seed.
+    """
+
+    def __init__(self, steps: int, warm_starts: Path):
+        self._steps, self._warm_starts = steps, warm_starts
+        first = settings_of(next(iter(ALGORITHMS)), 0, steps)
+        self._layout = Layout(first.trainer.mesh.shape.mesh(jax.devices()), first.sharding.rules)
+        self._engine = first.engine(task_of(0), self._layout)
+        self._judge = RewardRouter()
+        self._compiled: dict[str, Step] = {}
+
+    def trainer(self, algorithm: str) -> Trainer:
+        """The same for all seeds, so that its programs are compiled once."""
+        settings = settings_of(algorithm, 0, self._steps)
+        return trainer_of(settings, task_of(0), self._layout)
+
+    def _step(self, algorithm: str) -> Step:
+        if algorithm not in self._compiled:
+            settings, trainer = settings_of(algorithm, 0, self._steps), self.trainer(algorithm)
+            largest = settings.batching(task_of(0).row_tokens).largest()
+            self._compiled[algorithm] = trainer.compile_step(trainer.like(), largest)
+        return self._compiled[algorithm]
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """One run: what it was, and what it came to."""
+        settings, task = settings_of(case.algorithm, case.seed, self._steps), task_of(case.seed)
+        step, state = self._step(case.algorithm), self._warm(case)
+        batching = settings.batching(task.row_tokens)
+        explorer = Explorer(
+            1, self._engine, task, settings.sampling(task), GROUP_SIZE, GROUPS_PER_STEP, case.seed
+        )
+        started = time.monotonic()
+        curve = [self._accuracy(task, settings, state.params)]
+        # The oldest is what the next batch is generated with.
+        versions = collections.deque([(0, _copy(state.params))], maxlen=case.bound + 1)
+        metrics: list[Metrics] = []
+        for t in range(1, self._steps + 1):
+            version, params = versions[0]
+            groups = self._generate(explorer, task, ExplorerState(version, params), t)
+            state, values = step(state, batching.batch(groups))
+            metrics.append(values)
+            versions.append((t, _copy(state.params)))
+            if t * CURVE_POINTS // self._steps > (t - 1) * CURVE_POINTS // self._steps:
+                curve.append(self._accuracy(task, settings, state.params))
+        late = [jax.device_get(values) for values in metrics[len(metrics) // 2 :]]
+        assert late[-1]["staleness_max"] == min(case.bound, self._steps - 1)
+        means = {
+            name: float(np.mean([values[name] for values in late]))
+            for name in ("reward_mean", "entropy", "effective_sample_share", "clip_fraction")
+        }
+        return {
+            **case._asdict(), "steps": self._steps, "accuracy": curve[-1], "curve": curve,
+            "second_half": means, "secs": time.monotonic() - started,
+        }  # fmt: skip
+
+    def _generate(
+        self, explorer: Explorer, task: Task, state: ExplorerState, t: int
+    ) -> list[Group]:
+        """The judged groups of trainer step t."""
+        ordinals = range((t - 1) * GROUPS_PER_STEP, t * GROUPS_PER_STEP)
+        leases = [
+            Lease(i, i, 0, task.train[prompt_at(i, len(task.train), explorer.seed)])
+            for i in ordinals
+        ]
+        # A version of another run may have the same number.
+        self._engine.load(state.params, state.version)
+        _, groups = explorer.rollout(state, leases)
+        return [
+            dataclasses.replace(group, rewards=self._rewards(task, lease.prompt, group))
+            for group, lease in zip(groups, leases, strict=True)
+        ]
+
+    def _rewards(self, task: Task, prompt: Prompt, group: Group) -> np.ndarray:
+        completions = [
+            tokens[mask] for tokens, mask in zip(group.tokens, group.completion_mask, strict=True)
+        ]
+        return np.array(self._judged(task, [prompt] * len(completions), completions), np.float32)
+
+    def _judged(
+        self, task: Task, prompts: list[Prompt], completions: list[np.ndarray]
+    ) -> list[float]:
+        return self._judge.judge(
+            [
+                RewardRequest(
+                    task.reward, prompt.text, task.tokenizer.decode(tokens.tolist()), prompt.answer
+                )
+                for prompt, tokens in zip(prompts, completions, strict=True)
+            ]
+        )
+
+    def _accuracy(self, task: Task, settings: RunSettings, params: Params) -> float:
+        """The share of held-out problems that are solved without sampling."""
+        prompts = list(task.held_out)
+        tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
+        greedy = settings.greedy_sampling(task)
+        engine = self._engine
+        engine.load(params, version=-1)
+        done = engine.generate(
+            [Request(row[:n], greedy) for row, n in zip(tokens, lengths, strict=True)]
+        )
+        return float(np.mean(self._judged(task, prompts, [one.tokens for (one,) in done])))
+
+    def _warm(self, case: Case) -> TrainState:
+        """The policy after the warm start of a seed, ready for RL."""
+        trainer, path = self.trainer(case.algorithm), self._warm_starts / str(case.seed)
+        try:
+            return load_snapshot(path, None, trainer.like())[1]
+        except FileNotFoundError:
+            pass
+        task = task_of(case.seed)
+        settings = settings_of(case.algorithm, case.seed, self._steps).warm_up
+        state = trainer.init(jax.random.key(case.seed))
+        for step in range(1, settings.steps + 1):
+            random = np.random.default_rng([case.seed, step])
+            chosen = random.integers(0, len(task.demonstrations), settings.batch_size)
+            rows = task.encode_demonstrations([task.demonstrations[i] for i in chosen])
+            state, _ = trainer.warm_up_step(state, *rows)
+        state = trainer.begin(state)
+        save_snapshot(path, 0, state, {}, keep=1)
+        return state
+
+
+def _copy(params: Params) -> Params:
+    """Parameters that the next step does not donate."""
+    return jax.tree.map(jnp.copy, params)
+
+
+def main() -> None:
+    """Does the runs that have no result yet, then reports."""
+    arguments = _arguments()
+    if not arguments.report:
+        writer, study = JsonLinesWriter(arguments.results), None
+        done = {_key(line) for line in read_json_lines(arguments.results)}
+        for seed, algorithm, bound in itertools.product(
+            arguments.seeds, arguments.algorithms, arguments.bounds
+        ):
+            case = Case(algorithm, bound, seed)
+            if (*case, arguments.steps) in done:
+                continue
+            study = study or Study(arguments.steps, arguments.warm_starts)
+            result = study.run(case)
+            writer.write(result)
+            print(f"{case}: {result['accuracy']:.1%} in {result['secs']:.0f} s", flush=True)
+        writer.close()
+    lines = [
+        line for line in read_json_lines(arguments.results) if line["steps"] == arguments.steps
+    ]
+    write_report(lines, list(ALGORITHMS), arguments.results.with_suffix(".md"))
+
+
+def _key(line: dict[str, Any]) -> tuple[Any, ...]:
+    return (*(line[name] for name in Case._fields), line["steps"])
+
+
+def _arguments() -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    def names(text: str) -> list[str]:
+        unknown = [name for name in text.split(",") if name not in ALGORITHMS]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"{unknown[0]!r} is not one of {', '.join(ALGORITHMS)}"
+            )
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bounds", type=numbers, default=[0, 1, 2, 4, 8, 16])
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
+    parser.add_argument("--algorithms", type=names, default=list(ALGORITHMS))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "staleness.jsonl")
+    parser.add_argument("--warm-starts", type=Path, default=ROOT / "runs" / "staleness")
+    parser.add_argument("--report", action="store_true", help="only report what there is")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The table and the figure of the staleness study, from its results."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+BEGIN, END = "<!-- measured: benchmarks/staleness.py -->", "<!-- measured: end -->"
+COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6")
+_MARGIN = 0.02  # Algorithms so near to the best of a bound, or within its deviation, are as good.
+
+Results = list[dict[str, Any]]
+
+
+def write_report(results: Results, algorithms: list[str], document: Path) -> None:
+    """Draws the figure beside the document, and puts the tables between its two marks.
+
+    Raises:
+      SystemExit: there are no results, or the document has no marks.
+    """
+    if not results:
+        raise SystemExit("There are no results yet: run the study first.")
+    text = document.read_text() if document.exists() else f"{BEGIN}\n{END}\n"
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{document} lacks the lines {BEGIN} and {END}, between which tables go.")
+    bounds = sorted({line["bound"] for line in results})
+    body = "\n\n".join(
+        [
+            f"![Accuracy over staleness]({document.stem}.png)",
+            _accuracies(results, algorithms, bounds),
+            "Effective sample share, (Σw)²/(nΣw²) of the unbounded weights π/π_behavior, in the"
+            " second half of the steps:",
+            _shares(results, algorithms, bounds),
+        ]
+    )
+    document.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}")
+    _draw(results, algorithms, bounds).savefig(
+        document.with_suffix(".png"), dpi=160, metadata={"Software": None}
+    )
+
+
+def _of(results: Results, algorithm: str, bound: int) -> Results:
+    return [r for r in results if (r["algorithm"], r["bound"]) == (algorithm, bound)]
+
+
+def _spread(numbers: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; 0 for that of one number."""
+    return statistics.mean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+
+
+def _accuracies(results: Results, algorithms: list[str], bounds: list[int]) -> str:
+    rows = []
+    for bound in bounds:
+        found = {
+            name: _spread([100 * r["accuracy"] for r in some])
+            for name in algorithms
+            if (some := _of(results, name, bound))
+        }
+        best, deviation = max(found.values())
+        least = best - max(deviation, 100 * _MARGIN)
+        as_good = [name for name in algorithms if name in found and found[name][0] >= least]
+        cells = [_cell(found.get(name)) for name in algorithms]
+        rows.append([str(bound), *cells, ", ".join(as_good)])
+    return _table(["staleness", *algorithms, "as good as the best"], rows)
+
+
+def _cell(numbers: tuple[float, float] | None) -> str:
+    return "" if numbers is None else f"{numbers[0]:.1f} ± {numbers[1]:.1f}"
+
+
+def _shares(results: Results, algorithms: list[str], bounds: list[int]) -> str:
+    def share(name: str, bound: int) -> str:
+        found = [r["second_half"]["effective_sample_share"] for r in _of(results, name, bound)]
+        return f"{statistics.mean(found):.2f}" if found else ""
+
+    rows = [[str(bound), *(share(name, bound) for name in algorithms)] for bound in bounds]
+    return _table(["staleness", *algorithms], rows)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(
+        "| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]
+    )
+
+
+def _draw(results: Results, algorithms: list[str], bounds: list[int]) -> Figure:
+    """Accuracy over the bound, and over trainer steps at the greatest bound."""
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    places = {bound: place for place, bound in enumerate(bounds)}
+    for name, colour in zip(algorithms, COLOURS, strict=True):
+        measured = [bound for bound in bounds if _of(results, name, bound)]
+        if not measured:
+            continue
+        spreads = [
+            _spread([100 * r["accuracy"] for r in _of(results, name, bound)]) for bound in measured
+        ]
+        style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "label": name}
+        left.errorbar(
+            [places[bound] for bound in measured],
+            [mean for mean, _ in spreads],
+            [deviation for _, deviation in spreads],
+            capsize=3,
+            **style,
+        )
+        if last := _of(results, name, bounds[-1]):
+            curves = zip(*(r["curve"] for r in last), strict=True)
+            means = [100 * statistics.mean(points) for points in curves]
+            steps = [i * last[0]["steps"] / (len(means) - 1) for i in range(len(means))]
+            right.plot(steps, means, **style)
+    steps = results[0]["steps"]
+    left.set_xticks(range(len(bounds)), [str(bound) for bound in bounds])
+    left.set(xlabel="staleness, trainer steps", ylabel="held-out accuracy, %")
+    left.set_title(f"after {steps} trainer steps", loc="left", fontsize=10)
+    right.set(xlabel="trainer step")
+    right.set_title(f"on the way, at staleness {bounds[-1]}", loc="left", fontsize=10)
+    left.legend(frameon=False, fontsize=8)
+    for axes in (left, right):
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure

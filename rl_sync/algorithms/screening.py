@@ -1,0 +1,75 @@
+"""Which groups are worth training on, and what becomes of a place in a batch whose group is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+UNBOUNDED = 1e9  # Of rewards; infinity is no JSON, which the resolved config is kept as.
+KEEPS = ("first", "best")
+NO_SPREAD, TOO_HARD, TOO_EASY = "no spread", "too hard", "too easy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Screening:
+    """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): groups that teach nothing give way.
+
+    Attributes:
+      need_spread: whether a group must have more than one reward.
+      mean_low, mean_high: between which its mean reward must be.
+      max_attempts: how many prompts are tried for a place; 1 for its own alone. The last one's
+        group is taken as it is.
+    """
+
+    need_spread: bool
+    mean_low: float
+    mean_high: float
+    max_attempts: int
+
+    @property
+    def replaces(self) -> bool:
+        """Whether anything may be replaced at all."""
+        return self.max_attempts > 1
+
+    @property
+    def refuses(self) -> bool:
+        """Whether there is a fault that groups may have."""
+        bounded = self.mean_low > -UNBOUNDED or self.mean_high < UNBOUNDED
+        return self.need_spread or bounded
+
+    def fault(self, rewards: Sequence[float]) -> str | None:
+        """Why a group of these rewards teaches nothing; None where it does."""
+        mean = statistics.fmean(rewards)
+        if mean < self.mean_low:
+            return TOO_HARD
+        if mean > self.mean_high:
+            return TOO_EASY
+        if self.need_spread and max(rewards) == min(rewards):
+            return NO_SPREAD
+        return None
+
+
+NO_SCREENING = Screening(False, -UNBOUNDED, UNBOUNDED, 1)
+"""Every group is taken as it is."""
+
+
+def choose(
+    screening: Screening, rewards: Sequence[Sequence[float]], count: int, keep: str
+) -> list[int]:
+    """Which of more groups than are needed are trained on, in their order.
+
+    Args:
+      rewards: of each group, in the batch's order.
+      count: how many are needed.
+      keep: `first`, the first that teach anything, then the first of the others; `best`, those
+        whose rewards have the greatest variance, the first among equals (as the advantage of a
+        trajectory is what it is trained by, these teach most).
+    """
+
+    def rank(group: int) -> float:
+        if keep == "best":
+            return -statistics.pvariance(rewards[group])
+        return screening.fault(rewards[group]) is not None
+
+    return sorted(sorted(range(len(rewards)), key=rank)[:count])

@@ -1,0 +1,59 @@
+import pytest
+
+from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.screening import (
+    NO_SCREENING,
+    NO_SPREAD,
+    TOO_EASY,
+    TOO_HARD,
+    UNBOUNDED,
+    Screening,
+    choose,
+)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "fault"),
+    [
+        ((0.0, 1.0, 0.0, 0.0), None),
+        ((1.0, 1.0, 1.0, 1.0), TOO_EASY),
+        ((0.5, 0.5, 0.5, 0.5), NO_SPREAD),
+        ((0.0, 0.0, 0.0, 0.4), TOO_HARD),
+        ((0.0, 0.8, 0.0, 0.0), None),
+    ],
+)
+def test_a_group_without_spread_or_outside_the_bounds_teaches_nothing(rewards, fault):
+    assert Screening(True, 0.2, 0.9, 4).fault(rewards) == fault
+    assert NO_SCREENING.fault(rewards) is None
+
+
+def test_dapo_replaces_groups_without_spread_and_grpo_replaces_none():
+    dapo, grpo = ALGORITHMS["dapo"].screening, ALGORITHMS["grpo"].screening
+    assert dapo == Screening(True, -UNBOUNDED, UNBOUNDED, 10)
+    assert dapo.replaces
+    assert dapo.refuses
+    assert not grpo.replaces
+    assert not grpo.refuses
+
+
+REWARDS = [(1.0, 1.0), (0.0, 0.4), (0.5, 0.5), (0.0, 1.0), (0.4, 0.0), (1.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "count", "chosen"),
+    [
+        ("first", 2, [1, 3]),
+        ("first", 4, [1, 3, 4, 5]),
+        ("first", 5, [0, 1, 3, 4, 5]),
+        ("best", 2, [3, 5]),
+        ("best", 3, [1, 3, 5]),
+        ("best", 6, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_of_more_groups_than_needed_those_that_teach_stay_in_their_order(keep, count, chosen):
+    screening = Screening(True, -UNBOUNDED, UNBOUNDED, 1)
+    assert choose(screening, REWARDS, count, keep) == chosen
+
+
+def test_without_screening_the_first_are_the_first():
+    assert choose(NO_SCREENING, REWARDS, 3, "first") == [0, 1, 2]

@@ -1,0 +1,52 @@
+"""Batches of demonstrations."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rl_sync.runtime.demonstrations import DemonstrationReader
+from rl_sync.runtime.session import RunStoppedError
+from rl_sync.types import NO_LEASE
+from tests.tasks.loading import load
+
+TASK = load(arithmetic__held_out_problems=9)
+
+
+def reader(seed=0, check=lambda: None):
+    trainer = SimpleNamespace(groups_per_step=3, group_size=2)
+    settings = SimpleNamespace(seed=seed, trainer=trainer)
+    return DemonstrationReader(SimpleNamespace(settings=settings, check=check), TASK)
+
+
+def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
+    groups, left_out = reader().next(5)
+    assert left_out == []
+    assert [group.ordinal for group in groups] == [12, 13, 14]
+    demonstrated = {(one.text, one.answer) for one in TASK.demonstrations}
+    for group in groups:
+        assert group.lease_id == NO_LEASE
+        assert group.tokens.shape == (2, TASK.row_tokens)
+        assert group.oldest_version == 4
+        for tokens, mask in zip(group.tokens, group.completion_mask, strict=True):
+            asked = TASK.tokenizer.decode(tokens[: mask.argmax()].tolist())
+            answered = TASK.tokenizer.decode(tokens[mask].tolist())
+            assert (asked, answered) in demonstrated
+
+
+def test_the_seed_and_the_step_decide_and_no_two_steps_are_alike():
+    def tokens(reader, step):
+        return np.concatenate([group.tokens for group in reader.next(step).groups])
+
+    first = tokens(reader(), 1)
+    np.testing.assert_array_equal(first, tokens(reader(), 1))
+    assert (first != tokens(reader(), 2)).any()
+    assert (first != tokens(reader(seed=1), 1)).any()
+
+
+def test_a_run_that_is_stopped_reads_no_more():
+    def check():
+        raise RunStoppedError("interrupted")
+
+    with pytest.raises(RunStoppedError):
+        reader(check=check).next(1)
