@@ -12,6 +12,7 @@ from rl_sync.runtime.publishing import CheckpointPublishing
 from rl_sync.runtime.team import Team
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.schedule import resolve
+from rl_sync.weights.interface import WeightsTransferError
 from tests.runtime.test_stepping import Computation, _groups
 
 STEPS = 3
@@ -65,9 +66,8 @@ class Offers:
         pass
 
 
-@contextlib.contextmanager
-def running(tmp_path, awaits):
-    """Runs the trainer's loop in a thread; yields its steps and its publishing."""
+def program_of(tmp_path, offers, calls):
+    """A trainer's program whose calls to the master are noted."""
     session = SimpleNamespace(
         settings=SimpleNamespace(
             workdir=str(tmp_path),
@@ -82,9 +82,7 @@ def running(tmp_path, awaits):
         leads=True,
         tell=lambda method, **_: calls.append(method),
     )
-    calls = []
-    offers = Offers(awaits, lambda: calls.count("trained"))
-    program = Program(
+    return Program(
         session=session,
         trainer=Compiled(),
         batching=SimpleNamespace(batch=lambda groups: groups),
@@ -98,6 +96,14 @@ def running(tmp_path, awaits):
         snapshots=tmp_path,
         processes=[0],
     )
+
+
+@contextlib.contextmanager
+def running(tmp_path, awaits):
+    """Runs the trainer's loop in a thread; yields its steps and its publishing."""
+    calls = []
+    offers = Offers(awaits, lambda: calls.count("trained"))
+    program = program_of(tmp_path, offers, calls)
     steps = program.trainer
     thread = threading.Thread(target=program.run, daemon=True)
     thread.start()
@@ -148,3 +154,14 @@ def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     session = SimpleNamespace(settings=settings, team=team, agree=team.agree)
     with contextlib.closing(CheckpointPublishing(session, schedule, tmp_path, [0])) as publishing:
         assert publishing.awaits(2) == awaited
+
+
+def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_path):
+    class Broken(Offers):
+        def publish(self, version, params):
+            raise WeightsTransferError("explorer 1 is gone")
+
+    program = program_of(tmp_path, Broken(False, list), [])
+    with pytest.raises(WeightsTransferError, match="explorer 1 is gone"):
+        program.run()
+    assert program.finished == 0
