@@ -106,7 +106,10 @@ def puller_of(case: Case, places: Places) -> Any:
         from rl_sync.weights.server_puller import ServerPuller
 
         address = Path(places.directory, "address")
+        deadline = time.monotonic() + TIMEOUT_SECS
         while not address.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
         holder = RemoteHolder(address.read_text(), TIMEOUT_SECS)
         return ServerPuller(like, f"explorer{places.number}", lambda: [holder], int, host=HOST)
