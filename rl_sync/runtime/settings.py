@@ -22,15 +22,10 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.algorithm_settings import (
-    complete,
-    require_bearing,
-    require_demonstrations,
-    require_no_explorers,
-    require_shares,
-)
+from rl_sync.runtime.algorithm_settings import complete, require_demonstrations
+from rl_sync.runtime.contradictions import check
 from rl_sync.runtime.model_settings import ModelSettings
-from rl_sync.runtime.records import ConfigError, build, one_of, require
+from rl_sync.runtime.records import ConfigError, build
 from rl_sync.runtime.rollout_settings import RolloutSettings
 from rl_sync.runtime.sections import (
     CheckpointSettings,
@@ -47,8 +42,6 @@ from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
-
-TRANSFERS = ("collective", "checkpoint", "server")
 
 TOGETHER = "trainer+explorers"
 """The name of the one process that they share under `launch.colocate`."""
@@ -94,7 +87,7 @@ class RunSettings:
         """
         try:
             settings = build(cls, complete(config), "config")
-            settings._validate()
+            check(settings)
             settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_ids=(0,))
             settings.model.config(vocab_size=1, max_length=1)
             settings.batching(row_tokens=1)
@@ -124,112 +117,6 @@ class RunSettings:
         trainer = dataclasses.replace(self.trainer, compute_dtype=self.compute_dtype)
         return dataclasses.asdict(
             dataclasses.replace(self, sync=sync, explorer=explorer, trainer=trainer)
-        )
-
-    def _validate(self) -> None:
-        mode = MODES.get(self.sync.mode)
-        schedule = self.schedule
-        assert mode is not None, "the schedule has checked the mode"
-        count, least, most = self.explorers, mode.least_explorers, mode.most_explorers
-        if self.algorithm.imitates:
-            require_no_explorers(self.algorithm, self.explorer)
-            least = 0
-        require(
-            count >= least and (most is None or count <= most),
-            f"explorer.count={count} does not fit sync.mode={self.sync.mode}, which takes "
-            + (f"{least}" if least == most else f"{least} or more")
-            + (": for several explorers use sync.mode=multi_explorer." if most == 1 else "."),
-        )
-        one_of("sync.transfer", self.transfer, TRANSFERS)
-        require(
-            count <= self.trainer.groups_per_step,
-            f"explorer.count={count} explorers cannot share trainer.groups_per_step="
-            f"{self.trainer.groups_per_step}: some would have nothing to generate.",
-        )
-        require(
-            schedule.pull == "latest" or self.replay.sampler == "fifo",
-            f"replay.sampler={self.replay.sampler} does not fit sync.mode={self.sync.mode}: exact"
-            " pulls consume batches in their order. Use replay.sampler=fifo.",
-        )
-        taken_freely = self.transfer != "collective" or self.launch.colocate
-        offered = schedule.pull == "latest" and taken_freely
-        require(
-            self.rollout.swap == "between" or offered,
-            f"rollout.swap={self.rollout.swap} needs weights that an explorer takes when it likes,"
-            f" but sync.pull={schedule.pull} over sync.transfer={self.transfer} has none: use"
-            " sync.mode=asynchronous or multi_explorer, or rollout.swap=between.",
-        )
-        require(
-            not self.rollout.budget_tokens or schedule.pull == "latest",
-            f"rollout.budget_tokens={self.rollout.budget_tokens} leaves groups to be finished with"
-            f" later weights, but sync.pull={schedule.pull} fixes the groups and the version of"
-            " every batch: use sync.mode=asynchronous or multi_explorer, or rollout.budget_tokens=0"
-            " (no budget).",
-        )
-        updates = self.optimizer.updates_per_batch
-        require(
-            self.trainer.groups_per_step % updates == 0,
-            f"trainer.groups_per_step={self.trainer.groups_per_step} groups cannot be shared evenly"
-            f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
-        )
-        require_bearing(self.algorithm, schedule.staleness_bound, self.sync.mode)
-        require_shares(self.algorithm, self.trainer, updates)
-        require(
-            not self.launch.colocate or self.trainer.processes == self.explorer.processes == 1,
-            "launch.colocate=true runs all roles in one process: use it with"
-            f" trainer.processes=1 and explorer.processes=1, not {self.trainer.processes} and"
-            f" {self.explorer.processes}.",
-        )
-        require(
-            self.launch.colocate or not self.launch.share_devices,
-            "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
-        )
-        require(
-            self.trainer.group_size >= 2 or not self.algorithm.compares_groups,
-            f"trainer.group_size must be at least 2, not {self.trainer.group_size}:"
-            f" algorithm.advantage={self.algorithm.advantage} compares a group's completions with"
-            " each other. For one completion a prompt use algorithm.name=ppo or reinforce_pp.",
-        )
-        require(
-            not self.algorithm.needs_values or self.critic.warm_up_steps < self.trainer.steps,
-            f"critic.warm_up_steps={self.critic.warm_up_steps} leaves the policy none of"
-            f" trainer.steps={self.trainer.steps} to learn in: use fewer.",
-        )
-        require(
-            self.transfer != "server" or not self.launch.colocate,
-            "sync.transfer=server is for roles in processes of their own: with launch.colocate=true"
-            " use sync.transfer=collective, which hands the weights over.",
-        )
-        lease = self.explorer.groups_per_lease
-        require(
-            lease is None or lease >= 1,
-            f"explorer.groups_per_lease must be at least 1, not {lease}.",
-        )
-        self._validate_meshes()
-
-    def _validate_meshes(self) -> None:
-        trainer, explorer = self.trainer_layout, self.explorer_layout
-        sizes = f"trainer.mesh of {self.trainer.mesh.shape}"
-        rows = self.trainer.groups_per_step * self.trainer.group_size
-        rows //= self.optimizer.updates_per_batch
-        of_rows = {
-            "trainer.groups_per_step · trainer.group_size / optimizer.updates_per_batch": rows,
-            "trainer.microbatch_rows": self.trainer.microbatch_rows,
-            "algorithm.expert_rows / optimizer.updates_per_batch": self.algorithm.expert_rows
-            // self.optimizer.updates_per_batch,
-            "warm_up.batch_size": self.warm_up.batch_size if self.warm_up.steps else 0,
-        }
-        for name, value in of_rows.items():
-            require(
-                value % trainer.batch_shards == 0,
-                f"{name} = {value} rows cannot be cut evenly into {trainer.batch_shards} parts, as"
-                f" {sizes} wants it: use a multiple.",
-            )
-        require(
-            self.slots % explorer.batch_shards == 0,
-            f"An explorer's {self.slots} slots (rollout.slots) cannot be cut evenly into"
-            f" {explorer.batch_shards} parts, as explorer.mesh of {self.explorer.mesh.shape} wants"
-            " it: use a multiple.",
         )
 
     def mesh_of(self, role: str) -> MeshShape:
