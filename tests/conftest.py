@@ -11,7 +11,7 @@ import pytest
 jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiling is nearly all that these folders' tests do, and what is compiled runs a few times.
-QUICKLY_COMPILED = ("actors", "models", "rollout")
+QUICKLY_COMPILED = ("actors", "models", "rollout", "runtime")
 _QUICK = "jax_disable_most_optimizations"
 
 

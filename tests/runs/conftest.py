@@ -23,15 +23,15 @@ CONFIG = "tests/runs/tiny.py"
 TIMEOUT_SECS = 240
 
 
-# Runs of the same shapes compile the same programs: the later ones read them from a cache.
-CACHE = {
+# Compiling is most of what short runs do. Those of the same shapes compile the same programs: the
+# later ones read them from a cache.
+QUICKLY = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
 }
 
-
-# For runs of many processes, each of which compiles everything for itself.
-QUICKLY_COMPILED = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+EMBEDDED = "--config.replay.backend=embedded"
 MESHES = (
     "--config.trainer.mesh.fsdp=4",
     "--config.explorer.mesh.data=2",
@@ -50,12 +50,12 @@ def launch(
     """Starts the launcher on the tiny config.
 
     Args:
-      variables: that the environment has besides; those of the cache if left out.
+      variables: that the environment has besides; those for quick compilation if left out.
     """
     command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
     cache = str(workdir.parents[1] / "compiled")  # One for the whole test session.
     if variables is None:
-        variables = {**CACHE, "JAX_COMPILATION_CACHE_DIR": cache}
+        variables = {**QUICKLY, "JAX_COMPILATION_CACHE_DIR": cache}
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,

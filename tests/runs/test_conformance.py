@@ -15,6 +15,7 @@ from rl_sync.runtime.programs import SYNC_SPANS, WEIGHTS_DIR, parameters_of, tra
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
 from rl_sync.weights.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
+from tests.runs.conftest import EMBEDDED, TEAMS
 
 
 def flags(mode: str, **fields: object) -> tuple[str, ...]:
@@ -66,7 +67,12 @@ RUNS = {
         "multi_explorer", count=2, transfer="collective", colocate=True, steps=30
     ),
     "two explorers, collective": flags("multi_explorer", count=2, transfer="collective", steps=300),
+    "asynchronous, in teams": (*flags("asynchronous", steps=12), *TEAMS),
+    "two explorers, in teams": (*flags("multi_explorer", count=2, steps=60), *TEAMS),
 }
+# The others do with the embedded replay server, which is up at once.
+WITH_REVERB = ("synchronous", "one step off-policy", "asynchronous", "two explorers")
+RUNS = {name: some if name in WITH_REVERB else (*some, EMBEDDED) for name, some in RUNS.items()}
 EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
 LATEST = [name for name in RUNS if name not in EXACT]
 

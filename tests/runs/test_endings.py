@@ -20,7 +20,7 @@ from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
 from rl_sync.runtime.ledger import read_consumed, read_ledger
-from tests.runs.conftest import QUICKLY_COMPILED, TEAMS, TIMEOUT_SECS, RunRecord, launch
+from tests.runs.conftest import TEAMS, TIMEOUT_SECS, RunRecord, launch
 
 LONG = "--config.trainer.steps=100000"
 NO_RESTARTS = "--config.launch.explorer_restarts=0"
@@ -113,8 +113,7 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
 @pytest.mark.parametrize(
     ("victim", "mode"), [("trainer/1", "synchronous"), ("explorer2/1", "multi_explorer")]
 )
-def test_a_program_that_loses_one_of_its_processes_is_lost(started, monkeypatch, victim, mode):
-    monkeypatch.setenv(*QUICKLY_COMPILED)
+def test_a_program_that_loses_one_of_its_processes_is_lost(started, victim, mode):
     process, workdir = started(f"--config.sync.mode={mode}", *TEAMS, NO_RESTARTS)
     os.kill(processes_of(workdir)[victim], signal.SIGKILL)
     output = ended(process)

@@ -19,7 +19,7 @@ from rl_sync.runtime.programs import replay_tables
 from rl_sync.runtime.rpc import RpcClient
 from rl_sync.runtime.settings import RunSettings
 from tests.runs import tiny
-from tests.runs.conftest import CACHE, ROOT, TIMEOUT_SECS
+from tests.runs.conftest import QUICKLY, ROOT, TIMEOUT_SECS
 
 HOST = "127.0.0.1"
 
@@ -58,7 +58,7 @@ def start(settings, tmp_path):
                 stderr=log,
                 env={
                     **os.environ,
-                    **CACHE,
+                    **QUICKLY,
                     "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
                 },
             )
