@@ -15,6 +15,7 @@ STALENESS = np.random.default_rng(0).integers(0, 4, MASK.shape)
 ENTROPY = np.random.default_rng(1).random(MASK.shape)
 TRUNCATED = LENGTHS == MAX_TOKENS
 COLUMNS = ("logprobs", "behavior_logprobs", "old_logprobs", "ref_logprobs", "values")
+IN_ORDER = np.arange(len(MASK))
 PADDED = ({name: VALUES[name] for name in COLUMNS}, MASK, None, STALENESS, ENTROPY)
 
 
@@ -24,16 +25,18 @@ def _packed():
     return columns, mask, sequences, packed(STALENESS)[0], packed(ENTROPY)[0]
 
 
-def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewards"]):
+def _known(
+    algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewards"], order=IN_ORDER
+):
     """What is known of a batch of the reference's rollouts, with a reference model."""
     asarray = functools.partial(jnp.asarray, dtype=jnp.float32)
     behavior, proximal, ref, values = (asarray(columns[name]) for name in COLUMNS[1:])
-    baselines = asarray(rewards)[::-1]
+    baselines = asarray(rewards)[::-1][order]
     batch = credit.Trajectories(
-        asarray(rewards),
+        asarray(rewards)[order],
         jnp.asarray(mask),
         sequences,
-        jnp.asarray(TRUNCATED),
+        jnp.asarray(TRUNCATED[order]),
         behavior,
         ref,
         baselines,
@@ -53,10 +56,10 @@ def _known(algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewar
     return experience, metrics
 
 
-def _step(algorithm, layout, parts=None):
+def _step(algorithm, layout, parts=None, order=IN_ORDER):
     """The loss, its gradient by the logprobs, and the metrics, over parts of the rows."""
     columns, mask, sequences, staleness, entropy = layout
-    known, of_batch = _known(algorithm, columns, mask, sequences, staleness)
+    known, of_batch = _known(algorithm, columns, mask, sequences, staleness, order=order)
     totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS, GROUP_SIZE)
     arguments = (jnp.asarray(columns["logprobs"], jnp.float32), jnp.asarray(entropy), known)
 
@@ -90,6 +93,18 @@ def test_neither_microbatches_nor_the_layout_change_anything(name):
     for key, value in metrics.items():
         for other in (halved_metrics, others_metrics):
             np.testing.assert_allclose(other[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_order_of_groups_changes_nothing(name):
+    algorithm = dataclasses.replace(ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.1)
+    order = IN_ORDER.reshape(-1, GROUP_SIZE)[[2, 0, 1]].ravel()
+    gradient, metrics = _step(algorithm, PADDED)
+    moved = jax.tree.map(lambda x: x[order], PADDED)
+    others, others_metrics = _step(algorithm, moved, order=order)
+    np.testing.assert_allclose(others, gradient[order], atol=1e-6)
+    for key, value in metrics.items():
+        np.testing.assert_allclose(others_metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
 
 
 def _changed(**change):
