@@ -16,6 +16,7 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.checkpoint import CheckpointPublisher
 from rl_sync.weights.collective import CollectivePublisher, Sender
+from rl_sync.weights.interface import Publisher
 from rl_sync.weights.local import LocalPublisher
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_regions import Places
@@ -59,7 +60,45 @@ class NoPublishing:
         """Nothing was begun."""
 
 
-class CheckpointPublishing:
+class _Offering:
+    """Versions are offered, and explorers take them when they like.
+
+    Args:
+      session: the trainer's.
+      schedule: decides who waits.
+      kind: of the spans.
+      publisher: to whom versions are given.
+    """
+
+    def __init__(
+        self, session: Session, schedule: SyncSchedule, kind: SpanKind, publisher: Publisher
+    ):
+        self._session, self._schedule = session, schedule
+        self._kind, self._publisher = kind, publisher
+
+    def awaits(self, version: int) -> bool:
+        """Where the next batch is made with the version, so that there is nothing to go on with.
+
+        The step's report, and the end of its span, then come before the first rollout that uses it.
+        """
+        schedule = self._schedule
+        return schedule.pull == "exact" and schedule.first_user(version) == version + 1
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `Publishing`."""
+        self._session.check()
+        with self._session.spans.span(self._kind, version=version):
+            self._publisher.publish(version, params)
+
+    def serve(self) -> None:
+        """See `Publishing`; explorers serve themselves."""
+
+    def close(self) -> None:
+        """See `Publishing`."""
+        self._publisher.close()
+
+
+class CheckpointPublishing(_Offering):
     """Versions are saved in the background; explorers are told when one can be read.
 
     The parameters may be on their way still: they are copied on the device, and whoever saves the
@@ -79,8 +118,7 @@ class CheckpointPublishing:
         directory: Path,
         processes: Iterable[int],
     ):
-        self._session, self._schedule = session, schedule
-        self._publisher = CheckpointPublisher(
+        publisher = CheckpointPublisher(
             directory,
             keep=schedule.versions_kept,
             may_skip=schedule.pull == "latest",
@@ -91,16 +129,7 @@ class CheckpointPublishing:
             agree=session.agree,
             agree_saving=session.team.thread("weights"),
         )
-
-    def awaits(self, version: int) -> bool:
-        """Where the next batch is made with the version, there is nothing to do meanwhile."""
-        return _is_next(self._schedule, version)
-
-    def publish(self, version: int, params: Params) -> None:
-        """See `Publishing`."""
-        self._session.check()
-        with self._session.spans.span(SpanKind.SYNC_CHECKPOINT, version=version):
-            self._publisher.publish(version, params)
+        super().__init__(session, schedule, SpanKind.SYNC_CHECKPOINT, publisher)
 
     def _saved(self, version: int, secs: float) -> None:
         now = self._session.spans.now()
@@ -109,15 +138,8 @@ class CheckpointPublishing:
         )
         self._session.tell("published", version=version)
 
-    def serve(self) -> None:
-        """See `Publishing`; explorers serve themselves."""
 
-    def close(self) -> None:
-        """See `Publishing`."""
-        self._publisher.close()
-
-
-class LocalPublishing:
+class LocalPublishing(_Offering):
     """Versions are handed over inside the process that trainer and explorers share.
 
     Args:
@@ -127,29 +149,15 @@ class LocalPublishing:
     """
 
     def __init__(self, session: Session, schedule: SyncSchedule, publisher: LocalPublisher):
-        self._session, self._schedule = session, schedule
-        self._publisher = publisher
-
-    def awaits(self, version: int) -> bool:
-        """As over checkpoints: where the next batch is made with the version."""
-        return _is_next(self._schedule, version)
+        super().__init__(session, schedule, SpanKind.SYNC_COLLECTIVE, publisher)
 
     def publish(self, version: int, params: Params) -> None:
         """See `Publishing`; waits for nobody."""
-        self._session.check()
-        with self._session.spans.span(SpanKind.SYNC_COLLECTIVE, version=version):
-            self._publisher.publish(version, params)
+        super().publish(version, params)
         self._session.call("published", version=version)
 
-    def serve(self) -> None:
-        """See `Publishing`; explorers serve themselves."""
 
-    def close(self) -> None:
-        """See `Publishing`."""
-        self._publisher.close()
-
-
-class ServerPublishing:
+class ServerPublishing(_Offering):
     """Versions are cut on the devices and offered; explorers fetch them when they like.
 
     Args:
@@ -163,33 +171,20 @@ class ServerPublishing:
     def __init__(
         self, session: Session, schedule: SyncSchedule, like: Params, places: Places, host: str
     ):
-        self._session, self._schedule = session, schedule
-        self._publisher = ServerPublisher(
+        publisher = ServerPublisher(
             like,
             host=host,
             places=places,
             keep=schedule.versions_in_use,
             on_ready=lambda version: session.tell("published", version=version),
         )
-        self._server = HolderServer(self._publisher, host)
+        super().__init__(session, schedule, SpanKind.SYNC_SERVER, publisher)
+        self._server = HolderServer(publisher, host)
         session.call_alone("hold", process=jax.process_index(), address=self._server.address)
-
-    def awaits(self, version: int) -> bool:
-        """See `CheckpointPublishing`."""
-        return _is_next(self._schedule, version)
-
-    def publish(self, version: int, params: Params) -> None:
-        """See `Publishing`."""
-        self._session.check()
-        with self._session.spans.span(SpanKind.SYNC_SERVER, version=version):
-            self._publisher.publish(version, params)
-
-    def serve(self) -> None:
-        """See `Publishing`; explorers serve themselves."""
 
     def close(self) -> None:
         """See `Publishing`; what is still being fetched has no use any more."""
-        self._publisher.close()
+        super().close()
         self._server.close()
 
 
@@ -246,11 +241,3 @@ class CollectivePublishing:
     def close(self) -> None:
         """See `Publishing`."""
         self._publisher.close()
-
-
-def _is_next(schedule: SyncSchedule, version: int) -> bool:
-    """Whether the next batch is made with a version, so that there is nothing to go on with.
-
-    The step's report, and the end of its span, then come before the first rollout that uses it.
-    """
-    return schedule.pull == "exact" and schedule.first_user(version) == version + 1
