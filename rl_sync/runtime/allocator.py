@@ -13,7 +13,8 @@ _SETTINGS = {
     "hugetlb": 1,  # Large pages.
     "mmap_max": 0,
     "trim_threshold": 10**12,  # What is freed is kept.
-    "arena_max": 2,  # Few pools, so that what one has kept serves the next call.
+    # One pool: only the first keeps what is freed, and what it kept serves calls on any thread.
+    "arena_max": 1,
 }
 
 

@@ -5,26 +5,44 @@ modulo 2^32. Integer addition is associative, so neither the sharding nor the or
 shows in the result; the index makes swapped, shifted and missing elements show. Each leaf's sums
 are mixed with its path, shape and dtype before the leaves are added up in the same way.
 
+Each device adds up its own shards, a few alike at a time: one program for all would take long to
+compile where there are many leaves, and a program for each would keep the caller waiting, since
+XLA lets only 32 be under way on a CPU.
+
 It guards against mistakes and broken hardware, not against an adversary.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Shaped, UInt32
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, Shaped, UInt32
 
 from rl_sync.types import Params
 
 _GOLDEN = 0x9E3779B1  # odd, so that multiplying by it loses nothing
 _SILVER = 0x85EBCA77
+_WORD = 0xFFFFFFFF
+_GROUP = 8
 UNSIGNED: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 """From bytes an element to the dtype that its bits are read as; 8-byte elements are two words."""
+
+
+class _Shard(NamedTuple):
+    """What a device has of a leaf, and where in the leaf that is; see `_place`."""
+
+    leaf: int
+    data: Shaped[Array, "*shape"]
+    place: UInt32[np.ndarray, " 1+axes"]
 
 
 def digest(params: Params) -> str:
@@ -42,20 +60,41 @@ def to_text(words: UInt32[Array, " 2"]) -> str:
     return f"{first:08x}{second:08x}"
 
 
-@jax.jit
 def digest_words(params: Params) -> UInt32[Array, " 2"]:
-    """The digest as two words on the device, so that it can be computed without waiting for it.
+    """The digest as two words on the devices, so that it can be computed without waiting for it.
+
+    Every process that holds a part of the parameters calls it.
 
     Raises:
       TypeError: as in `digest`.
     """
-    total = jnp.zeros((2,), jnp.uint32)
+    leaves, salts = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        leaf, name = jnp.asarray(leaf), jax.tree_util.keystr(path)
-        check_dtype(name, leaf.dtype)
-        salts = _leaf_salts(name, leaf.shape, leaf.dtype.name)
-        total = total + _mix(_leaf_sums(leaf) ^ salts)
-    return total
+        array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+        name = jax.tree_util.keystr(path)
+        check_dtype(name, array.dtype)
+        leaves.append(array)
+        salts.append(_leaf_salts(name, array.shape, array.dtype.name))
+    if not leaves:
+        return jnp.zeros((2,), jnp.uint32)
+    everywhere: set[Any] = {device for leaf in leaves for device in leaf.sharding.device_set}
+    devices = sorted(everywhere, key=lambda device: device.id)
+    here = jax.process_index()
+    shards: dict[jax.Device, list[_Shard]] = {d: [] for d in devices if d.process_index == here}
+    for number, leaf in enumerate(leaves):
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0:
+                shards[shard.device].append(_Shard(number, shard.data, _place(leaf, shard.index)))
+    columns = [
+        _device_sums(mine, len(leaves))
+        if mine
+        else jnp.zeros((1, len(leaves), 2), jnp.uint32, device=device)
+        for device, mine in shards.items()
+    ]
+    spread = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
+    shape = (len(devices), len(leaves), 2)
+    everything = jax.make_array_from_single_device_arrays(shape, spread, columns)
+    return _total(everything, np.stack(salts))
 
 
 def check_dtype(name: str, dtype: np.dtype) -> None:
@@ -82,16 +121,62 @@ def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return lax.bitcast_convert_type(x, UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
 
 
-def _leaf_sums(x: Shaped[Array, "*shape"]) -> UInt32[Array, " 2"]:
+def _place(leaf: Array, index: tuple[slice, ...]) -> UInt32[np.ndarray, " 1+axes"]:
+    """The row-major index of a shard's first word, and how far apart words are along each axis."""
+    shape = (*leaf.shape, 2) if leaf.dtype.itemsize > 4 else leaf.shape
+    starts = [part.indices(size)[0] for part, size in zip(index, leaf.shape, strict=True)]
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    first = sum(start * stride for start, stride in zip(starts, strides, strict=False))
+    return np.array([number & _WORD for number in (first, *strides)], np.uint32)
+
+
+def _device_sums(shards: Sequence[_Shard], leaves: int) -> UInt32[Array, "1 leaves 2"]:
+    """The sums of each leaf's shard on a device; 0 of leaves that have none there."""
+    alike: dict[Any, list[_Shard]] = {}
+    for shard in shards:
+        alike.setdefault((shard.data.shape, shard.data.dtype), []).append(shard)
+    groups = [each[i : i + _GROUP] for each in alike.values() for i in range(0, len(each), _GROUP)]
+    order = np.full((leaves,), len(shards))
+    order[[shard.leaf for group in groups for shard in group]] = np.arange(len(shards))
+    sums = [_group_sums([s.data for s in group], [s.place for s in group]) for group in groups]
+    return _column(sums, order)
+
+
+@jax.jit
+def _group_sums(
+    shards: list[Shaped[Array, "*shape"]], places: list[UInt32[Array, " 1+axes"]]
+) -> UInt32[Array, "group 2"]:
+    return jnp.stack([_shard_sums(*pair) for pair in zip(shards, places, strict=True)])
+
+
+@jax.jit
+def _column(
+    sums: list[UInt32[Array, "group 2"]], order: Int[Array, " leaves"]
+) -> UInt32[Array, "1 leaves 2"]:
+    return jnp.concatenate([*sums, jnp.zeros((1, 2), jnp.uint32)])[order][None]
+
+
+def _shard_sums(x: Shaped[Array, "*shape"], place: UInt32[Array, " 1+axes"]) -> UInt32[Array, " 2"]:
     words = _element_words(x)
-    place = _mix(_row_major_index(words.shape) * jnp.uint32(_GOLDEN))
-    once = _mix(words + place)
-    twice = _mix(once ^ (words * jnp.uint32(_SILVER)) ^ place)
+    index = jnp.full(words.shape, place[0])
+    for axis in range(words.ndim):
+        index = index + lax.broadcasted_iota(jnp.uint32, words.shape, axis) * place[1 + axis]
+    once = _mix(words + index * jnp.uint32(_GOLDEN))
+    twice = once ^ (words * jnp.uint32(_SILVER) + jnp.uint32(_GOLDEN))
     # Both at once, which XLA computes at the speed of memory on a CPU; each alone takes ten times
     # as long.
     zero = jnp.uint32(0)
-    sums = lax.reduce((once, twice), (zero, zero), _add, tuple(range(words.ndim)))
-    return jnp.stack(sums)
+    # Row by row, which XLA spreads over the cores.
+    axes = tuple(range(1 if x.ndim > 1 else 0, words.ndim))
+    rows = lax.reduce((once, twice), (zero, zero), _add, axes)
+    return jnp.stack([jnp.sum(row, dtype=jnp.uint32) for row in rows])
+
+
+@jax.jit
+def _total(
+    sums: UInt32[Array, "devices leaves 2"], salts: UInt32[Array, "leaves 2"]
+) -> UInt32[Array, " 2"]:
+    return jnp.sum(_mix(jnp.sum(sums, 0, jnp.uint32) ^ salts), 0, jnp.uint32)
 
 
 def _add(
@@ -101,17 +186,6 @@ def _add(
     return sums[0] + more[0], sums[1] + more[1]
 
 
-def _row_major_index(shape: tuple[int, ...]) -> UInt32[Array, "*shape"]:
-    """Each element's index modulo 2^32: one iota an axis, so that it shards like the leaf."""
-    index = jnp.zeros(shape, jnp.uint32)
-    stride = 1
-    for axis in reversed(range(len(shape))):
-        steps = lax.broadcasted_iota(jnp.uint32, shape, axis)
-        index = index + steps * jnp.uint32(stride & 0xFFFFFFFF)
-        stride *= shape[axis]
-    return index
-
-
 def _mix(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """A bijection of words in which every bit moves every other (MurmurHash3's finalizer)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
@@ -119,6 +193,7 @@ def _mix(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return x ^ (x >> 16)
 
 
+@functools.cache
 def _leaf_salts(path: str, shape: tuple[int, ...], dtype: str) -> UInt32[np.ndarray, " 2"]:
     content = repr((path, shape, dtype)).encode()
     return np.frombuffer(hashlib.sha256(content).digest()[:8], dtype="<u4").astype(np.uint32)

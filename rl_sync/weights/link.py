@@ -1,26 +1,27 @@
 """A link moves parameters from the devices of one mesh to those of another, shard to shard.
 
 The processes of both meshes enter it together; nothing but the order in which they dispatch pairs
-them. Each of their devices holds at most two buckets besides what it has anyway: one that it
-sends, and one that arrives.
+them. Each of their devices holds at most one bucket besides what it has anyway and, where the
+parameters go, the new ones: half of it is what the device sends, and half is what arrives. Large
+parameters that both sides cut alike are sent from where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import Array, UInt32
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.digest import check_dtype
-from rl_sync.weights.packing import cut_of, pack, unpack
-from rl_sync.weights.routes import Box, Placed, Route, plan_transfer
+from rl_sync.weights.packing import Landing, Load, load, wire_dtype
+from rl_sync.weights.routes import Box, Placed, Wave, plan_transfer
 
 BUCKET_BYTES = 64 * 2**20
 
@@ -56,11 +57,16 @@ class Link:
             Placed(a.dtype.itemsize, _boxes(a, self._senders), _boxes(b, self._receivers))
             for a, b in pairs
         ]
-        self._plan = plan_transfer(self._leaves, bucket_bytes)
+        # A device of either side puts in as much as it gets.
+        self._waves = plan_transfer(self._leaves, bucket_bytes // 2)
+        platform = self._senders[0].platform
+        self._dtypes = [wire_dtype(leaf.dtype, platform) for leaf in jax.tree.leaves(source)]
         everyone = np.array([*self._senders, *self._receivers])
         mesh = Mesh(everyone, (_AXIS,))
+        self._here = [device for device in everyone if _is_here(device)]
         self._spread = NamedSharding(mesh, PartitionSpec(_AXIS))
-        self._movers = [self._mover(mesh, wave) for wave in self._plan.waves]
+        self._movers = [self._mover(mesh, wave) for wave in self._waves]
+        self._blanks: dict[tuple[jax.Device, tuple[int, ...], np.dtype], Array] = {}
 
     def send(self, params: Params) -> None:
         """The source's side. Blocks until the target has everything.
@@ -72,17 +78,16 @@ class Link:
         self._check(params)
         shards = _shards(params)
         held = {device: self._held(device, "sources") for device in shards}
-        for number, wave in enumerate(self._plan.waves):
-            for turn in range(_turns(wave)):
-                sent: dict[jax.Device, UInt32[Array, " W"]] = {}
-                for route in wave:
+        for number, wave in enumerate(self._waves):
+            for turn in range(len(wave.words)):
+                sent: dict[jax.Device, Load] = {}
+                for route in wave.routes:
                     device = self._senders[route.source]
                     if device in shards and turn < len(route.buckets):
-                        cut = cut_of(route.buckets[turn], held[device])
-                        arrays = [shards[device][leaf] for leaf in cut.leaves]
-                        words = self._plan.bucket_words
-                        sent[device] = pack(arrays, cut.starts, sizes=cut.sizes, words=words)
-                self._enter(number, sent)
+                        bucket, words = route.buckets[turn], wave.words[turn]
+                        sent[device] = load(bucket, shards[device], held[device], words)
+                self._enter(number, turn, sent)
+        self._blanks.clear()
 
     def receive(self) -> Params:
         """The target's side. Blocks until it has everything; gives it in the target's sharding.
@@ -90,71 +95,83 @@ class Link:
         Raises:
           jax.errors.JaxRuntimeError: the other side is gone.
         """
-        shards = {device: self._blank(device) for device in self._receivers if _is_here(device)}
-        held = {device: self._held(device, "targets") for device in shards}
-        nothing = {device: self._empty(device) for device in shards}
-        for number, wave in enumerate(self._plan.waves):
-            for turn in range(_turns(wave)):
-                arrived = self._enter(number, nothing)
-                for route in wave:
+        landings = {
+            device: Landing(device, jax.tree.leaves(self._target), self._held(device, "targets"))
+            for device in self._receivers
+            if _is_here(device)
+        }
+        for number, wave in enumerate(self._waves):
+            for turn in range(len(wave.words)):
+                arrived = self._enter(number, turn, {})
+                for route in wave.routes:
                     device = self._receivers[route.target]
-                    if device in shards and turn < len(route.buckets):
-                        cut = cut_of(route.buckets[turn], held[device])
-                        mine = shards[device]
-                        arrays = [mine[leaf] for leaf in cut.leaves]
-                        filled = unpack(arrays, arrived[device], cut.starts, sizes=cut.sizes)
-                        for leaf, array in zip(cut.leaves, filled, strict=True):
-                            mine[leaf] = array
+                    if device in landings and turn < len(route.buckets):
+                        landings[device].add(route.buckets[turn], arrived.pop(device))
+        self._blanks.clear()
+        shards = [landing.arrays() for landing in landings.values()]
         leaves, treedef = jax.tree.flatten(self._target)
         return jax.tree.unflatten(
             treedef,
             [
                 jax.make_array_from_single_device_arrays(
-                    leaf.shape, leaf.sharding, [mine[number] for mine in shards.values()]
+                    leaf.shape, leaf.sharding, [mine[number] for mine in shards]
                 )
                 for number, leaf in enumerate(leaves)
             ],
         )
 
-    def _mover(self, mesh: Mesh, wave: tuple[Route, ...]) -> Any:
-        steps = [(route.source, len(self._senders) + route.target) for route in wave]
+    def _mover(self, mesh: Mesh, wave: Wave) -> Any:
+        steps = [(route.source, len(self._senders) + route.target) for route in wave.routes]
         spec = self._spread.spec
 
-        def move(bucket: UInt32[Array, " W"]) -> UInt32[Array, " W"]:
-            return lax.ppermute(bucket, _AXIS, steps)
+        def move(everything: Load) -> Load:
+            return [lax.ppermute(x, _AXIS, steps) for x in everything]
 
         return jax.jit(jax.shard_map(move, mesh=mesh, in_specs=spec, out_specs=spec))
 
     def _enter(
-        self, wave: int, sent: Mapping[jax.Device, UInt32[Array, " W"]]
-    ) -> dict[jax.Device, UInt32[Array, " W"]]:
+        self, wave: int, turn: int, sent: Mapping[jax.Device, Load]
+    ) -> dict[jax.Device, Load]:
         """One turn of a wave: what this process's devices send, and what each gets."""
-        here = [device for device in self._spread.mesh.devices.flat if _is_here(device)]
-        mine = [sent[device] if device in sent else self._empty(device) for device in here]
-        shape = (self._spread.mesh.size * self._plan.bucket_words,)
-        everything = jax.make_array_from_single_device_arrays(shape, self._spread, mine)
+        empty = self._empty(self._waves[wave], turn, [d for d in self._here if d not in sent])
+        loads = [sent[device] if device in sent else empty[device] for device in self._here]
+        everything = [self._joined(parts) for parts in zip(*loads, strict=True)]
         # One collective at a time: nothing but the order of dispatch pairs the two sides.
         moved = jax.block_until_ready(self._movers[wave](everything))
-        return {shard.device: shard.data for shard in moved.addressable_shards}
+        got: dict[jax.Device, Load] = {device: [] for device in self._here}
+        for array in moved:
+            for shard in array.addressable_shards:
+                got[shard.device].append(shard.data)
+        return got
 
-    def _empty(self, device: jax.Device) -> UInt32[Array, " W"]:
-        """What a device puts in that sends nothing."""
-        return jnp.zeros((self._plan.bucket_words,), jnp.uint32, device=device)
+    def _joined(self, parts: Sequence[Array]) -> Array:
+        """Each device's part as one array of the mesh."""
+        first, *others = parts[0].shape
+        shape = (first * self._spread.mesh.size, *others)
+        return jax.make_array_from_single_device_arrays(shape, self._spread, list(parts))
+
+    def _empty(
+        self, wave: Wave, turn: int, devices: Sequence[jax.Device]
+    ) -> dict[jax.Device, Load]:
+        """What devices put in that send nothing; kept for the next turn, which is often alike."""
+        bucket = wave.routes[0].buckets[turn]
+        kinds = [
+            (tuple(high - low for low, high in box), self._dtypes[leaf])
+            for leaf, box in bucket.single
+        ]
+        if wave.words[turn]:
+            kinds.append(((wave.words[turn],), np.dtype(np.uint32)))
+        wanted = {(device, *kind) for device in devices for kind in kinds}
+        for gone in self._blanks.keys() - wanted:
+            del self._blanks[gone]
+        for device, shape, dtype in wanted - self._blanks.keys():
+            self._blanks[device, shape, dtype] = jnp.zeros(shape, dtype, device=device)
+        return {device: [self._blanks[device, *kind] for kind in kinds] for device in devices}
 
     def _held(self, device: jax.Device, side: str) -> list[Box]:
         """What a device has of each parameter, or is to have."""
         devices = self._senders if side == "sources" else self._receivers
         return [getattr(leaf, side)[devices.index(device)] for leaf in self._leaves]
-
-    def _blank(self, device: jax.Device) -> list[Array]:
-        """Room for what a device is to have."""
-        shapes = [tuple(high - low for low, high in box) for box in self._held(device, "targets")]
-        dtypes = [leaf.dtype for leaf in jax.tree.leaves(self._target)]
-
-        def zeros() -> list[Array]:
-            return [jnp.zeros(*kind) for kind in zip(shapes, dtypes, strict=True)]
-
-        return jax.jit(zeros, out_shardings=SingleDeviceSharding(device))()
 
     def _check(self, params: Params) -> None:
         """Raises a ValueError that names the first leaf that is not as the source's."""
@@ -173,10 +190,6 @@ class Link:
                     f" but the transfer was planned for {leaf.dtype}{list(leaf.shape)}: make both"
                     " sides from the same model."
                 )
-
-
-def _turns(wave: tuple[Route, ...]) -> int:
-    return max(len(route.buckets) for route in wave)
 
 
 def _is_here(device: jax.Device) -> bool:

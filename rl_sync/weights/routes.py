@@ -1,9 +1,10 @@
 """Which piece of which parameter goes from which device to which, and in which bucket.
 
 A pure plan: boxes of indices and numbers of devices, no arrays. Between two devices everything
-goes in buckets of one size. In a *wave* each device sends to at most one and receives from at most
-one; the buckets of a wave go at the same time, one from each sender, until its longest route is
-through.
+goes in buckets of bounded size. In a *wave* each device sends to at most one and receives from at
+most one; the buckets of a wave go at the same time, one from each sender, until its longest route
+is through. Large pieces travel as they are, so that nothing need be copied into the bucket and out
+of it; small ones are packed into words.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ WORD_BYTES = 4
 
 _LEAST_WORDS = 2  # The largest elements have eight bytes.
 _GAP_SHARE = 8
+_SMALL_BYTES = 2**20
+_SMALL_SHARE = 8
 
 Box = tuple[tuple[int, int], ...]
 """The first index and the one after the last, along each axis."""
@@ -36,33 +39,45 @@ class Placed(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A box of a parameter, by the parameter's number; in a bucket it fills whole words."""
+    """A box of a parameter, by the parameter's number."""
 
     leaf: int
     box: Box
 
 
+class Bucket(NamedTuple):
+    """What one device sends to another at once.
+
+    Attributes:
+      single: pieces that are arrays of their own; of one turn of a wave all routes have the same.
+      packed: pieces that go in words, one after the other, each from a whole word on.
+    """
+
+    single: tuple[Piece, ...]
+    packed: tuple[Piece, ...]
+
+
 class Route(NamedTuple):
-    """What one device sends to another: the pieces of each bucket."""
+    """What one device sends to another, turn by turn."""
 
     source: int
     target: int
-    buckets: tuple[tuple[Piece, ...], ...]
+    buckets: tuple[Bucket, ...]
 
 
-class TransferPlan(NamedTuple):
-    """All routes.
+class Wave(NamedTuple):
+    """Routes that share no sender and no receiver.
 
     Attributes:
-      bucket_words: what a bucket holds.
-      waves: routes that share no sender and no receiver.
+      routes: the routes; the longest comes first.
+      words: of each turn, how many words are sent besides the arrays.
     """
 
-    bucket_words: int
-    waves: tuple[tuple[Route, ...], ...]
+    routes: tuple[Route, ...]
+    words: tuple[int, ...]
 
 
-def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> TransferPlan:
+def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> tuple[Wave, ...]:
     """Plans how every target gets its part of every parameter.
 
     Of sources that have the same, each sends to an equal share of those that want it.
@@ -84,13 +99,8 @@ def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> TransferPlan:
             wanted.setdefault((source, target), []).append(Piece(number, box))
     sizes = [leaf.itemsize for leaf in leaves]
     routes = [Route(*pair, _fill(pieces, sizes, words)) for pair, pieces in wanted.items()]
-    used = [
-        sum(word_count(piece.box, sizes[piece.leaf]) for piece in bucket)
-        for route in routes
-        for bucket in route.buckets
-    ]
     devices = max((max(len(leaf.sources), len(leaf.targets)) for leaf in leaves), default=1)
-    return TransferPlan(max(used, default=0), _waves(routes, devices))
+    return tuple(_aligned(wave, sizes) for wave in _waves(routes, devices))
 
 
 def word_count(box: Box, itemsize: int) -> int:
@@ -123,17 +133,18 @@ def _deliveries(leaf: Placed) -> list[tuple[int, int, Box]]:
     return deliveries
 
 
-def _fill(
-    pieces: Sequence[Piece], sizes: Sequence[int], words: int
-) -> tuple[tuple[Piece, ...], ...]:
-    """Cuts pieces, in their order, so that they fill buckets."""
+def _fill(pieces: Sequence[Piece], sizes: Sequence[int], words: int) -> tuple[Bucket, ...]:
+    """Puts pieces, in their order, into buckets; cuts those that are larger than a bucket."""
     buckets: list[tuple[Piece, ...]] = []
     bucket: list[Piece] = []
     free, left = words, deque(pieces)
     while left:
         piece = left.popleft()
         itemsize = sizes[piece.leaf]
-        taken, rest = _cut(piece.box, itemsize, free, words)
+        if free < word_count(piece.box, itemsize) <= words:
+            taken, rest = None, [piece.box]
+        else:
+            taken, rest = _cut(piece.box, itemsize, free, words)
         left.extendleft(Piece(piece.leaf, box) for box in reversed(rest))
         if taken is None:
             buckets.append(tuple(bucket))
@@ -141,7 +152,18 @@ def _fill(
         else:
             bucket.append(Piece(piece.leaf, taken))
             free -= word_count(taken, itemsize)
-    return (*buckets, tuple(bucket)) if bucket else tuple(buckets)
+    small = min(_SMALL_BYTES, words * WORD_BYTES // _SMALL_SHARE)
+    return tuple(_sorted(bucket, sizes, small) for bucket in [*buckets, tuple(bucket)] if bucket)
+
+
+def _sorted(pieces: Sequence[Piece], sizes: Sequence[int], small_bytes: int) -> Bucket:
+    """A bucket whose small pieces are packed."""
+    nbytes = [_elements(piece.box) * sizes[piece.leaf] for piece in pieces]
+    pairs = list(zip(pieces, nbytes, strict=True))
+    return Bucket(
+        tuple(piece for piece, size in pairs if size > small_bytes),
+        tuple(piece for piece, size in pairs if size <= small_bytes),
+    )
 
 
 def _cut(box: Box, itemsize: int, free: int, words: int) -> tuple[Box | None, list[Box]]:
@@ -167,7 +189,33 @@ def _cut(box: Box, itemsize: int, free: int, words: int) -> tuple[Box | None, li
     return (inner, list(rest)) if _elements(inner) <= most else (None, [box])
 
 
-def _waves(routes: Sequence[Route], devices: int) -> tuple[tuple[Route, ...], ...]:
+def _aligned(routes: Sequence[Route], sizes: Sequence[int]) -> Wave:
+    """A wave, longest route first, in which all send arrays of the same shapes at each turn."""
+    turns: list[list[Bucket]] = []
+    for turn, first in enumerate(routes[0].buckets):
+        buckets = [route.buckets[turn] for route in routes if turn < len(route.buckets)]
+        alike = all(_kinds(bucket) == _kinds(first) for bucket in buckets)
+        turns.append(buckets if alike else [_packed(bucket) for bucket in buckets])
+    aligned = tuple(
+        route._replace(buckets=tuple(turn[rank] for turn in turns[: len(route.buckets)]))
+        for rank, route in enumerate(routes)
+    )
+    return Wave(aligned, tuple(max(_words(b, sizes) for b in turn) for turn in turns))
+
+
+def _words(bucket: Bucket, sizes: Sequence[int]) -> int:
+    return sum(word_count(piece.box, sizes[piece.leaf]) for piece in bucket.packed)
+
+
+def _kinds(bucket: Bucket) -> list[tuple[int, tuple[int, ...]]]:
+    return [(leaf, tuple(high - low for low, high in box)) for leaf, box in bucket.single]
+
+
+def _packed(bucket: Bucket) -> Bucket:
+    return Bucket((), bucket.single + bucket.packed)
+
+
+def _waves(routes: Sequence[Route], devices: int) -> list[list[Route]]:
     """Puts each route into the first wave that has neither its sender nor its receiver.
 
     Long routes first, so that the routes of a wave are of like length; among equals by their
@@ -189,4 +237,4 @@ def _waves(routes: Sequence[Route], devices: int) -> tuple[tuple[Route, ...], ..
         if wave is None:
             waves.append(wave := [])
         wave.append(route)
-    return tuple(map(tuple, waves))
+    return waves

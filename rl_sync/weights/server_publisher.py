@@ -2,8 +2,9 @@
 
 Trainer and explorers are independent JAX programs. Each process of the trainer offers the parts
 that its own devices hold; an explorer's process asks each of them for what it needs. Nobody waits:
-a version is cut into parts on the devices when it is published, and is offered once they are
-computed; what is being fetched stays until it was fetched, or its explorer is taken for dead.
+a version is cut into parts on the devices when it is published, and is offered once the first of
+them are computed, so that they travel while the others are; what is being fetched stays until it
+was fetched, or its explorer is taken for dead.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rl_sync.weights.server_regions import Places, device_regions, within
 from rl_sync.weights.server_transport import start_server
 
 _CLOSE_SECS = 5.0
+_PROGRAMS = 8
 
 
 class Offer(NamedTuple):
@@ -150,6 +152,7 @@ class ServerPublisher:
         self._manifest = plan_manifest(like, places)
         self._like = jax.tree.leaves(like)
         self._cutters = _cutters(self._manifest, like)
+        self._first = [part for of in self._cutters for part in of[0].indices]
         self._keep = keep
         self._reader_expiry_secs = reader_expiry_secs
         self._on_ready = on_ready
@@ -172,10 +175,9 @@ class ServerPublisher:
           WeightsTransferError: an earlier version could not be computed.
         """
         self._check(params)
-        parts: dict[int, Shaped[Array, "*part"]] = {}
         leaves = [_placed(*pair) for pair in zip(jax.tree.leaves(params), self._like, strict=True)]
-        for cutter in self._cutters:
-            parts |= cutter(leaves)
+        made = [(cutter.indices, cutter.make(leaves)) for of in self._cutters for cutter in of]
+        parts = {index: part for pair in made for index, part in zip(*pair, strict=True)}
         with self._changed:
             if self._error is not None:
                 raise WeightsTransferError(
@@ -274,7 +276,8 @@ class ServerPublisher:
     def _hold_all(self) -> None:
         try:
             while (held := self._published.get()) is not None:
-                jax.block_until_ready(held.parts)  # What computes it may only have been dispatched.
+                # What computes it may only have been dispatched.
+                jax.block_until_ready([held.parts[part] for part in self._first])
                 with self._changed:
                     self._expire()
                     self._held = [*self._held, held]
@@ -298,10 +301,15 @@ class ServerPublisher:
                 del self._lines[reader]
 
 
-def _cutters(
-    manifest: Manifest, like: Params
-) -> list[Callable[[list[Array]], dict[int, Shaped[Array, "*part"]]]]:
-    """For each device of this process what makes its parts, by their index, of all leaves."""
+class _Cutter(NamedTuple):
+    """What makes some of the parts of one device of all leaves, and the indices of those parts."""
+
+    indices: tuple[int, ...]
+    make: Callable[[list[Array]], list[Shaped[Array, "*part"]]]
+
+
+def _cutters(manifest: Manifest, like: Params) -> list[list[_Cutter]]:
+    """For each device of this process what makes its parts, in the order in which to run it."""
     here = jax.process_index()
     regions = [device_regions(leaf) for leaf in jax.tree.leaves(like)]
     by_device: dict[int, list[int]] = {}
@@ -310,17 +318,33 @@ def _cutters(
             by_device.setdefault(part.device, []).append(index)
     devices = {device.id: device for device in jax.local_devices()}
     return [
-        _cutter(manifest, devices[device], indices, regions)
-        for device, indices in by_device.items()
+        [
+            _Cutter(indices, _maker(manifest, devices[device], indices, regions))
+            for indices in _alike_in_bytes(manifest, parts)
+        ]
+        for device, parts in by_device.items()
     ]
 
 
-def _cutter(
+def _alike_in_bytes(manifest: Manifest, indices: list[int]) -> list[tuple[int, ...]]:
+    """Some runs of parts, of about as many bytes each."""
+    nbytes = [
+        like.size * like.dtype.itemsize
+        for like in (manifest.like(manifest.parts[index]) for index in indices)
+    ]
+    ends = itertools.accumulate(nbytes)
+    runs: dict[int, list[int]] = {}
+    for index, end in zip(indices, ends, strict=True):
+        runs.setdefault((end - 1) * _PROGRAMS // sum(nbytes), []).append(index)
+    return [tuple(run) for run in runs.values()]
+
+
+def _maker(
     manifest: Manifest,
     device: jax.Device,
-    indices: list[int],
+    indices: tuple[int, ...],
     regions: list[Mapping[jax.Device, Any]],
-) -> Callable[[list[Array]], dict[int, Shaped[Array, "*part"]]]:
+) -> Callable[[list[Array]], list[Shaped[Array, "*part"]]]:
     used = sorted({piece.leaf for index in indices for piece in manifest.parts[index].pieces})
 
     @dispatching
@@ -336,11 +360,7 @@ def _cutter(
             for part in map(manifest.parts.__getitem__, indices)
         ]
 
-    def parts(leaves: list[Array]) -> dict[int, Shaped[Array, "*part"]]:
-        shards = {leaf: _shard(leaves[leaf], device) for leaf in used}
-        return dict(zip(indices, make(shards), strict=True))
-
-    return parts
+    return lambda leaves: make({leaf: _shard(leaves[leaf], device) for leaf in used})
 
 
 def _placed(leaf: Array, like: Any) -> Array:

@@ -16,8 +16,8 @@ import jax
 
 from rl_sync.weights.interface import WeightsTransferError
 
-_CHUNK_BYTES = 16 << 20
-_CHUNKS = 4
+_CHUNK_BYTES = 1 << 20
+_CHUNKS = 16
 _STREAMS = 2
 _POLL_SECS = 0.001
 

@@ -27,7 +27,7 @@ PARAMS = {
 
 
 def test_it_is_a_number_that_does_not_change_between_processes_and_releases():
-    assert digest({"w": jnp.arange(4, dtype=jnp.float32)}) == "06c5ff013130281e"
+    assert digest({"w": jnp.arange(4, dtype=jnp.float32)}) == "1e023f0597ac763a"
     assert digest({}) == "0000000000000000"
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_sync.weights.routes import Placed, TransferPlan, plan_transfer, word_count
+from rl_sync.weights.routes import Bucket, Placed, Wave, plan_transfer, word_count
 
 
 def cut_evenly(shape: tuple[int, ...], cuts: tuple[int, ...], copies: int) -> tuple:
@@ -54,7 +54,11 @@ def shape_of(box) -> tuple[int, ...]:
     return tuple(high - low for low, high in box)
 
 
-def carry_out(plan: TransferPlan, leaves: list[Placed]) -> None:
+def pieces_of(bucket: Bucket) -> tuple:
+    return bucket.single + bucket.packed
+
+
+def carry_out(waves: tuple[Wave, ...], leaves: list[Placed], bucket_bytes: int) -> None:
     """Checks that every target gets each of its elements once, with the right value."""
     wholes = []
     for leaf in leaves:
@@ -65,14 +69,30 @@ def carry_out(plan: TransferPlan, leaves: list[Placed]) -> None:
         for leaf, whole in zip(leaves, wholes, strict=True)
     ]
     got = [[np.full(shape_of(box), -1) for box in leaf.targets] for leaf in leaves]
-    for wave in plan.waves:
-        assert len({route.source for route in wave}) == len(wave), "one sends twice at once"
-        assert len({route.target for route in wave}) == len(wave), "one receives twice at once"
-        for route in wave:
+    for wave in waves:
+        routes = wave.routes
+        assert len({route.source for route in routes}) == len(routes), "one sends twice at once"
+        assert len({route.target for route in routes}) == len(routes), "one receives twice at once"
+        for turn, words in enumerate(wave.words):
+            buckets = [route.buckets[turn] for route in routes if turn < len(route.buckets)]
+            kinds = {
+                tuple((leaf, shape_of(box)) for leaf, box in bucket.single) for bucket in buckets
+            }
+            assert len(kinds) == 1, "arrays of a turn differ in their shapes"
+            packed = [
+                sum(word_count(piece.box, leaves[piece.leaf].itemsize) for piece in bucket.packed)
+                for bucket in buckets
+            ]
+            assert max(packed) == words
+            for bucket in buckets:
+                sizes = [
+                    word_count(piece.box, leaves[piece.leaf].itemsize)
+                    for piece in pieces_of(bucket)
+                ]
+                assert 0 < sum(sizes) * 4 <= bucket_bytes
+        for route in routes:
             for bucket in route.buckets:
-                sizes = [word_count(piece.box, leaves[piece.leaf].itemsize) for piece in bucket]
-                assert 0 < sum(sizes) <= plan.bucket_words
-                for number, box in bucket:
+                for number, box in pieces_of(bucket):
                     source, target = leaves[number].sources, leaves[number].targets
                     sent = held[number][route.source][slices(box, source[route.source])]
                     place = got[number][route.target][slices(box, target[route.target])]
@@ -91,9 +111,7 @@ def _rank(leaf: Placed) -> int:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(transfers(), st.sampled_from([8, 20, 64, 1000, 10**6]))
 def test_any_shards_become_any_other_shards_in_buckets_of_bounded_size(leaves, bucket_bytes):
-    plan = plan_transfer(leaves, bucket_bytes)
-    assert plan.bucket_words * 4 <= bucket_bytes
-    carry_out(plan, leaves)
+    carry_out(plan_transfer(leaves, bucket_bytes), leaves, bucket_bytes)
 
 
 def shards(size: int, devices: int, copies: int = 1) -> tuple:
@@ -101,44 +119,70 @@ def shards(size: int, devices: int, copies: int = 1) -> tuple:
 
 
 def test_equal_shards_go_straight_across_in_one_wave():
-    plan = plan_transfer([Placed(4, shards(80, 4), shards(80, 4))], 10**6)
-    (wave,) = plan.waves
-    assert [(route.source, route.target) for route in wave] == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert plan.bucket_words == 20
+    (wave,) = plan_transfer([Placed(4, shards(80, 4), shards(80, 4))], 10**6)
+    pairs = [(route.source, route.target) for route in wave.routes]
+    assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert wave.words == (20,)
 
 
 def test_rows_become_columns_in_as_many_waves_as_there_are_devices():
     rows, columns = cut_evenly((8, 8), (4, 1), 1), cut_evenly((8, 8), (1, 4), 1)
-    plan = plan_transfer([Placed(4, rows, columns)], 10**6)
-    assert [len(wave) for wave in plan.waves] == [4, 4, 4, 4]
+    waves = plan_transfer([Placed(4, rows, columns)], 10**6)
+    assert [len(wave.routes) for wave in waves] == [4, 4, 4, 4]
 
 
 def test_those_that_hold_the_same_send_equal_shares():
-    plan = plan_transfer([Placed(4, shards(80, 1, copies=2), shards(80, 1, copies=6))], 10**6)
-    sent = [route.source for wave in plan.waves for route in wave]
+    waves = plan_transfer([Placed(4, shards(80, 1, copies=2), shards(80, 1, copies=6))], 10**6)
+    sent = [route.source for wave in waves for route in wave.routes]
     assert sorted(sent) == [0, 0, 0, 1, 1, 1]
-    assert len(plan.waves) == 3
+    assert len(waves) == 3
+
+
+def only_route(leaves: list[Placed], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """The buckets of a transfer from one device to one."""
+    (wave,) = plan_transfer(leaves, bucket_bytes)
+    (route,) = wave.routes
+    return route.buckets
 
 
 def test_small_parameters_share_a_bucket_and_large_ones_are_cut():
     small = [Placed(4, shards(10, 1), shards(10, 1))] * 200
-    ((route,),) = plan_transfer(small, 4096).waves
-    assert [len(bucket) for bucket in route.buckets] == [103, 98]  # 102 wholes and a part
-    ((route,),) = plan_transfer([Placed(2, shards(5000, 1), shards(5000, 1))], 4096).waves
-    boxes = [piece.box for bucket in route.buckets for piece in bucket]
+    assert [len(bucket.packed) for bucket in only_route(small, 4096)] == [102, 98]
+    buckets = only_route([Placed(2, shards(5000, 1), shards(5000, 1))], 4096)
+    boxes = [piece.box for bucket in buckets for piece in bucket.single]
     assert boxes == [((0, 2048),), ((2048, 4096),), ((4096, 5000),)]
+
+
+def test_what_fits_into_a_bucket_is_neither_cut_nor_packed_unless_it_is_small():
+    large, small = Placed(4, shards(600, 1), shards(600, 1)), Placed(4, shards(5, 1), shards(5, 1))
+    buckets = only_route([large, small, large], 4096)
+    assert [[piece.leaf for piece in bucket.single] for bucket in buckets] == [[0], [2]]
+    assert [[piece.leaf for piece in bucket.packed] for bucket in buckets] == [[1], []]
+
+
+def test_devices_that_send_other_shapes_at_a_turn_send_words():
+    """Two senders with a third of the rows each and one with the rest cannot be cut alike."""
+    uneven = Placed(4, (((0, 300),), ((300, 800),)), (((0, 300),), ((300, 800),)))
+    even = Placed(4, shards(800, 2), shards(800, 2))
+    (wave,) = plan_transfer([uneven, even], 10**6)
+    assert wave.words == (900,)
+    assert all(not bucket.single for route in wave.routes for bucket in route.buckets)
+    (wave,) = plan_transfer([even, even], 10**5)
+    assert [[p.leaf for p in route.buckets[0].single] for route in wave.routes] == [[], []]
+    (wave,) = plan_transfer([even, even], 4000)
+    assert [[p.leaf for p in route.buckets[0].single] for route in wave.routes] == [[0, 1], [0, 1]]
 
 
 def test_a_bucket_is_filled_to_seven_eighths_whatever_the_rows():
     box = cut_evenly((40, 300), (1, 1), 1)
-    ((route,),) = plan_transfer([Placed(4, box, box)], 4 * 1000).waves
-    filled = [sum(word_count(piece.box, 4) for piece in bucket) for bucket in route.buckets]
+    buckets = only_route([Placed(4, box, box)], 4 * 1000)
+    filled = [sum(word_count(piece.box, 4) for piece in pieces_of(bucket)) for bucket in buckets]
     assert min(filled[:-1]) >= 875
     assert sum(filled) == 12_000
 
 
 def test_a_transfer_of_nothing_needs_no_wave():
-    assert plan_transfer([Placed(4, (((0, 0),),), (((0, 0),),))], 4096).waves == ()
+    assert plan_transfer([Placed(4, (((0, 0),),), (((0, 0),),))], 4096) == ()
 
 
 def test_a_bucket_too_small_for_an_element_is_refused():
