@@ -70,11 +70,37 @@ def like(process: int, shape: MeshShape) -> dict:
     return jax.tree.map(placed, jax.eval_shape(make_params, 0), places(process, shape))
 
 
+def live_bytes() -> int:
+    """What the arrays of this process hold now."""
+    buffers = {
+        (shard.device.id, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
+        for array in jax.live_arrays()
+        for shard in array.addressable_shards
+    }
+    return sum(buffers.values())
+
+
+def watch(link: Link, peaks: list[int]) -> Link:
+    """Has a link note what is held when what it sends and what has arrived are both there."""
+
+    def watched(mover):
+        def move(load):
+            moved = mover(load)
+            peaks.append(live_bytes())
+            return moved
+
+        return move
+
+    link._movers = [watched(mover) for mover in link._movers]
+    return link
+
+
 def train(meshes: list[MeshShape], meeting, directory: Path) -> dict:
     """The trainer's part: exact pulls, latest pulls, a meeting where nobody comes, a snapshot."""
     mine = places(0, meshes[0])
+    peaks: list[int] = []
     links = {
-        explorer: Link(like(0, meshes[0]), like(explorer, shape), BUCKET_BYTES)
+        explorer: watch(Link(like(0, meshes[0]), like(explorer, shape), BUCKET_BYTES), peaks)
         for explorer, shape in enumerate(meshes)
         if explorer
     }
@@ -92,14 +118,20 @@ def train(meshes: list[MeshShape], meeting, directory: Path) -> dict:
 
     def publish_and_donate(to: CollectivePublisher, version: int) -> str:
         params = jax.device_put(make_params(version), mine)
-        published = digest(params)
+        published, before = digest(params), live_bytes()
         to.publish(version, params)
+        if to is exact:
+            extra.append(max(peaks) - before)
+        peaks.clear()
         donate(params)
         return published
 
+    extra: list[int] = []
     exact = publisher(True, 60)
     report: dict = {"exact": {v: publish_and_donate(exact, v) for v in EXACT}}
     report["exact_waits"] = list(waits)
+    report["extra_bytes"] = max(extra)
+    report["devices"] = meshes[0].devices
     exact.close()
 
     waits.clear()
@@ -143,14 +175,21 @@ def explore(explorer: int, meshes: list[MeshShape], meeting) -> dict:
     """An explorer's part."""
     report: dict = {"exact": {}, "latest": {}, "newest": []}
     mine = like(explorer, meshes[explorer])
-    link = Link(like(0, meshes[0]), mine, BUCKET_BYTES)
+    peaks: list[int] = []
+    link = watch(Link(like(0, meshes[0]), mine, BUCKET_BYTES), peaks)
     puller = CollectivePuller(link, explorer, meeting)
+    extra = []
     for version in EXACT:
+        params = None  # What it had does not count.
         pulled, params = puller.pull(exactly=version, timeout_secs=60)
+        extra.append(max(peaks) - live_bytes())
+        peaks.clear()
         for name in CUTS:
             assert params[name].sharding == mine[name].sharding
         report["exact"][pulled] = digest(params)
         report["newest"].append(puller.newest())
+    report["extra_bytes"] = max(extra)
+    report["devices"] = meshes[explorer].devices
     pulled, params = puller.pull(at_least=LATEST[-1], timeout_secs=60)
     report["latest"][pulled] = digest(params)
     try:

@@ -19,6 +19,7 @@ from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePublisher
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.rendezvous import MeetingPoint
+from tests.weights.cluster_process import BUCKET_BYTES
 
 SCRIPT = Path(__file__).with_name("cluster_process.py")
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,11 @@ def test_an_explorer_gets_each_exact_version_to_the_bit_although_the_trainer_don
     assert len(set(trainer["exact"].values())) == 3
     assert explorer["exact"] == trainer["exact"]
     assert explorer["newest"][-1] in (2, 3, 4, 5)
+
+
+def test_neither_side_holds_more_than_a_bucket_besides_the_weights(pair):
+    for side in pair:
+        assert 0 < side["extra_bytes"] <= side["devices"] * BUCKET_BYTES
 
 
 def test_the_trainer_publishes_for_latest_pulls_without_meeting_anyone(pair):
