@@ -23,7 +23,7 @@ from rl_sync.weights.digest import check_dtype
 from rl_sync.weights.packing import Landing, Load, load, wire_dtype
 from rl_sync.weights.routes import Box, Placed, Wave, plan_transfer
 
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 256 * 2**20
 
 _AXIS = "device"
 
