@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.digest import check_dtype
-from rl_sync.weights.packing import Landing, Load, load, wire_dtype
+from rl_sync.weights.loads import Landing, Load, load, wire_dtype
 from rl_sync.weights.routes import Box, Placed, Wave, plan_transfer
 
 BUCKET_BYTES = 256 * 2**20
