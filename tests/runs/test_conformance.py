@@ -53,7 +53,7 @@ RUNS = {
         "asynchronous", interval=2, transfer="collective"
     ),
     "asynchronous, with a token budget": flags(
-        "asynchronous", budget_tokens=8, slots=5, chunk_tokens=1, steps=30
+        "asynchronous", budget_tokens=4, slots=5, chunk_tokens=1, steps=30
     ),
     # Long enough for an explorer that starts seconds after the others.
     "two explorers": flags("multi_explorer", count=2, steps=50),
