@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -20,7 +19,7 @@ from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.digest import check_dtype
-from rl_sync.weights.loads import Landing, Load, load, wire_dtype
+from rl_sync.weights.loads import Landing, Load, blanks, load, wire_dtype
 from rl_sync.weights.routes import Box, Placed, Wave, plan_transfer
 
 BUCKET_BYTES = 256 * 2**20
@@ -164,8 +163,10 @@ class Link:
         wanted = {(device, *kind) for device in devices for kind in kinds}
         for gone in self._blanks.keys() - wanted:
             del self._blanks[gone]
-        for device, shape, dtype in wanted - self._blanks.keys():
-            self._blanks[device, shape, dtype] = jnp.zeros(shape, dtype, device=device)
+        for device in devices:
+            missing = tuple({kind: 0 for kind in kinds if (device, *kind) not in self._blanks})
+            for kind, zeros in zip(missing, blanks(device, missing), strict=True):
+                self._blanks[device, *kind] = zeros
         return {device: [self._blanks[device, *kind] for kind in kinds] for device in devices}
 
     def _held(self, device: jax.Device, side: str) -> list[Box]:

@@ -6,21 +6,27 @@ cut out there and put together here.
 
 from __future__ import annotations
 
-import itertools
-import operator
+import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Shaped
 
 from rl_sync.weights.digest import UNSIGNED
 from rl_sync.weights.packing import Cut, cut_of, pack, put, take, unpack
-from rl_sync.weights.routes import WORD_BYTES, Box, Bucket
+from rl_sync.weights.routes import WORD_BYTES, Box, Bucket, Piece
+
+_GROUP = 8
 
 Load = list[Shaped[Array, "*shape"]]
 """A bucket on a device: its single pieces, and then, if there are any, the words."""
+
+
+Kinds = tuple[tuple[tuple[int, ...], np.dtype], ...]
+"""Shapes and dtypes."""
 
 
 def load(
@@ -33,11 +39,12 @@ def load(
       held: the boxes that those are.
       words: how many words to send besides the single pieces.
     """
-    whole = [piece.box == held[piece.leaf] for piece in bucket.single]
-    cut = cut_of(list(itertools.compress(bucket.single, map(operator.not_, whole))), held)
-    taken = iter(take([arrays[leaf] for leaf in cut.leaves], cut.starts, sizes=cut.sizes))
-    pairs = zip(bucket.single, whole, strict=True)
-    single = [_sent(arrays[piece.leaf] if is_whole else next(taken)) for piece, is_whole in pairs]
+    pieces: dict[Piece, Shaped[Array, "*piece"]] = {}
+    for group in _groups([p for p in bucket.single if p.box != held[p.leaf]]):
+        cut = cut_of(group, held)
+        taken = take([arrays[leaf] for leaf in cut.leaves], cut.starts, sizes=cut.sizes)
+        pieces |= zip(group, taken, strict=True)
+    single = [_sent(pieces.get(piece, arrays[piece.leaf])) for piece in bucket.single]
     if not words:
         return single
     if not bucket.packed:  # Others send words at this turn.
@@ -46,6 +53,11 @@ def load(
     cut = cut_of(bucket.packed, held)
     packed = pack([arrays[leaf] for leaf in cut.leaves], cut.starts, sizes=cut.sizes, words=words)
     return [*single, packed]
+
+
+def _groups(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
+    """A few pieces each: programs of hundreds take long to compile, and these are often alike."""
+    return [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
 
 
 def _sent(piece: Shaped[Array, "*piece"]) -> Shaped[Array, "*piece"]:
@@ -69,38 +81,47 @@ class Landing:
 
     def add(self, bucket: Bucket, load: Load) -> None:
         """Takes in a bucket."""
-        parts = []
+        parts: dict[Piece, Shaped[Array, "*piece"]] = {}
         singles = load[: len(bucket.single)]  # Words may come after them.
         for piece, sent in zip(bucket.single, singles, strict=True):
             array = _with_dtype(sent, self._like[piece.leaf].dtype)
             if piece.box == self._held[piece.leaf]:
                 self._arrays[piece.leaf] = array
             else:
-                parts.append((piece, array))
-        if parts:
-            cut = cut_of([piece for piece, _ in parts], self._held)
-            pieces = [array for _, array in parts]
-            self._keep(cut, put(self._room(cut), pieces, cut.starts, sizes=cut.sizes))
+                parts[piece] = array
+        for group in _groups(list(parts)):
+            cut = cut_of(group, self._held)
+            pieces = [parts[piece] for piece in group]
+            self._keep(cut, put(self._room(cut.leaves), pieces, cut.starts, sizes=cut.sizes))
         if bucket.packed:
             cut = cut_of(bucket.packed, self._held)
-            self._keep(cut, unpack(self._room(cut), load[-1], cut.starts, sizes=cut.sizes))
+            self._keep(cut, unpack(self._room(cut.leaves), load[-1], cut.starts, sizes=cut.sizes))
 
     def arrays(self) -> list[Shaped[Array, "*shape"]]:
         """The device's part of every parameter."""
-        return [self._array(leaf) for leaf in range(len(self._held))]
+        return self._room(range(len(self._held)))
 
-    def _room(self, cut: Cut) -> list[Shaped[Array, "*shape"]]:
-        return [self._array(leaf) for leaf in cut.leaves]
+    def _room(self, leaves: Sequence[int]) -> list[Shaped[Array, "*shape"]]:
+        """What has arrived of some parameters; zeros where nothing has."""
+        missing = [leaf for leaf in leaves if leaf not in self._arrays]
+        shapes = [tuple(high - low for low, high in self._held[leaf]) for leaf in missing]
+        kinds = zip(shapes, (self._like[leaf].dtype for leaf in missing), strict=True)
+        self._arrays |= zip(missing, blanks(self._device, tuple(kinds)), strict=True)
+        return [self._arrays[leaf] for leaf in leaves]
 
     def _keep(self, cut: Cut, arrays: Sequence[Shaped[Array, "*shape"]]) -> None:
         self._arrays |= zip(cut.leaves, arrays, strict=True)
 
-    def _array(self, leaf: int) -> Shaped[Array, "*shape"]:
-        """What has arrived of a parameter; zeros where nothing has."""
-        if leaf in self._arrays:
-            return self._arrays[leaf]
-        shape = tuple(high - low for low, high in self._held[leaf])
-        return jnp.zeros(shape, self._like[leaf].dtype, device=self._device)
+
+def blanks(device: jax.Device, kinds: Kinds) -> list[Shaped[Array, "*shape"]]:
+    """Zeros of some shapes and dtypes on a device, by one program."""
+    return _zeros(kinds, SingleDeviceSharding(device)) if kinds else []
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _zeros(kinds: Kinds, place: SingleDeviceSharding) -> list[Shaped[Array, "*shape"]]:
+    made = [jnp.zeros(*kind) for kind in kinds]
+    return [jax.lax.with_sharding_constraint(x, place) for x in made]
 
 
 def wire_dtype(dtype: np.dtype, platform: str) -> np.dtype:

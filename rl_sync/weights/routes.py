@@ -18,7 +18,7 @@ WORD_BYTES = 4
 
 _LEAST_WORDS = 2  # The largest elements have eight bytes.
 _GAP_SHARE = 8
-_SMALL_BYTES = 2**20
+_SMALL_BYTES = 256 * 2**10
 _SMALL_SHARE = 8
 
 Box = tuple[tuple[int, int], ...]
