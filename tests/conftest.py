@@ -15,11 +15,6 @@ QUICKLY_COMPILED = ("actors", "models", "rollout", "runtime")
 _QUICK = "jax_disable_most_optimizations"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the runs of real processes, so that no worker is left with them at the end."""
-    items.sort(key=lambda item: "runs" not in item.path.relative_to(Path(__file__).parent).parts)
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compilation(request: pytest.FixtureRequest):
     folders = (Path(__file__).parent / name for name in QUICKLY_COMPILED)

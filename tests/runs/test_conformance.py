@@ -189,7 +189,9 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
     kinds = SYNC_KINDS - {SpanKind.SYNC_COLLECTIVE}
     publishing = [s for s in run.spans(*kinds, role="trainer")]
     blocking = [s for s in publishing if not s.attributes.get("background")]
-    assert union_secs(blocking) < 0.2 * len(publishing) + 0.5
+    # In a team it may have to wait for the step that it publishes.
+    beside = overlap_secs(blocking, run.spans(SpanKind.TRAIN))
+    assert union_secs(blocking) - beside < 0.2 * len(publishing) + 0.5
 
 
 def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(runs):
