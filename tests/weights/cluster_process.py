@@ -25,7 +25,7 @@ from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTimeoutError
 from rl_sync.weights.link import Link
 
-BUCKET_BYTES = 4096  # several buckets, and leaves cut in two
+BUCKET_BYTES = 1024  # several buckets, and leaves cut in two
 CUTS = {"embed": ("fsdp", "tensor"), "wide": (("tensor", "fsdp"),)}
 EXACT, LATEST, ABSENT = (0, 1, 2), (3, 4, 5), 6
 

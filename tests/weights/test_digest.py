@@ -97,8 +97,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rl_sync.weights.digest import digest
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
 x = jax.random.normal(jax.random.key(0), (8, 12))
+y = jax.numpy.arange(4)  # Of it only one device has something to add.
 for spec in (P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))):
-    print(digest([jax.device_put(x, NamedSharding(mesh, spec))]))
+    put = lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec))
+    print(digest([put(x, spec), put(y, P()), put(-x, P("a")), put(2 * x, spec)]))
 """
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -112,7 +114,8 @@ for spec in (P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))):
         timeout=120,
         check=True,
     )
-    here = digest([jax.random.normal(jax.random.key(0), (8, 12))])
+    x = jax.random.normal(jax.random.key(0), (8, 12))
+    here = digest([x, jnp.arange(4), -x, 2 * x])
     assert result.stdout.split() == [here] * 5
 
 
