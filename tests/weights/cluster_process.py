@@ -25,7 +25,7 @@ from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTimeoutError
 from rl_sync.weights.link import Link
 
-BUCKET_BYTES = 1024  # several buckets, and leaves cut in two
+BUCKET_BYTES = 4096  # several buckets, and leaves cut in two
 CUTS = {"embed": ("fsdp", "tensor"), "wide": (("tensor", "fsdp"),)}
 EXACT, LATEST, ABSENT = (0, 1, 2), (3, 4, 5), 6
 
@@ -42,7 +42,7 @@ def make_params(version: int) -> dict:
     key = jax.random.key(version)
     keys = jax.random.split(key, 5)
     return {
-        "embed": jax.random.normal(key, (36, 56)),
+        "embed": jax.random.normal(key, (72, 112)),
         "wide": jax.random.normal(key, (24, 3)).astype(jnp.bfloat16),
         "half": [jax.random.normal(k, (7, i + 1), jnp.bfloat16) for i, k in enumerate(keys)],
         "step": jnp.int32(version),
