@@ -76,8 +76,8 @@ def publisher_of(case: Case, places: Places) -> Any:
         return CheckpointPublisher(Path(places.directory))
     if case.transfer == "server":
         from rl_sync.runtime.serving import HolderServer
+        from rl_sync.weights.regions import places_of
         from rl_sync.weights.server_publisher import ServerPublisher
-        from rl_sync.weights.server_regions import places_of
 
         there = places_of(like_of(case, 1))
         publisher = ServerPublisher(like_of(case, 0), host=HOST, places=there)

@@ -51,7 +51,7 @@ from rl_sync.weights.collective import CollectivePuller
 from rl_sync.weights.interface import Puller
 from rl_sync.weights.link import Link
 from rl_sync.weights.local import LocalPuller
-from rl_sync.weights.server_regions import places_of
+from rl_sync.weights.regions import places_of
 
 TABLE = "groups"
 WEIGHTS_DIR = "weights"

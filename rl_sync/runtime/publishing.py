@@ -18,8 +18,8 @@ from rl_sync.weights.checkpoint import CheckpointPublisher
 from rl_sync.weights.collective import CollectivePublisher, Sender
 from rl_sync.weights.interface import Publisher
 from rl_sync.weights.local import LocalPublisher
+from rl_sync.weights.regions import Places
 from rl_sync.weights.server_publisher import ServerPublisher
-from rl_sync.weights.server_regions import Places
 
 
 class Publishing(Protocol):

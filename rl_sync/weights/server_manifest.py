@@ -21,7 +21,7 @@ from jaxtyping import Array, Shaped, UInt8
 
 from rl_sync.types import Params
 from rl_sync.weights.digest import check_dtype
-from rl_sync.weights.server_regions import (
+from rl_sync.weights.regions import (
     Places,
     Region,
     cut,

@@ -24,13 +24,13 @@ from rl_sync.types import Params
 from rl_sync.weights.copies import dispatching
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.regions import Places, device_regions, within
 from rl_sync.weights.server_manifest import (
     Manifest,
     first_difference,
     leaves_of,
     plan_manifest,
 )
-from rl_sync.weights.server_regions import Places, device_regions, within
 from rl_sync.weights.server_transport import start_server
 
 _CLOSE_SECS = 5.0

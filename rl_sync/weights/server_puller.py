@@ -21,9 +21,7 @@ from rl_sync.weights.interface import (
     WeightsTransferError,
     wanted_text,
 )
-from rl_sync.weights.server_manifest import Leaf, Manifest, first_difference, leaves_of
-from rl_sync.weights.server_publisher import Holder, Offer
-from rl_sync.weights.server_regions import (
+from rl_sync.weights.regions import (
     Region,
     device_regions,
     join,
@@ -31,6 +29,8 @@ from rl_sync.weights.server_regions import (
     shape_of,
     within,
 )
+from rl_sync.weights.server_manifest import Leaf, Manifest, first_difference, leaves_of
+from rl_sync.weights.server_publisher import Holder, Offer
 from rl_sync.weights.server_transport import start_server, wait_ready
 
 _SLICE_SECS = 1.0

@@ -18,10 +18,10 @@ from rl_sync.weights.interface import (
     WeightsTimeoutError,
     WeightsTransferError,
 )
+from rl_sync.weights.regions import device_regions, overlap, places_of, within
 from rl_sync.weights.server_manifest import Manifest, plan_manifest
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller
-from rl_sync.weights.server_regions import device_regions, overlap, places_of, within
 from rl_sync.weights.server_transport import TransferUnavailableError, start_server
 
 HOST = "127.0.0.1"

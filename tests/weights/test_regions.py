@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from rl_sync.weights.server_regions import (
+from rl_sync.weights.regions import (
     cut,
     device_regions,
     join,
