@@ -7,42 +7,29 @@ are mixed with its path, shape and dtype before the leaves are added up in the s
 
 Each device adds up its own shards, a few alike at a time: one program for all would take long to
 compile where there are many leaves, and a program for each would keep the caller waiting, since
-XLA lets only 32 be under way on a CPU.
+XLA lets only 32 be under way on a CPU. Which are added up together is planned once for parameters
+of one structure, and leaves that arrive one after the other are added up as they do.
 
 It guards against mistakes and broken hardware, not against an adversary.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Shaped, UInt32
 
 from rl_sync.types import Params
+from rl_sync.weights.digest_plan import plan_digest
 
 _GOLDEN = 0x9E3779B1  # odd, so that multiplying by it loses nothing
 _SILVER = 0x85EBCA77
-_WORD = 0xFFFFFFFF
-_GROUP = 8
 UNSIGNED: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 """From bytes an element to the dtype that its bits are read as; 8-byte elements are two words."""
-
-
-class _Shard(NamedTuple):
-    """What a device has of a leaf, and where in the leaf that is; see `_place`."""
-
-    leaf: int
-    data: Shaped[Array, "*shape"]
-    place: UInt32[np.ndarray, " 1+axes"]
 
 
 def digest(params: Params) -> str:
@@ -68,50 +55,59 @@ def digest_words(params: Params) -> UInt32[Array, " 2"]:
     Raises:
       TypeError: as in `digest`.
     """
-    leaves, salts = [], []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
-        name = jax.tree_util.keystr(path)
-        check_dtype(name, array.dtype)
-        leaves.append(array)
-        salts.append(_leaf_salts(name, array.shape, array.dtype.name))
+    arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), params)
+    leaves = jax.tree.leaves(arrays)
     if not leaves:
         return jnp.zeros((2,), jnp.uint32)
-    everywhere: set[Any] = {device for leaf in leaves for device in leaf.sharding.device_set}
-    devices = sorted(everywhere, key=lambda device: device.id)
-    here = jax.process_index()
-    shards: dict[jax.Device, list[_Shard]] = {d: [] for d in devices if d.process_index == here}
+    arriving = ArrivingDigest(arrays)
     for number, leaf in enumerate(leaves):
-        for shard in leaf.addressable_shards:
-            if shard.replica_id == 0:
-                shards[shard.device].append(_Shard(number, shard.data, _place(leaf, shard.index)))
-    columns = [
-        _device_sums(mine, len(leaves))
-        if mine
-        else jnp.zeros((1, len(leaves), 2), jnp.uint32, device=device)
-        for device, mine in shards.items()
-    ]
-    spread = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
-    shape = (len(devices), len(leaves), 2)
-    everything = jax.make_array_from_single_device_arrays(shape, spread, columns)
-    return _total(everything, np.stack(salts))
+        arriving.add(number, leaf)
+    return arriving.words()
 
 
-def check_dtype(name: str, dtype: np.dtype) -> None:
-    """Raises a TypeError unless the dtype's elements are whole bytes of plain bits."""
-    if dtype == jnp.bool_:
-        return
-    if jnp.issubdtype(dtype, jnp.integer):
-        bits = jnp.iinfo(dtype).bits
-    elif jnp.issubdtype(dtype, jnp.floating):
-        bits = jnp.finfo(dtype).bits
-    else:
-        bits = 0
-    if bits < 8:
-        raise TypeError(
-            f"Parameter {name} has dtype {dtype}, which cannot be transferred: use boolean, integer"
-            " or floating leaves of at least one byte (for PRNG keys, jax.random.key_data)."
-        )
+class ArrivingDigest:
+    """A digest of parameters whose leaves become known one after the other.
+
+    Args:
+      like: the parameters, as `plan_digest` takes them; at least one leaf.
+
+    Raises:
+      TypeError: as in `digest`.
+    """
+
+    def __init__(self, like: Params) -> None:
+        self._plan = plan_digest(like)
+        self._leaves: dict[int, Array] = {}
+        self._missing = [len(group.leaves) for group in self._plan.groups]
+        self._sums: dict[int, UInt32[Array, "group 2"]] = {}
+
+    def add(self, number: int, leaf: Array) -> None:
+        """Takes a leaf, which is counted in flattening order, and need not be computed yet."""
+        self._leaves[number] = leaf
+        for index in self._plan.groups_of[number]:
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                group = self._plan.groups[index]
+                shards = [
+                    self._leaves[of].addressable_data(nth)
+                    for of, nth in zip(group.leaves, group.nth, strict=True)
+                ]
+                self._sums[index] = _group_sums(shards, group.places)
+
+    def words(self) -> UInt32[Array, " 2"]:
+        """The digest, when all leaves were added; every process that holds a part calls it."""
+        leaves = len(self._plan.salts)
+        assert len(self._leaves) == leaves, "words() before all leaves were added"
+        columns = [
+            _column([self._sums[index] for index in column.groups], column.order)
+            if column.groups
+            else jnp.zeros((1, leaves, 2), jnp.uint32, device=column.device)
+            for column in self._plan.columns
+        ]
+        spread = self._plan.everywhere
+        shape = (spread.mesh.size, leaves, 2)
+        everything = jax.make_array_from_single_device_arrays(shape, spread, columns)
+        return _total(everything, self._plan.salts)
 
 
 def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
@@ -121,30 +117,9 @@ def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return lax.bitcast_convert_type(x, UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
 
 
-def _place(leaf: Array, index: tuple[slice, ...]) -> UInt32[np.ndarray, " 1+axes"]:
-    """The row-major index of a shard's first word, and how far apart words are along each axis."""
-    shape = (*leaf.shape, 2) if leaf.dtype.itemsize > 4 else leaf.shape
-    starts = [part.indices(size)[0] for part, size in zip(index, leaf.shape, strict=True)]
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    first = sum(start * stride for start, stride in zip(starts, strides, strict=False))
-    return np.array([number & _WORD for number in (first, *strides)], np.uint32)
-
-
-def _device_sums(shards: Sequence[_Shard], leaves: int) -> UInt32[Array, "1 leaves 2"]:
-    """The sums of each leaf's shard on a device; 0 of leaves that have none there."""
-    alike: dict[Any, list[_Shard]] = {}
-    for shard in shards:
-        alike.setdefault((shard.data.shape, shard.data.dtype), []).append(shard)
-    groups = [each[i : i + _GROUP] for each in alike.values() for i in range(0, len(each), _GROUP)]
-    order = np.full((leaves,), len(shards))
-    order[[shard.leaf for group in groups for shard in group]] = np.arange(len(shards))
-    sums = [_group_sums([s.data for s in group], [s.place for s in group]) for group in groups]
-    return _column(sums, order)
-
-
 @jax.jit
 def _group_sums(
-    shards: list[Shaped[Array, "*shape"]], places: list[UInt32[Array, " 1+axes"]]
+    shards: list[Shaped[Array, "*shape"]], places: UInt32[Array, "group 1+axes"]
 ) -> UInt32[Array, "group 2"]:
     return jnp.stack([_shard_sums(*pair) for pair in zip(shards, places, strict=True)])
 
@@ -191,9 +166,3 @@ def _mix(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
-
-
-@functools.cache
-def _leaf_salts(path: str, shape: tuple[int, ...], dtype: str) -> UInt32[np.ndarray, " 2"]:
-    content = repr((path, shape, dtype)).encode()
-    return np.frombuffer(hashlib.sha256(content).digest()[:8], dtype="<u4").astype(np.uint32)

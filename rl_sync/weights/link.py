@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from rl_sync.types import Params
-from rl_sync.weights.digest import check_dtype
+from rl_sync.weights.digest_plan import check_dtype
 from rl_sync.weights.loads import Landing, Load, blanks, load, wire_dtype
 from rl_sync.weights.routes import Box, Placed, Wave, plan_transfer
 

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Shaped, UInt8
 
 from rl_sync.types import Params
-from rl_sync.weights.digest import check_dtype
+from rl_sync.weights.digest_plan import check_dtype
 from rl_sync.weights.regions import (
     Places,
     Region,
@@ -120,9 +120,9 @@ class Manifest(NamedTuple):
 
     def unpack(self, part: Part, value: Shaped[Array, "*part"]) -> list[Shaped[Array, "*piece"]]:
         """Inverts `pack`."""
-        likes = self._pieces_like(part)
-        if len(likes) == 1:
+        if len(part.pieces) == 1:
             return [value]
+        likes = self._pieces_like(part)
         return _unpack(value, tuple((like.shape, like.dtype) for like in likes))
 
     def _pieces_like(self, part: Part) -> list[jax.ShapeDtypeStruct]:

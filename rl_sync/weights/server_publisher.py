@@ -150,7 +150,7 @@ class ServerPublisher:
         self._spare = start_server(host)  # Whoever cannot have one should know now.
         self._host = host
         self._manifest = plan_manifest(like, places)
-        self._like = jax.tree.leaves(like)
+        self._like = like
         self._cutters = _cutters(self._manifest, like)
         self._first = [part for of in self._cutters for part in of[0].indices]
         self._keep = keep
@@ -175,7 +175,8 @@ class ServerPublisher:
           WeightsTransferError: an earlier version could not be computed.
         """
         self._check(params)
-        leaves = [_placed(*pair) for pair in zip(jax.tree.leaves(params), self._like, strict=True)]
+        params = jax.tree.map(_placed, params, self._like)
+        leaves = jax.tree.leaves(params)
         made = [(cutter.indices, cutter.make(leaves)) for of in self._cutters for cutter in of]
         parts = {index: part for pair in made for index, part in zip(*pair, strict=True)}
         with self._changed:
@@ -267,6 +268,8 @@ class ServerPublisher:
         return self._lines[reader]
 
     def _check(self, params: Params) -> None:
+        if _kinds(params) == _kinds(self._like):
+            return
         if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
             raise ValueError(
                 f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
@@ -361,6 +364,11 @@ def _maker(
         ]
 
     return lambda leaves: make({leaf: _shard(leaves[leaf], device) for leaf in used})
+
+
+def _kinds(params: Params) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
+    leaves, treedef = jax.tree.flatten(params)
+    return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _placed(leaf: Array, like: Any) -> Array:

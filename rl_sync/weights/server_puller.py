@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-import collections
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Shaped
+from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.digest import digest
+from rl_sync.weights.digest import ArrivingDigest, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
     WeightsTransferError,
     wanted_text,
 )
-from rl_sync.weights.regions import (
-    Region,
-    device_regions,
-    join,
-    overlap,
-    shape_of,
-    within,
-)
-from rl_sync.weights.server_manifest import Leaf, Manifest, first_difference, leaves_of
+from rl_sync.weights.server_assembly import Assembly
+from rl_sync.weights.server_manifest import Manifest, first_difference, leaves_of
 from rl_sync.weights.server_publisher import Holder, Offer
 from rl_sync.weights.server_transport import start_server, wait_ready
 
 _SLICE_SECS = 1.0
-
-
-class _Source(NamedTuple):
-    """What of one part goes into a shard: the piece's place in the part, and what it shares."""
-
-    part: int
-    piece: int
-    piece_region: Region
-    shared: Region
-
-
-class _Shard(NamedTuple):
-    """One distinct region of a leaf in this process, made on one device, copied to the others."""
-
-    leaf: int
-    region: Region
-    devices: tuple[jax.Device, ...]
-    sources: tuple[_Source, ...]
 
 
 class _Line(NamedTuple):
@@ -72,10 +44,7 @@ class _Line(NamedTuple):
 class _Route(NamedTuple):
     """Everything that does not change from pull to pull."""
 
-    manifest: Manifest
-    shards: tuple[_Shard, ...]
-    landings: Mapping[int, jax.Device]
-    uses: Mapping[int, int]
+    assembly: Assembly
     lines: tuple[_Line, ...]
 
 
@@ -142,10 +111,7 @@ class ServerPuller:
                         " trainer is slower than the deadline, or it has stopped."
                     )
             route = self._connected()
-            params = self._fetch(route, offers)
-            # All processes of an explorer have everything when they have computed this together,
-            # and until then what was offered to one of them is kept for the others.
-            received = digest(params) if self._check_digest or jax.process_count() > 1 else ""
+            params, received = self._fetch(route, offers)
             published = [line.holder.taken(self._reader) for line in route.lines]
         except ConnectionError as error:
             self._route = None
@@ -206,15 +172,9 @@ class ServerPuller:
                 f"The trainer offers {pair[1]} where this explorer has {pair[0]}: start both with"
                 " the same model and the same explorer.dtype."
             )
-        shards = _shards(self._like, manifest)
-        landings: dict[int, jax.Device] = {}
-        uses: collections.Counter[int] = collections.Counter()
-        for shard in shards:
-            for part in {source.part for source in shard.sources}:
-                landings.setdefault(part, shard.devices[0])
-                uses[part] += 1
+        assembly = Assembly(self._like, manifest)
         by_holder: dict[int, list[int]] = {}
-        for part in landings:
+        for part in assembly.wanted:
             by_holder.setdefault(manifest.parts[part].holder, []).append(part)
         lines = []
         for index, parts in sorted(by_holder.items()):
@@ -227,7 +187,7 @@ class ServerPuller:
                     tuple(parts),
                 )
             )
-        return _Route(manifest, shards, landings, uses, tuple(lines))
+        return _Route(assembly, tuple(lines))
 
     def _ask(
         self, route: _Route, exactly: int | None, at_least: int | None, deadline: float
@@ -243,112 +203,24 @@ class ServerPuller:
             exactly, at_least = offers[0].version, None
         return offers
 
-    def _fetch(self, route: _Route, offers: Sequence[Offer]) -> Params:
+    def _fetch(self, route: _Route, offers: Sequence[Offer]) -> tuple[Params, str]:
+        """The parameters and, if anybody is to know it, their digest."""
         arriving: dict[int, tuple[Array, str]] = {}
         for line, offer in zip(route.lines, offers, strict=True):
-            wanted = [
-                self._at(route.manifest.like(route.manifest.parts[part]), route.landings[part])
-                for part in line.parts
-            ]
+            wanted = [route.assembly.wanted[part] for part in line.parts]
             arrays = line.connection.pull(offer.uuid, wanted)
             name = f"{line.name} (version {offer.version})"
             arriving |= {p: (x, name) for p, x in zip(line.parts, arrays, strict=True)}
-        uses = dict(route.uses)
-        arrived: dict[int, list[Array]] = {}
-        made: dict[int, dict[jax.Device, Array]] = collections.defaultdict(dict)
-        for shard in route.shards:
-            cells = []
-            for source in shard.sources:
-                if source.part not in arrived:
-                    array, name = arriving.pop(source.part)
-                    wait_ready(array, self._stall_secs, name)
-                    part = route.manifest.parts[source.part]
-                    arrived[source.part] = route.manifest.unpack(part, array)
-                    del array
-                cells.append((source, arrived[source.part][source.piece]))
-            made[shard.leaf] |= _make(shard, cells, route.manifest.leaves[shard.leaf])
-            del cells
-            for index in {source.part for source in shard.sources}:
-                uses[index] -= 1
-                if not uses[index]:
-                    del arrived[index]  # What is whole in a shard now need not be here as well.
-        leaves, treedef = jax.tree.flatten(self._like)
-        return jax.tree.unflatten(
-            treedef, [_whole(leaf, made[index]) for index, leaf in enumerate(leaves)]
-        )
 
-    @staticmethod
-    def _at(like: jax.ShapeDtypeStruct, device: jax.Device) -> jax.ShapeDtypeStruct:
-        sharding = jax.sharding.SingleDeviceSharding(device)
-        return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+        def arrive(part: int) -> Array:
+            array, name = arriving.pop(part)
+            wait_ready(array, self._stall_secs, name)
+            return array
 
-
-def _shards(like: Params, manifest: Manifest) -> tuple[_Shard, ...]:
-    """The distinct shards of this process, and what each is made of."""
-    pieces: dict[int, list[tuple[int, int, Region]]] = {}
-    for index, part in enumerate(manifest.parts):
-        for place, piece in enumerate(part.pieces):
-            pieces.setdefault(piece.leaf, []).append((index, place, piece.region))
-    shards = []
-    here = jax.process_index()
-    for leaf, x in enumerate(jax.tree.leaves(like)):
-        devices: dict[Region, list[jax.Device]] = {}
-        for device, region in device_regions(x).items():
-            if device.process_index == here:
-                devices.setdefault(region, []).append(device)
-        for region, holding in devices.items():
-            sources = [
-                _Source(part, place, whole, shared)
-                for part, place, whole in pieces.get(leaf, [])
-                if (shared := overlap(whole, region)) is not None
-            ]
-            shards.append(_Shard(leaf, region, tuple(holding), tuple(sources)))
-    return tuple(shards)
-
-
-def _make(
-    shard: _Shard, cells: Sequence[tuple[_Source, Array]], leaf: Leaf
-) -> dict[jax.Device, Array]:
-    """A shard on each of its devices."""
-    first, *others = shard.devices
-    if not cells:
-        made = jax.device_put(jnp.zeros(shape_of(shard.region), leaf.dtype), first)
-    elif len(cells) == 1 and cells[0][0].piece_region == shard.region:
-        made = jax.device_put(cells[0][1], first)
-    else:
-        values = [jax.device_put(value, first) for _, value in cells]
-        places = tuple((source.piece_region, source.shared) for source, _ in cells)
-        made = _assemble(_relative(shard.region, places), values)
-    return {first: made} | {device: jax.device_put(made, device) for device in others}
-
-
-def _relative(
-    region: Region, places: tuple[tuple[Region, Region], ...]
-) -> tuple[Region, tuple[tuple[Region, Region], ...]]:
-    """The same for shards that lie elsewhere but are made in the same way: compiled once."""
-
-    def moved(inner: Region) -> Region:
-        return tuple((a - o, b - o) for (a, b), (o, _) in zip(inner, region, strict=True))
-
-    return moved(region), tuple((moved(whole), moved(shared)) for whole, shared in places)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _assemble(
-    plan: tuple[Region, tuple[tuple[Region, Region], ...]],
-    values: list[Shaped[Array, "*piece"]],
-) -> Shaped[Array, "*shard"]:
-    region, places = plan
-    cells = [
-        (shared, value[within(shared, whole)])
-        for (whole, shared), value in zip(places, values, strict=True)
-    ]
-    return join(region, cells)
-
-
-def _whole(leaf: Any, shards: Mapping[jax.Device, Array]) -> Array:
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None:
-        return next(iter(shards.values()))
-    local = [shards[device] for device in device_regions(leaf) if device in shards]
-    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, local)
+        # All processes of an explorer have everything when they have computed this together, and
+        # until then what was offered to one of them is kept for the others.
+        if self._check_digest or jax.process_count() > 1:
+            arrived = ArrivingDigest(self._like)
+            params = route.assembly.assemble(arrive, arrived.add)
+            return params, to_text(arrived.words())
+        return route.assembly.assemble(arrive, lambda number, leaf: None), ""
