@@ -1,18 +1,21 @@
 """The same work in the four modes, side by side.
 
     python benchmarks/modes.py [--steps=60] [--rounds=1] [--config=configs/arithmetic.py]
+                               [--timelines=docs]
 
 Runs the config in each mode, in turns, and prints a table: seconds of the RL phase and of the whole
 run; tokens generated and trained on a second; the share of the RL phase that explorers and trainer
 were idle; staleness; accuracy. *Ideal* is the longer of total rollout and total train time over
 their sum, which no schedule can go below while each role has processors of its own. *Achieved* is
 the phase's length over that sum. Processes that share processors take longer for the same work when
-they overlap, so the seconds of rollout and train are printed too.
+they overlap, so the seconds of rollout and train are printed too. `--timelines` is where the timelines
+of the first round are drawn, a picture a mode.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,9 +28,11 @@ from typing import NamedTuple
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import read_spans
 from rl_sync.observe.summary import RunSummary, summarize
+from rl_sync.observe.timeline import draw_timeline
 from rl_sync.schedule import MODES
 
 ROOT = Path(__file__).resolve().parents[1]
+DRAWN_STEPS = (40, 44)
 NAMES = [mode for mode in MODES if mode != "custom"]
 
 
@@ -65,6 +70,9 @@ def main() -> None:
             for name in NAMES:
                 workdir = Path(directory, f"{name}-{turn}")
                 outcomes[name].append(run(arguments.config, name, arguments.steps, workdir))
+                if arguments.timelines and not turn:
+                    picture, _ = draw_timeline(workdir, directory, steps=DRAWN_STEPS)
+                    shutil.copy(picture, arguments.timelines / f"timeline-{name}.png")
                 print(
                     f"# {name}, round {turn + 1}: {outcomes[name][-1].total_secs:.0f} s", flush=True
                 )
@@ -107,6 +115,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=1, help="runs of each mode; medians are shown"
     )
+    parser.add_argument("--timelines", type=Path, help="where to draw timelines; none by default")
     return parser.parse_args()
 
 

@@ -76,9 +76,12 @@ RUNS = {name: some if name in WITH_REVERB else (*some, EMBEDDED) for name, some 
 EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
 LATEST = [name for name in RUNS if name not in EXACT]
 
-every_run = pytest.mark.parametrize("name", RUNS)
+# Two processes share the runs of this file: no run is needed by tests of both.
+apart = pytest.mark.xdist_group("runs with the latest weights")
+latest = [pytest.param(name, marks=apart) for name in LATEST]
+every_run = pytest.mark.parametrize("name", [*EXACT, *latest])
 exact_runs = pytest.mark.parametrize("name", EXACT)
-latest_runs = pytest.mark.parametrize("name", LATEST)
+latest_runs = pytest.mark.parametrize("name", latest)
 
 
 @every_run
@@ -194,6 +197,7 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
     assert union_secs(blocking) - beside < 0.2 * len(publishing) + 0.5
 
 
+@apart
 def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(runs):
     run = runs.get(*RUNS["asynchronous, with a token budget"])
     rollouts = run.spans(SpanKind.ROLLOUT)
@@ -226,6 +230,7 @@ def test_every_transfer_gives_the_same_bits(runs, one, other):
     assert_same_bits(runs.get(*RUNS[one]), runs.get(*RUNS[other]))
 
 
+@apart
 def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     sizes = ("--config.model.lora.rank=2", "--config.model.lora.targets=q,down")
     embedded = "--config.replay.backend=embedded"
@@ -244,6 +249,7 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     assert np.any(np.asarray(learned)), "adapters start at zero, and have not moved"
 
 
+@apart
 def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
     run = runs.get(
         *flags("synchronous", transfer="checkpoint"),
