@@ -8,8 +8,8 @@ run; tokens generated and trained on a second; the share of the RL phase that ex
 were idle; staleness; accuracy. *Ideal* is the longer of total rollout and total train time over
 their sum, which no schedule can go below while each role has processors of its own. *Achieved* is
 the phase's length over that sum. Processes that share processors take longer for the same work when
-they overlap, so the seconds of rollout and train are printed too. `--timelines` is where the timelines
-of the first round are drawn, a picture a mode.
+they overlap, so the seconds of rollout and train are printed too. `--timelines` is where a timeline
+of each mode's first run is drawn.
 """
 
 from __future__ import annotations

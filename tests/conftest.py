@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # For those with meshes; processes that tests start do not see them.
 jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiling is nearly all that these folders' tests do, and what is compiled runs a few times.
 QUICKLY_COMPILED = ("actors", "models", "rollout", "runtime")
-_GROUP = "xdist_group"
 _QUICK = "jax_disable_most_optimizations"
 
 
@@ -25,9 +27,16 @@ def _quick_compilation(request: pytest.FixtureRequest):
     jax.config.update(_QUICK, before)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file go to one process, but for those that say otherwise."""
-    for item in items:
-        if item.get_closest_marker(_GROUP) is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+class _ByFile(LoadScopeScheduling):
+    """Tests of one file go to one process, but for those whose parameters say `[part: …]`: those of
+    each part go to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, test = nodeid.partition("::")
+        part = re.search(r"\[(\w+): ", test)
+        return path + part[1] if part else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Which tests go to one process."""
+    return _ByFile(config, log)

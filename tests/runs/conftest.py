@@ -12,11 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from rl_sync.observe.spans import Span, SpanKind, read_spans
 from rl_sync.runtime.ledger import read_consumed, read_ledger
+from rl_sync.runtime.programs import trainer_of
 from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
+from tests.models.meshes import layout
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/runs/tiny.py"
@@ -42,6 +47,18 @@ MESHES = (
     "--config.warm_up.probe_problems=8",
 )
 TEAMS = (*MESHES, "--config.trainer.processes=2", "--config.explorer.processes=2")
+
+
+def flags(mode: str, **fields: object) -> tuple[str, ...]:
+    sections = {"interval": "sync", "offset": "sync", "transfer": "sync", "count": "explorer"}
+    sections |= {"steps": "trainer"}
+    of_rollout = ("budget_tokens", "slots", "chunk_tokens", "swap")
+    sections |= dict.fromkeys(of_rollout, "rollout")
+    sections |= dict.fromkeys(("colocate", "share_devices"), "launch")
+    return (
+        f"--config.sync.mode={mode}",
+        *(f"--config.{sections[name]}.{name}={value}" for name, value in fields.items()),
+    )
 
 
 def launch(
@@ -124,6 +141,23 @@ class Runs:
             assert process.returncode == 0, output
             self._records[flags] = RunRecord(workdir, output)
         return self._records[flags]
+
+
+def assert_same_bits(one, other):
+    assert one.digest == other.digest
+    assert [s["groups"] for s in one.consumed] == [s["groups"] for s in other.consumed]
+    for mine, theirs in zip(parameters(one), parameters(other), strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+
+
+def parameters(run) -> list[np.ndarray]:
+    """The parameters in the last snapshot, as the files hold them."""
+    settings = run.settings
+    like = trainer_of(settings, settings.load_task(), layout()).like()
+    directory = run.workdir / "checkpoints"
+    assert latest_snapshot(directory) == settings.trainer.steps
+    _, state, _ = load_snapshot(directory, None, like)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
 
 
 @pytest.fixture(scope="session")

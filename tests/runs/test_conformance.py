@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import jax
-import numpy as np
 import pytest
 
-from rl_sync.models import lora
-from rl_sync.models.heads import HEAD
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SpanKind
 from rl_sync.observe.summary import SYNC_KINDS, overlap_secs, union_secs
-from rl_sync.runtime.programs import SYNC_SPANS, WEIGHTS_DIR, parameters_of, trainer_of
-from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
-from rl_sync.weights.checkpoint import CheckpointPuller
-from tests.models.meshes import layout
-from tests.runs.conftest import EMBEDDED, TEAMS
-
-
-def flags(mode: str, **fields: object) -> tuple[str, ...]:
-    sections = {"interval": "sync", "offset": "sync", "transfer": "sync", "count": "explorer"}
-    sections |= {"steps": "trainer"}
-    of_rollout = ("budget_tokens", "slots", "chunk_tokens", "swap")
-    sections |= dict.fromkeys(of_rollout, "rollout")
-    sections |= dict.fromkeys(("colocate", "share_devices"), "launch")
-    return (
-        f"--config.sync.mode={mode}",
-        *(f"--config.{sections[name]}.{name}={value}" for name, value in fields.items()),
-    )
-
+from rl_sync.runtime.programs import SYNC_SPANS
+from tests.runs.conftest import EMBEDDED, TEAMS, assert_same_bits, flags
 
 SYNCHRONOUS = flags("synchronous")
 ONE_STEP = flags("one_step_off_policy")
@@ -76,12 +56,14 @@ RUNS = {name: some if name in WITH_REVERB else (*some, EMBEDDED) for name, some 
 EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
 LATEST = [name for name in RUNS if name not in EXACT]
 
-# Two processes share the runs of this file: no run is needed by tests of both.
-apart = pytest.mark.xdist_group("runs with the latest weights")
-latest = [pytest.param(name, marks=apart) for name in LATEST]
-every_run = pytest.mark.parametrize("name", [*EXACT, *latest])
-exact_runs = pytest.mark.parametrize("name", EXACT)
-latest_runs = pytest.mark.parametrize("name", latest)
+
+def of(*names: str) -> pytest.MarkDecorator:
+    """What a test is for. Runs are done once in each process that tests go to: two share them."""
+    parts = [pytest.param(n, id=f"latest: {n}") if n in LATEST else n for n in names]
+    return pytest.mark.parametrize("name", parts)
+
+
+every_run, exact_runs, latest_runs = of(*RUNS), of(*EXACT), of(*LATEST)
 
 
 @every_run
@@ -197,9 +179,9 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
     assert union_secs(blocking) - beside < 0.2 * len(publishing) + 0.5
 
 
-@apart
-def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(runs):
-    run = runs.get(*RUNS["asynchronous, with a token budget"])
+@of("asynchronous, with a token budget")
+def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(runs, name):
+    run = runs.get(*RUNS[name])
     rollouts = run.spans(SpanKind.ROLLOUT)
     carried = [span.attributes["carried_over"] for span in rollouts]
     assert max(carried) > 0
@@ -230,71 +212,8 @@ def test_every_transfer_gives_the_same_bits(runs, one, other):
     assert_same_bits(runs.get(*RUNS[one]), runs.get(*RUNS[other]))
 
 
-@apart
-def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
-    sizes = ("--config.model.lora.rank=2", "--config.model.lora.targets=q,down")
-    embedded = "--config.replay.backend=embedded"
-    transfers = ({}, {"transfer": "checkpoint"})
-    one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
-    assert_same_bits(one, other)
-    settings = other.settings
-    travelling = parameters_of(settings, settings.load_task(), layout()).travelling_like()
-    assert travelling == lora.split(travelling)[0]
-    # It refuses versions that hold anything else.
-    puller = CheckpointPuller(other.workdir / WEIGHTS_DIR, travelling)
-    version, adapters = puller.pull(at_least=1, timeout_secs=10.0)
-    puller.close()
-    assert version == settings.trainer.steps - 1
-    learned = adapters["blocks"]["attention"]["qkv_lora"]["q_b"]
-    assert np.any(np.asarray(learned)), "adapters start at zero, and have not moved"
-
-
-@apart
-def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
-    run = runs.get(
-        *flags("synchronous", transfer="checkpoint"),
-        "--config.replay.backend=embedded",
-        "--config.algorithm.name=ppo",
-        "--config.critic.warm_up_steps=1",
-        "--config.trainer.offload_reference=True",
-        "--config.trainer.offload_optimizer=True",
-    )
-    settings, task = run.settings, run.settings.load_task()
-    travelling = parameters_of(settings, task, layout()).travelling_like()
-    # It refuses versions that hold anything else.
-    puller = CheckpointPuller(run.workdir / WEIGHTS_DIR, travelling)
-    puller.pull(at_least=1, timeout_secs=10.0)
-    puller.close()
-    like = trainer_of(settings, task, layout()).like()
-    step, state, _ = load_snapshot(run.workdir / "checkpoints", None, like)
-    assert step == settings.trainer.steps
-    assert np.any(np.asarray(state.critic.params[HEAD]["kernel"])), "a head starts at zero"
-    steps = read_metrics(run.workdir, "rl")
-    assert len(steps) == settings.trainer.steps
-    for metrics in steps:
-        for name in ("value_loss", "value_mean", "critic_gradient_norm", "kl_coefficient"):
-            assert np.isfinite(metrics[name]), name
-
-
 def test_two_runs_with_one_seed_give_the_same_bits_and_another_seed_does_not(runs):
     again = runs.get(*ONE_STEP, "--config.replay.backend=embedded")
     assert_same_bits(runs.get(*ONE_STEP), again)
     other = runs.get(*ONE_STEP, "--config.seed=1", "--config.replay.backend=embedded")
     assert other.digest != again.digest
-
-
-def assert_same_bits(one, other):
-    assert one.digest == other.digest
-    assert [s["groups"] for s in one.consumed] == [s["groups"] for s in other.consumed]
-    for mine, theirs in zip(parameters(one), parameters(other), strict=True):
-        assert mine.tobytes() == theirs.tobytes()
-
-
-def parameters(run) -> list[np.ndarray]:
-    """The parameters in the last snapshot, as the files hold them."""
-    settings = run.settings
-    like = trainer_of(settings, settings.load_task(), layout()).like()
-    directory = run.workdir / "checkpoints"
-    assert latest_snapshot(directory) == settings.trainer.steps
-    _, state, _ = load_snapshot(directory, None, like)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]

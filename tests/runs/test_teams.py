@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl_sync.runtime.programs import SYNC_SPANS
-from tests.runs.conftest import MESHES, TEAMS
-from tests.runs.test_conformance import assert_same_bits
+from tests.runs.conftest import MESHES, TEAMS, assert_same_bits
 
 SHORT = ("--config.replay.backend=embedded", "--config.trainer.steps=4")
 MODES = {

@@ -1,0 +1,58 @@
+"""What of a policy travels to explorers: its adapters alone where it has some, and no critic."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl_sync.models import lora
+from rl_sync.models.heads import HEAD
+from rl_sync.observe.metrics import read_metrics
+from rl_sync.runtime.programs import WEIGHTS_DIR, parameters_of, trainer_of
+from rl_sync.runtime.snapshots import load_snapshot
+from rl_sync.weights.checkpoint import CheckpointPuller
+from tests.models.meshes import layout
+from tests.runs.conftest import assert_same_bits, flags
+
+
+def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
+    sizes = ("--config.model.lora.rank=2", "--config.model.lora.targets=q,down")
+    embedded = "--config.replay.backend=embedded"
+    transfers = ({}, {"transfer": "checkpoint"})
+    one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
+    assert_same_bits(one, other)
+    settings = other.settings
+    travelling = parameters_of(settings, settings.load_task(), layout()).travelling_like()
+    assert travelling == lora.split(travelling)[0]
+    # It refuses versions that hold anything else.
+    puller = CheckpointPuller(other.workdir / WEIGHTS_DIR, travelling)
+    version, adapters = puller.pull(at_least=1, timeout_secs=10.0)
+    puller.close()
+    assert version == settings.trainer.steps - 1
+    learned = adapters["blocks"]["attention"]["qkv_lora"]["q_b"]
+    assert np.any(np.asarray(learned)), "adapters start at zero, and have not moved"
+
+
+def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
+    run = runs.get(
+        *flags("synchronous", transfer="checkpoint"),
+        "--config.replay.backend=embedded",
+        "--config.algorithm.name=ppo",
+        "--config.critic.warm_up_steps=1",
+        "--config.trainer.offload_reference=True",
+        "--config.trainer.offload_optimizer=True",
+    )
+    settings, task = run.settings, run.settings.load_task()
+    travelling = parameters_of(settings, task, layout()).travelling_like()
+    # It refuses versions that hold anything else.
+    puller = CheckpointPuller(run.workdir / WEIGHTS_DIR, travelling)
+    puller.pull(at_least=1, timeout_secs=10.0)
+    puller.close()
+    like = trainer_of(settings, task, layout()).like()
+    step, state, _ = load_snapshot(run.workdir / "checkpoints", None, like)
+    assert step == settings.trainer.steps
+    assert np.any(np.asarray(state.critic.params[HEAD]["kernel"])), "a head starts at zero"
+    steps = read_metrics(run.workdir, "rl")
+    assert len(steps) == settings.trainer.steps
+    for metrics in steps:
+        for name in ("value_loss", "value_mean", "critic_gradient_norm", "kl_coefficient"):
+            assert np.isfinite(metrics[name]), name
