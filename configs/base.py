@@ -181,6 +181,7 @@ def get_config() -> ConfigDict:
     config.sync.max_staleness = placeholder(int)
     config.sync.pull = placeholder(str)
     config.sync.transfer = placeholder(str)
+    config.sync.directory = placeholder(str)
     config.explorer = ConfigDict({"processes": 1})
     config.explorer.count = placeholder(int)
     config.explorer.groups_per_lease = placeholder(int)

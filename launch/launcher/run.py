@@ -303,7 +303,7 @@ def start(config: dict[str, Any]) -> int:
         _check_replay(settings, settings.replay.address)
     directory = Path(settings.workdir)
     with work.held(directory):
-        resumed = work.prepare(directory, settings.resolved())
+        resumed = work.prepare(directory, settings)
         print(report.opening(settings, resumed))
         print(f"{task.describe()}\n")
         return LocalRun(settings, resumed).run()

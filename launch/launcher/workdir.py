@@ -13,12 +13,12 @@ from typing import Any
 
 import filelock
 
-from rl_sync.runtime.settings import ConfigError
+from rl_sync.runtime.settings import WEIGHTS_DIR, ConfigError, RunSettings
 from rl_sync.runtime.snapshots import latest_snapshot
+from rl_sync.weights.versions import VersionDirectory
 
 CONFIG_FILE = "config.json"
 CHECKPOINTS_DIR = "checkpoints"
-WEIGHTS_DIR = "weights"
 REPLAY_DIR = "replay"
 LOGS_DIR = "logs"
 _LOCK_FILE = ".lock"
@@ -58,7 +58,7 @@ def held(workdir: Path) -> Iterator[None]:
         raise ConfigError(f"The work directory {workdir} cannot be made: {error}.") from error
 
 
-def prepare(workdir: Path, config: dict[str, Any]) -> int | None:
+def prepare(workdir: Path, settings: RunSettings) -> int | None:
     """Readies a held directory: for a new run, or to go on from the newest snapshot.
 
     Records of an earlier attempt that left no snapshot are moved to `earlier/`.
@@ -67,8 +67,10 @@ def prepare(workdir: Path, config: dict[str, Any]) -> int | None:
       The trainer step to go on from; None for a new run.
 
     Raises:
-      ConfigError: the run in the directory is another one.
+      ConfigError: the run in the directory is another one, or weights cannot be written where they
+        are to go.
     """
+    config = settings.resolved()
     saved = workdir / CONFIG_FILE
     step = latest_snapshot(workdir / CHECKPOINTS_DIR)
     if saved.exists() and step is not None:
@@ -85,10 +87,22 @@ def prepare(workdir: Path, config: dict[str, Any]) -> int | None:
     # Weights and groups in transit belong to processes that are gone.
     for name in (WEIGHTS_DIR, REPLAY_DIR):
         shutil.rmtree(workdir / name, ignore_errors=True)
+    if settings.sync.directory is not None:
+        _clear_weights(settings.weights_directory(workdir))
     temporary = saved.with_suffix(".tmp")
     temporary.write_text(json.dumps(config, indent=2) + "\n")
     temporary.replace(saved)
     return step
+
+
+def _clear_weights(directory: str) -> None:
+    try:
+        VersionDirectory(directory).clear()
+    except Exception as error:  # Object stores have errors of their own.
+        raise ConfigError(
+            f"Weights cannot be written to {directory} ({type(error).__name__}: {error}). Give"
+            " another --config.sync.directory, or what it takes to write there."
+        ) from error
 
 
 def _difference(before: Any, now: Any) -> str:

@@ -63,6 +63,11 @@ def _check_synchronization(settings: RunSettings) -> None:
         f"replay.sampler={settings.replay.sampler} does not fit sync.mode={settings.sync.mode}:"
         " exact pulls consume batches in their order. Use replay.sampler=fifo.",
     )
+    require(
+        settings.sync.directory is None or settings.transfer != "collective",
+        f"sync.directory={settings.sync.directory} is for weights that go by checkpoint, not by"
+        " sync.transfer=collective: use sync.transfer=checkpoint, or leave it out.",
+    )
     taken_freely = settings.transfer != "collective" or settings.launch.colocate
     offered = schedule.pull == "latest" and taken_freely
     require(

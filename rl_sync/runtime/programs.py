@@ -54,7 +54,6 @@ from rl_sync.weights.local import LocalPuller
 from rl_sync.weights.regions import places_of
 
 TABLE = "groups"
-WEIGHTS_DIR = "weights"
 CHECKPOINTS_DIR = "checkpoints"
 SYNC_SPANS = {
     "collective": SpanKind.SYNC_COLLECTIVE,
@@ -106,7 +105,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             if not settings.explorers:
                 return NoPublishing()
             if transfer == "checkpoint":
-                directory = workdir / WEIGHTS_DIR
+                directory = settings.weights_directory(workdir)
                 return CheckpointPublishing(session, schedule, directory, place.processes)
             if place.weights is not None:
                 return LocalPublishing(session, schedule, place.weights)
@@ -205,7 +204,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             puller = ServedPuller(session, like, addresses.master)
         else:
             puller = CheckpointPuller(
-                workdir / WEIGHTS_DIR,
+                settings.weights_directory(workdir),
                 like,
                 check_digest=verify,
                 processes=place.processes,

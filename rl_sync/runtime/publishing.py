@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 import jax
@@ -115,7 +114,7 @@ class CheckpointPublishing(_Offering):
         self,
         session: Session,
         schedule: SyncSchedule,
-        directory: Path,
+        directory: str,
         processes: Iterable[int],
     ):
         publisher = CheckpointPublisher(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
+import re
 
 from rl_sync.models.config import DTYPES
 from rl_sync.models.sharding import MESH_AXES, MeshShape, Rules
 from rl_sync.runtime.records import one_of, require
+from rl_sync.weights.versions import is_remote
 
 BACKENDS = ("reverb", "embedded")
 
@@ -192,7 +196,13 @@ class TrainerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SyncSettings:
-    """`config.sync`: see `rl_sync.schedule`; None stands for the mode's own."""
+    """`config.sync`: see `rl_sync.schedule`; None stands for the mode's own.
+
+    Attributes:
+      directory: where versions go that travel by checkpoint, in a directory of the run's name: a
+        path that all processes reach, or `gs://bucket/…`; None for the work directory.
+      verify: whether explorers compare what they got with what was published.
+    """
 
     mode: str
     interval: int | None
@@ -200,7 +210,29 @@ class SyncSettings:
     max_staleness: int | None
     pull: str | None
     transfer: str | None
+    directory: str | None
     verify: bool
+
+    def __post_init__(self) -> None:
+        if self.directory is None:
+            return
+        name = f"sync.directory={self.directory}"
+        if is_remote(self.directory):
+            require(
+                re.fullmatch(r"gs://[^/]+(/.*)?", self.directory) is not None,
+                f"{name} is in no object store that is known: give gs://bucket/…, or mount it and"
+                " give its path.",
+            )
+            require(
+                importlib.util.find_spec("gcsfs") is not None,
+                f"{name} needs gcsfs: pip install gcsfs.",
+            )
+        else:
+            require(
+                os.path.isabs(self.directory),
+                f"{name} must be an absolute path, or gs://bucket/…: processes may run in different"
+                " directories.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rl_sync.actors.batching import Batching
@@ -42,6 +43,9 @@ from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
+
+WEIGHTS_DIR = "weights"
+"""In the work directory."""
 
 TOGETHER = "trainer+explorers"
 """The name of the one process that they share under `launch.colocate`."""
@@ -158,6 +162,12 @@ class RunSettings:
         if self.algorithm.imitates:
             return "checkpoint"  # Nothing travels.
         return self.sync.transfer or MODES[self.sync.mode].transfer
+
+    def weights_directory(self, workdir: Path) -> str:
+        """Where versions go that travel by checkpoint."""
+        if self.sync.directory is None:
+            return str(workdir / WEIGHTS_DIR)
+        return f"{self.sync.directory.rstrip('/')}/{workdir.name}"
 
     @property
     def groups_generated(self) -> int:

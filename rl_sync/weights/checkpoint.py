@@ -1,7 +1,7 @@
 """Weights by checkpoint: the trainer saves versions to a directory; explorers poll and restore.
 
 Trainer and explorers are independent JAX programs that share nothing but the directory, so that
-explorers may die, restart and join at any time.
+explorers may die, restart and join at any time. It may be in a bucket (`gs://…`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -43,7 +42,6 @@ _ATTEMPTS = 3
 _MOST_WAITING = 2
 _NOTHING_YET = -1
 _IDLE_SECS = 30.0
-_POLL_SECS = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ class CheckpointPublisher:
 
     def __init__(
         self,
-        directory: Path,
+        directory: str | os.PathLike[str],
         *,
         keep: int = LEAST_KEPT,
         may_skip: bool = False,
@@ -101,7 +99,7 @@ class CheckpointPublisher:
                 f"keep={keep} versions is too few: an explorer could find the one that it reads"
                 f" deleted. Keep at least {LEAST_KEPT}."
             )
-        self._directory = VersionDirectory(Path(directory))
+        self._directory = VersionDirectory(directory)
         self._agree, self._agree_saving = agree, agree_saving
         self._processes = processes
         agree("the weights directory", lambda: self._tidy(resume_from))
@@ -239,10 +237,11 @@ class CheckpointPublisher:
         self._agree_saving("saved", lambda: self._finish(pending.version, start))
 
     def _make_room(self, version: int) -> None:
-        if version in self._directory.versions():
+        if self._directory.has(version):
             self._directory.delete(version)
 
     def _finish(self, version: int, start: float) -> None:
+        self._directory.announce(version)
         if self._on_saved is not None:
             self._on_saved(version, time.monotonic() - start)
         self._directory.retain(self._keep, self._reader_expiry_secs)
@@ -263,7 +262,7 @@ class CheckpointPuller:
 
     def __init__(
         self,
-        directory: Path,
+        directory: str | os.PathLike[str],
         like: Params,
         *,
         reader: str | None = None,
@@ -271,7 +270,7 @@ class CheckpointPuller:
         processes: Iterable[int] | None = None,
         agree: Agree = alone,
     ) -> None:
-        self._directory = VersionDirectory(Path(directory))
+        self._directory = VersionDirectory(directory)
         words = jax.ShapeDtypeStruct((2,), jnp.uint32)
         self._like = {_PARAMS: like, _DIGEST: words}
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
@@ -303,7 +302,7 @@ class CheckpointPuller:
                     return version, self._read(version)
                 except Exception as error:
                     failures[version] += 1
-                    gone = not self._directory.path(version).exists()
+                    gone = not self._directory.has(version)
                     if failures[version] >= _ATTEMPTS and not gone:
                         raise
                     _log.warning("Reading version %d failed, trying again: %s", version, error)
@@ -314,7 +313,7 @@ class CheckpointPuller:
                     f" weights in {self._directory.root}. Versions there: {there}. Either the"
                     " trainer is slower than the deadline, or it has stopped."
                 )
-            time.sleep(_POLL_SECS)
+            time.sleep(self._directory.poll_secs)
 
     def newest(self) -> int:
         """The newest version that could be pulled now; -1 if there is none."""
@@ -329,7 +328,7 @@ class CheckpointPuller:
 
     def _choose(self, exactly: int | None, at_least: int | None) -> int | None:
         if exactly is not None:
-            return exactly if self._directory.path(exactly).exists() else None
+            return exactly if self._directory.has(exactly) else None
         newest = self._newest()
         return newest if newest >= (at_least or 0) else None
 

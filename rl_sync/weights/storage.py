@@ -1,21 +1,25 @@
-"""Named arrays on disk, through Orbax: uncompressed, and visible only when complete.
+"""Named arrays in files, through Orbax, uncompressed.
 
-A directory of arrays appears by one rename, so that it is complete where it exists. The processes
-of one program write and read together, each its own shards; others of their cluster take no part.
+On a file system a directory of arrays appears by one rename, complete; in a bucket of an object
+store (`gs://…`) it fills up. The processes of one program write and read together, each its own
+shards; others of their cluster take no part.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from rl_sync.models.placement import put
+
+Where = str | os.PathLike[str]
 
 TEMPORARY = ".orbax-checkpoint-tmp"
 """What the name of a directory contains while it is being written."""
@@ -44,11 +48,11 @@ class ArrayStorage:
             multiprocessing_options=together,
         )
 
-    def write(self, directory: Path, arrays: Mapping[str, Any]) -> None:
+    def write(self, directory: Where, arrays: Mapping[str, Any]) -> None:
         """Writes named arrays.
 
         Args:
-          directory: must not exist; it appears when everything is in it.
+          directory: must not exist.
           arrays: jax or numpy arrays. In a cluster those that this process holds alone are fetched
             to the host first, since Orbax takes no others there than those of several processes.
 
@@ -59,10 +63,10 @@ class ArrayStorage:
         full = {name: x for name, x in arrays.items() if math.prod(x.shape)}
         if jax.process_count() > 1:
             full = {name: _fetched(x) for name, x in full.items()}
-        self._checkpointer.save(directory.absolute(), args=ocp.args.PyTreeSave(full))
+        self._checkpointer.save(_absolute(directory), args=ocp.args.PyTreeSave(full))
 
     def read(
-        self, directory: Path, like: Mapping[str, Any], *, partial: bool = False
+        self, directory: Where, like: Mapping[str, Any], *, partial: bool = False
     ) -> dict[str, Any]:
         """Reads named arrays.
 
@@ -80,7 +84,8 @@ class ArrayStorage:
         """
         full = {name: x for name, x in like.items() if math.prod(x.shape)}
         restore_args = {name: _restore_args(x) for name, x in full.items()}
-        stored = self._checkpointer.metadata(directory.absolute()).item_metadata
+        path = _absolute(directory)
+        stored = self._checkpointer.metadata(path).item_metadata
         if stored is None:
             raise FileNotFoundError(f"{directory} holds no arrays.")
         names = set(stored.tree) & set(full) if partial else set(stored.tree)
@@ -88,7 +93,7 @@ class ArrayStorage:
         for name, x in full.items():
             _check_array(directory, name, stored.tree[name], x)
         read = self._checkpointer.restore(
-            directory.absolute(),
+            path,
             args=ocp.args.PyTreeRestore(
                 item=dict.fromkeys(full, 0) if partial else None,
                 restore_args=restore_args,
@@ -100,6 +105,11 @@ class ArrayStorage:
     def close(self) -> None:
         """Frees what Orbax holds."""
         self._checkpointer.close()
+
+
+def _absolute(directory: Where) -> epath.Path:
+    path = os.fspath(directory)
+    return epath.Path(path if "://" in path else os.path.abspath(path))
 
 
 def flatten_named(tree: Any) -> dict[str, Any]:
@@ -150,7 +160,7 @@ def _place(value: Any, like: Any) -> Any:
     return value if isinstance(value, jax.Array) else put(value, placement(like))
 
 
-def _check_names(directory: Path, stored: set[str], expected: set[str]) -> None:
+def _check_names(directory: Where, stored: set[str], expected: set[str]) -> None:
     if stored != expected:
         missing, extra = sorted(expected - stored), sorted(stored - expected)
         raise ValueError(
@@ -160,7 +170,7 @@ def _check_names(directory: Path, stored: set[str], expected: set[str]) -> None:
         )
 
 
-def _check_array(directory: Path, name: str, stored: Any, expected: Any) -> None:
+def _check_array(directory: Where, name: str, stored: Any, expected: Any) -> None:
     if (tuple(stored.shape), stored.dtype) != (expected.shape, expected.dtype):
         raise ValueError(
             f"{directory} was written for another model or version: {name} is"

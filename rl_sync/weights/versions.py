@@ -1,71 +1,101 @@
 """The directory of published versions: which there are, who reads which, and what may go.
 
-    <directory>/version_00000012/     complete where it exists (it appears by rename)
-    <directory>/readers/<name>.json   what a reader reads just now: {"version": 12, "time": …}
+    <directory>/version_00000012/        arrays, of which some may be missing yet
+    <directory>/version_00000012.ready   says that none is
+    <directory>/readers/<name>@12@<time> says that a reader reads the version since then
 
-A name that starts with a dot, or contains Orbax's mark of a temporary directory, is work in
-progress or on its way out.
+It lies on a file system that all processes share, or in a bucket of an object store. Nothing is
+renamed, which a bucket cannot, and nothing is said by what is in a file, which on a file system may
+be half of it: all that others look at is whether a name is there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from rl_sync.weights.storage import TEMPORARY
+import fsspec
+from etils import epath
 
-_NAME = re.compile(r"version_(\d{8,})")
+_VERSION = re.compile(r"version_(\d{8,})")
+_READY = ".ready"
 _READERS = "readers"
-_TRASH = ".deleted-"
+_PROBE = "probe"
+_HOLD = re.compile(r".+@(\d+)@([\d.]+)")
+_POLL_SECS = 0.02
+_REMOTE_POLL_SECS = 0.5
+
+
+def is_remote(directory: str | os.PathLike[str]) -> bool:
+    """Whether a directory is in a bucket (`gs://bucket/…`), and not on a file system."""
+    return "://" in os.fspath(directory)
 
 
 class VersionDirectory:
     """The files of a directory of versions, shared by one publisher and any number of readers.
 
-    Attributes:
+    Args:
       root: the directory; it is made when it does not exist.
+
+    Attributes:
+      poll_secs: how long to wait before looking again for something that is not there yet.
+
+    Raises:
+      ImportError: what reaches the object store is not installed; says what to install.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
-        (self.root / _READERS).mkdir(parents=True, exist_ok=True)
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        remote = is_remote(root)
+        self.root = epath.Path(root if remote else os.path.abspath(root))
+        self.poll_secs = _REMOTE_POLL_SECS if remote else _POLL_SECS
+        # Others write here too, so that what was there a moment ago says nothing.
+        self._files, self._at = fsspec.core.url_to_fs(
+            os.fspath(self.root), use_listings_cache=False
+        )
+        if not remote:  # A bucket has names, and no directories.
+            self._files.makedirs(f"{self._at}/{_READERS}", exist_ok=True)
 
-    def path(self, version: int) -> Path:
-        """Where a version is, or would be."""
-        return self.root / f"version_{version:08d}"
+    def path(self, version: int) -> epath.Path:
+        """Where the arrays of a version are, or would be."""
+        return self.root / _name(version)
 
     def versions(self) -> list[int]:
         """The complete versions, oldest first."""
-        matches = (_NAME.fullmatch(name) for name in os.listdir(self.root))
-        return sorted(int(match[1]) for match in matches if match)
+        names = (name.removesuffix(_READY) for name in self._names() if name.endswith(_READY))
+        return sorted(int(match[1]) for match in map(_VERSION.fullmatch, names) if match)
+
+    def has(self, version: int) -> bool:
+        """Whether a version is there, and complete."""
+        return self._files.exists(self._ready(version))
+
+    def announce(self, version: int) -> None:
+        """Says that a version is complete."""
+        self._touch(self._ready(version))
 
     @contextlib.contextmanager
     def held(self, reader: str, version: int) -> Iterator[None]:
-        """Keeps a version from being deleted within the block."""
-        marker = self.root / _READERS / f"{reader}.json"
-        temporary = marker.with_name(f".{marker.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"version": version, "time": time.time()}))
-        temporary.rename(marker)
+        """Keeps a version from being deleted within the block.
+
+        Raises:
+          FileNotFoundError: it is not there, or not any more.
+        """
+        mark = f"{self._at}/{_READERS}/{reader}@{version}@{time.time():.3f}"
+        self._touch(mark)
         try:
+            if not self.has(version):
+                raise FileNotFoundError(f"Version {version} is not in {self.root} any more.")
             yield
         finally:
-            marker.unlink(missing_ok=True)
+            self._remove(mark)
 
     def held_versions(self, expiry_secs: float) -> set[int]:
         """The versions that some reader has held for less than `expiry_secs`."""
-        versions = set()
-        for marker in (self.root / _READERS).glob("[!.]*.json"):
-            with contextlib.suppress(FileNotFoundError):  # its reader has just finished
-                hold = json.loads(marker.read_text())
-                if time.time() - hold["time"] < expiry_secs:
-                    versions.add(hold["version"])
-        return versions
+        holds = map(_HOLD.fullmatch, self._names(_READERS))
+        now = time.time()
+        return {int(hold[1]) for hold in holds if hold and now - float(hold[2]) < expiry_secs}
 
     def retain(self, keep: int, expiry_secs: float) -> None:
         """Deletes all versions but the `keep` newest and those that are held."""
@@ -77,25 +107,56 @@ class VersionDirectory:
 
     def delete(self, version: int) -> None:
         """Deletes a version, whoever holds it."""
-        shutil.rmtree(self._hide(version))
+        self._withdraw(version)
+        self._remove(f"{self._at}/{_name(version)}")
 
     def sweep(self) -> None:
         """Deletes what a killed publisher left behind half written or half deleted."""
-        for name in os.listdir(self.root):
-            if name.startswith(_TRASH) or TEMPORARY in name:
-                shutil.rmtree(self.root / name, ignore_errors=True)
+        names = set(self._names())
+        for name in names:
+            if _VERSION.match(name) and not name.endswith(_READY) and name + _READY not in names:
+                self._remove(f"{self._at}/{name}")
+
+    def clear(self) -> None:
+        """Deletes everything, having seen that one can write; nobody may use the directory then."""
+        probe = f"{self._at}/{_PROBE}"
+        self._touch(probe)
+        self._remove(probe)
+        for version in self.versions():
+            self._withdraw(version)
+        self.sweep()
+        for name in self._names(_READERS):
+            self._remove(f"{self._at}/{_READERS}/{name}")
 
     def _delete_unless_held(self, version: int, expiry_secs: float) -> None:
-        hidden = self._hide(version)
+        self._withdraw(version)
         # A reader marks what it reads and then looks whether it is still there. One that marked it
-        # after we looked, and looked before we hid it, is seen by looking once more.
+        # after we looked, and looked before we withdrew it, is seen by looking once more.
         if version in self.held_versions(expiry_secs):
-            hidden.rename(self.path(version))
+            self.announce(version)
         else:
-            shutil.rmtree(hidden)
+            self._remove(f"{self._at}/{_name(version)}")
 
-    def _hide(self, version: int) -> Path:
-        hidden = self.root / f"{_TRASH}{version:08d}"
-        shutil.rmtree(hidden, ignore_errors=True)
-        self.path(version).rename(hidden)
-        return hidden
+    def _withdraw(self, version: int) -> None:
+        self._remove(self._ready(version))
+
+    def _ready(self, version: int) -> str:
+        return f"{self._at}/{_name(version)}{_READY}"
+
+    def _names(self, below: str = "") -> list[str]:
+        try:
+            paths = self._files.ls(f"{self._at}/{below}".rstrip("/"), detail=False)
+        except FileNotFoundError:  # Of a bucket's directory in which nothing is.
+            return []
+        return [path.rstrip("/").rpartition("/")[2] for path in paths]
+
+    def _touch(self, path: str) -> None:
+        self._files.pipe_file(path, b"\n")
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(path, recursive=True)
+
+
+def _name(version: int) -> str:
+    return f"version_{version:08d}"

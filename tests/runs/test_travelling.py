@@ -7,7 +7,7 @@ import numpy as np
 from rl_sync.models import lora
 from rl_sync.models.heads import HEAD
 from rl_sync.observe.metrics import read_metrics
-from rl_sync.runtime.programs import WEIGHTS_DIR, parameters_of, trainer_of
+from rl_sync.runtime.programs import parameters_of, trainer_of
 from rl_sync.runtime.snapshots import load_snapshot
 from rl_sync.weights.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
@@ -24,7 +24,7 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     travelling = parameters_of(settings, settings.load_task(), layout()).travelling_like()
     assert travelling == lora.split(travelling)[0]
     # It refuses versions that hold anything else.
-    puller = CheckpointPuller(other.workdir / WEIGHTS_DIR, travelling)
+    puller = CheckpointPuller(settings.weights_directory(other.workdir), travelling)
     version, adapters = puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     assert version == settings.trainer.steps - 1
@@ -44,7 +44,7 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
     settings, task = run.settings, run.settings.load_task()
     travelling = parameters_of(settings, task, layout()).travelling_like()
     # It refuses versions that hold anything else.
-    puller = CheckpointPuller(run.workdir / WEIGHTS_DIR, travelling)
+    puller = CheckpointPuller(settings.weights_directory(run.workdir), travelling)
     puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     like = trainer_of(settings, task, layout()).like()

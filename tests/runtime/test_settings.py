@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -42,6 +43,22 @@ def settings_with(**fields: Any) -> RunSettings:
             ["sync.max_staleness=2", "interval - 1 = 3", "Use at least 3"],
         ),
         ({"sync__transfer": "colective"}, ["did you mean 'collective'"]),
+        (
+            {"sync__transfer": "checkpoint", "sync__directory": "weights"},
+            ["sync.directory=weights", "absolute path, or gs://"],
+        ),
+        (
+            {"sync__transfer": "checkpoint", "sync__directory": "s3://bucket/weights"},
+            ["sync.directory=s3://bucket/weights", "gs://bucket/…, or mount it"],
+        ),
+        (
+            {"sync__transfer": "checkpoint", "sync__directory": "gs://"},
+            ["sync.directory=gs://", "gs://bucket/…"],
+        ),
+        (
+            {"sync__transfer": "collective", "sync__directory": "/shared"},
+            ["sync.directory=/shared", "sync.transfer=collective", "use sync.transfer=checkpoint"],
+        ),
         ({"explorer__count": 1000}, ["explorer.count=1000", "trainer.groups_per_step"]),
         ({"explorer__count": 0}, ["explorer.count=0", "1 or more"]),
         (
@@ -188,7 +205,8 @@ def test_modes_bring_their_own_explorers_and_transfer(mode, explorers, transfer)
 def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
     settings = settings_with(**fields)
     resolved = settings.resolved()
-    assert None not in resolved["sync"].values()
+    unsaid = [name for name, value in resolved["sync"].items() if value is None]
+    assert unsaid == ["directory"]  # The work directory, which runs differ in.
     assert None not in resolved["explorer"].values()
     assert None not in resolved["algorithm"].values()
     again = RunSettings.from_config(resolved)
@@ -341,3 +359,17 @@ def test_one_completion_a_prompt_will_do_where_none_are_compared():
     for name in ("ppo", "reinforce_pp"):
         settings = settings_with(algorithm__name=name, trainer__group_size=1)
         assert settings.trainer.group_size == 1
+
+
+def test_weights_go_to_the_work_directory_or_to_one_of_the_runs_name():
+    workdir = Path("/runs/mine")
+    assert settings_with().weights_directory(workdir) == "/runs/mine/weights"
+    for place in ("/shared", "/shared/", "gs://bucket", "gs://bucket/"):
+        settings = settings_with(sync__transfer="checkpoint", sync__directory=place)
+        assert settings.weights_directory(workdir) == f"{place.rstrip('/')}/mine"
+
+
+def test_a_bucket_needs_what_reaches_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"sync.directory=gs://b needs gcsfs: pip install gcsfs"):
+        settings_with(sync__transfer="checkpoint", sync__directory="gs://b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -198,42 +197,27 @@ def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
     assert VersionDirectory(tmp_path).versions() == [22, 23, 24]
 
 
-def test_a_version_that_a_reader_holds_outlives_its_turn(publish, tmp_path, monkeypatch):
+def test_a_version_that_a_reader_holds_outlives_its_turn(publish, puller, tmp_path, monkeypatch):
     directory = VersionDirectory(tmp_path)
-    hidden = []
-    hide = VersionDirectory._hide
+    withdrawn = []
+    withdraw = VersionDirectory._withdraw
 
-    def note_and_hide(self: VersionDirectory, version: int) -> Path:
-        hidden.append(version)
-        return hide(self, version)
+    def note_and_withdraw(self: VersionDirectory, version: int) -> None:
+        withdrawn.append(version)
+        withdraw(self, version)
 
-    monkeypatch.setattr(VersionDirectory, "_hide", note_and_hide)
+    monkeypatch.setattr(VersionDirectory, "_withdraw", note_and_withdraw)
     publisher = publish()
     publisher.publish(0, make_params(0))
+    puller.pull(exactly=0, timeout_secs=30)
     with directory.held("slow", 0):
         publish_range(publisher, 1, 6)
         publisher.close()
         assert directory.versions() == [0, 3, 4, 5]
-        assert hidden == [1, 2]  # the held one was there all the time
+        assert withdrawn == [1, 2]  # the held one was there all the time
         directory.retain(3, expiry_secs=0.0)
         assert directory.versions() == [3, 4, 5]
     assert os.listdir(tmp_path / "readers") == []
-
-
-def test_a_hold_that_comes_in_the_middle_of_a_deletion_undoes_it(tmp_path, monkeypatch):
-    directory = VersionDirectory(tmp_path)
-    for version in range(4):
-        directory.path(version).mkdir()
-    hide, hold = directory._hide, contextlib.ExitStack()
-
-    def hold_and_hide(version: int) -> Path:
-        hold.enter_context(directory.held("late", 0))
-        return hide(version)
-
-    monkeypatch.setattr(directory, "_hide", hold_and_hide)
-    with hold:
-        directory.retain(3, 600)
-        assert directory.versions() == [0, 1, 2, 3]
 
 
 def test_a_read_that_fails_is_tried_again_with_a_newer_version(
@@ -425,13 +409,3 @@ def test_a_killed_saver_leaves_whole_versions_and_its_successor_clears_the_rest(
     assert float(params[0][0]) == version
     CheckpointPublisher(directory).close()
     assert all(name == "readers" or TEMPORARY not in name for name in os.listdir(directory))
-
-
-def test_the_marker_of_a_reader_says_what_it_reads(tmp_path):
-    directory = VersionDirectory(tmp_path)
-    with directory.held("e1", 7):
-        marker = json.loads((tmp_path / "readers" / "e1.json").read_text())
-        assert marker["version"] == 7
-        assert abs(marker["time"] - time.time()) < 5
-        assert directory.held_versions(600) == {7}
-    assert directory.held_versions(600) == set()

@@ -1,0 +1,42 @@
+"""Weights that go through a bucket of an object store, and through a directory of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_sync.weights.versions import VersionDirectory
+from tests.runs.conftest import EMBEDDED, assert_same_bits, flags, launch
+from tests.weights import bucket
+
+BY_CHECKPOINT = (*flags("synchronous", transfer="checkpoint", steps=4), EMBEDDED)
+
+
+@pytest.fixture(autouse=True)
+def _served(monkeypatch):
+    with bucket.serving() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path):
+    places = (f"{bucket.URL}/weights", str(tmp_path / "weights"))
+    one, other = (runs.get(*BY_CHECKPOINT, f"--config.sync.directory={place}") for place in places)
+    assert_same_bits(one, other)
+    for place, run in zip(places, (one, other), strict=True):
+        assert not (run.workdir / "weights").exists()
+        assert run.settings.weights_directory(run.workdir) == f"{place}/{run.workdir.name}"
+        directory = VersionDirectory(f"{place}/{run.workdir.name}")
+        last = run.settings.trainer.steps - 1  # Nobody uses those of the last step.
+        assert directory.versions()[-1] == last
+        assert directory.held_versions(600) == set(), "an explorer went and left a mark"
+
+
+def test_a_bucket_that_is_not_there_is_named_before_anything_starts(tmp_path):
+    process = launch(
+        *BY_CHECKPOINT, "--config.sync.directory=gs://nowhere/weights", workdir=tmp_path / "a" / "b"
+    )
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "Weights cannot be written to gs://nowhere/weights/b" in output
+    assert "Traceback" not in output

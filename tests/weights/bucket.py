@@ -1,0 +1,51 @@
+"""A bucket of an object store, served by an emulator in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from gcp_storage_emulator.handlers import objects
+from gcp_storage_emulator.server import create_server
+
+from rl_sync.runtime.ports import free_ports
+
+URL = "gs://bucket"
+_HOST = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[dict[str, str]]:
+    """Gives the variables with which `URL` is the bucket."""
+    (port,) = free_ports(_HOST, 1)
+    with _naming_generations():
+        server = create_server(_HOST, port, in_memory=True, default_bucket="bucket")
+        server.start()
+        address = f"http://{_HOST}:{port}"
+        try:
+            yield {
+                "STORAGE_EMULATOR_HOST": address,
+                "TENSORSTORE_GCS_HTTP_URL": address,
+                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # The emulator has no such buckets.
+            }
+        finally:
+            server.stop()
+
+
+@contextlib.contextmanager
+def _naming_generations() -> Iterator[None]:
+    """With what is downloaded comes the number of its generation, which the real one says too."""
+    download = objects.download
+
+    def naming(request: Any, response: Any, storage: Any) -> Any:
+        place = request.params["bucket_name"], request.params["object_id"]
+        with contextlib.suppress(Exception):  # `download` says what is wrong.
+            response["x-goog-generation"] = str(storage.get_file_obj(*place)["generation"])
+        return download(request, response, storage)
+
+    objects.download = naming
+    try:
+        yield
+    finally:
+        objects.download = download
