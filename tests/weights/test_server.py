@@ -108,6 +108,15 @@ def test_weights_arrive_to_the_bit_in_the_explorers_sharding(trainer, explorer):
     jax.tree.map(lambda x, like: x.sharding == like.sharding or pytest.fail(str(x)), params, target)
 
 
+@pytest.mark.parametrize("explorer", EXPLORERS)
+def test_an_explorer_that_was_not_expected_takes_its_share_of_what_is_offered(explorer):
+    source, target = on(*TRAINERS["one device"]), on(*EXPLORERS[explorer])
+    with publishing(source) as publisher:
+        publisher.publish(3, placed(3, source))
+        _, params = puller_of(target, publisher).pull(exactly=3, timeout_secs=10)
+    assert_same_bits(params, 3)
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("explorer", EXPLORERS)
 def test_parts_hold_everything_once_and_each_is_needed_whole_or_not_at_all(trainer, explorer):

@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 
+import fsspec
 import pytest
 
 from rl_sync.weights.versions import VersionDirectory
@@ -59,6 +60,7 @@ def test_a_version_is_there_when_it_was_announced(directory):
 
 
 def test_what_another_process_writes_is_seen_at_once(directory):
+    fsspec.get_filesystem_class("gs").clear_instance_cache()  # As in another process.
     other = VersionDirectory(directory.root)
     for version in range(3):
         assert not other.has(version)
