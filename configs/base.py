@@ -215,7 +215,10 @@ def get_config() -> ConfigDict:
             "call_secs": 60.0,
             "master_lost_secs": 10.0,
             "stop_secs": 60.0,
+            "hosts": "",
+            "remote_shell": "ssh -T -o BatchMode=yes {host}",
         }
     )
+    config.launch.host = placeholder(str)
     config.launch.compilation_cache = placeholder(str)
     return config

@@ -1,4 +1,4 @@
-"""A run on this machine: starts every role, shows how they do, and ends them all."""
+"""A run from this machine: starts every role, shows how they do, and ends them all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from launcher import report
 from launcher import workdir as work
+from launcher.remote import remote_command
 from launcher.supervisor import Death, RoleProcess, Supervisor
 from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.observe.spans import is_explorer
@@ -33,7 +34,7 @@ INTERRUPTED = 130
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
 _ANSWER_SECS = 10.0
-_HOST = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 
 
 class RunFailedError(RuntimeError):
@@ -69,6 +70,7 @@ class LocalRun:
     def __init__(self, settings: RunSettings, resumed: int | None):
         self._settings, self._resumed = settings, resumed
         self._workdir = Path(settings.workdir)
+        self._host = settings.launch.host or _LOOPBACK
         self._supervisor = Supervisor()
         self._master: RpcClient | None = None
         self._server: ServerProcess | None = None
@@ -103,14 +105,14 @@ class LocalRun:
 
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
-        free = free_ports(_HOST, 2)
-        master = f"{_HOST}:{_port(settings.master.port, 'master.port', free[0])}"
+        free = free_ports(self._host, 2)
+        master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
         replay = settings.replay.address
         if not replay and settings.explorers:
             # The replay server takes longest to start, so it goes first.
             replay = self._start_replay(logs / "replay.log", free[1])
         # Where nothing is generated there is no replay server, and nobody looks for one.
-        replay = replay or f"{_HOST}:{free[1]}"
+        replay = replay or f"{self._host}:{free[1]}"
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
         self._addresses = [f"--master={master}", f"--replay={replay}"]
         self._start_role("master", "master", self._addresses)
@@ -119,16 +121,20 @@ class LocalRun:
 
     def _start_programs(self, programs: Sequence[str]) -> None:
         """Starts all processes of programs, at new ports: who dies may leave theirs in use."""
-        free = free_ports(_HOST, 2 * len(programs))
-        clusters = dict(zip(programs, free, strict=False))
-        teams = dict(zip(programs, free[len(programs) :], strict=True))
+        free = free_ports(self._host, 2 * len(programs))
+        elsewhere = self._settings.launch.elsewhere
+        # Where the first process of each program is, the others find it.
+        hosts = [elsewhere.get(program, self._host) for program in programs]
+        addresses = [f"{host}:{port}" for host, port in zip(hosts * 2, free, strict=True)]
+        clusters = dict(zip(programs, addresses, strict=False))
+        teams = dict(zip(programs, addresses[len(programs) :], strict=True))
         for member in members_of(self._settings):
             if member.program not in programs:
                 continue
             # With collective transfer all are in the trainer's cluster.
             head = programs[0] if self._settings.is_joint else member.program
-            own = [f"--process={member.process}", f"--coordinator={_HOST}:{clusters[head]}"]
-            own += [f"--team={_HOST}:{teams[member.program]}"]
+            own = [f"--process={member.process}", f"--coordinator={clusters[head]}"]
+            own += [f"--team={teams[member.program]}"]
             self._start_role(member.name, member.program, [*self._addresses, *own])
 
     def _start_role(self, name: str, role: str, arguments: Sequence[str]) -> None:
@@ -137,12 +143,15 @@ class LocalRun:
         command += [f"--workdir={self._workdir}", *arguments, "--lifeline"]
         log = self._workdir / work.LOGS_DIR / f"{name.replace('/', '.')}.log"
         environment = self._devices.get(name, {})
+        launch = self._settings.launch
+        if (host := launch.elsewhere.get(name)) is not None:
+            command = remote_command(launch.remote_shell, host, command)
         self._supervisor.add(RoleProcess.start(name, command, log, environment))
 
     def _start_replay(self, log: Path, free: int) -> str:
         """Starts the replay server and returns its address; it is not ready yet."""
         settings = self._settings.replay
-        port = _port(settings.port, "replay.port", free)
+        port = _port(settings.port, "replay.port", free, self._host)
         try:
             self._server = start_server(
                 cast(Backend, settings.backend),
@@ -154,7 +163,7 @@ class LocalRun:
         except ReplayServerError as error:
             raise RunFailedError(str(error)) from error
         self._supervisor.add(_ReplayProcess("replay", log, self._server))
-        return f"{_HOST}:{port}"
+        return f"{self._host}:{port}"
 
     def _watch(self) -> None:
         """Until all roles have ended well, one has died, or the user wants the run stopped."""
@@ -268,14 +277,14 @@ class LocalRun:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _port(wanted: int, setting: str, free: int) -> int:
+def _port(wanted: int, setting: str, free: int, host: str) -> int:
     """The wanted port, if nobody has it; the free one if that is 0."""
     if wanted == 0:
         return free
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((_HOST, wanted))
+            probe.bind((host, wanted))
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"Port {wanted} ({setting}) cannot be used: {error}. Choose another with"

@@ -28,7 +28,24 @@ def check(settings: RunSettings) -> None:
     _check_explorers(settings)
     _check_algorithm(settings)
     _check_processes(settings)
+    _check_hosts(settings)
     _check_meshes(settings)
+
+
+def _check_hosts(settings: RunSettings) -> None:
+    launch = settings.launch
+    require(
+        not (launch.elsewhere and launch.colocate),
+        f"launch.hosts={launch.hosts} does not fit launch.colocate, with which all are in one"
+        " process: leave out one of them.",
+    )
+    names = [
+        f"{program}/{process}" if process else program
+        for program in settings.roles
+        for process in range(settings.processes_of(program))
+    ]
+    for name in launch.elsewhere:
+        one_of(f"launch.hosts={launch.hosts}: the process", name, tuple(names))
 
 
 def _check_explorers(settings: RunSettings) -> None:

@@ -10,7 +10,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def role_environment(settings: RunSettings, visible: str | None) -> dict[str, dict[str, str]]:
-    """What each process's environment has besides the launcher's own, by its name.
+    """What the environment of each process on this machine has besides the launcher's own, by its
+    name; on other machines they have all GPUs that there are.
 
     Args:
       visible: the launcher's `CUDA_VISIBLE_DEVICES`. Several GPUs are shared out, to each process
@@ -23,7 +24,11 @@ def role_environment(settings: RunSettings, visible: str | None) -> dict[str, di
     if settings.launch.colocate:
         return {}  # One process has them all, and shares them out itself.
     ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
-    roles = {member.name: device_share(settings, member.program) for member in members_of(settings)}
+    roles = {
+        member.name: device_share(settings, member.program)
+        for member in members_of(settings)
+        if member.name not in settings.launch.elsewhere
+    }
     needed = sum(roles.values())
     if len(ids) < 2 and needed == len(roles):
         return {role: {} for role in roles}

@@ -335,6 +335,11 @@ class LaunchSettings:
       call_secs: the longest that the master takes to answer.
       master_lost_secs: a role ends itself when the master was silent for so long.
       stop_secs: from asking a role to stop to killing it.
+      host: this machine, as those of `hosts` reach it; None for one that nobody else reaches.
+      hosts: the machines of processes that run elsewhere, as NAME=ADDRESS,… with names such as
+        `explorer2`, or `trainer/1` for the trainer's second process.
+      remote_shell: what starts a command elsewhere and keeps its standard input open; {host} is
+        the address.
       compilation_cache: a local directory; None for one in the user's cache directory, empty for
         nowhere. JAX_COMPILATION_CACHE_DIR goes before it.
     """
@@ -347,9 +352,33 @@ class LaunchSettings:
     call_secs: float
     master_lost_secs: float
     stop_secs: float
+    host: str | None
+    hosts: str
+    remote_shell: str
     compilation_cache: str | None
 
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """The machines of processes that do not run on this one, by the processes' names."""
+        pairs = (pair.partition("=") for pair in self.hosts.split(",") if pair.strip())
+        return {name.strip(): address.strip() for name, _, address in pairs}
+
     def __post_init__(self) -> None:
+        for name, address in self.elsewhere.items():
+            require(
+                bool(name and address),
+                f"launch.hosts={self.hosts} must be NAME=ADDRESS,… such as explorer2=10.0.0.2.",
+            )
+        require(
+            not self.elsewhere or self.host is not None,
+            f"launch.hosts={self.hosts} needs launch.host, this machine's address as those reach"
+            " it.",
+        )
+        require(
+            "{host}" in self.remote_shell,
+            f"launch.remote_shell={self.remote_shell} must say where {{host}} goes, as in"
+            " 'ssh {host}'.",
+        )
         require(
             "://" not in (self.compilation_cache or ""),
             f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"

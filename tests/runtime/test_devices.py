@@ -29,6 +29,12 @@ def test_each_process_of_a_role_gets_its_part():
     assert [given_to[f"explorer{i}"] for i in ("1", "1/1", "2", "2/1")] == ["4", "5", "6", "7"]
 
 
+def test_processes_on_other_machines_take_none_of_this_ones():
+    elsewhere = {"launch__host": "10.0.0.1", "launch__hosts": "explorer1=10.0.0.2"}
+    given_to = given("0,1,2,3,4,5", **MESHES, **elsewhere)
+    assert given_to == {"trainer": "0,1,2,3", "explorer2": "4,5"}
+
+
 @pytest.mark.parametrize("visible", [None, "", "0"])
 def test_one_gpu_or_none_is_left_to_all(visible):
     assert set(given(visible).values()) == {None}

@@ -42,6 +42,27 @@ def settings_with(**fields: Any) -> RunSettings:
             {"sync__mode": "asynchronous", "sync__interval": 4, "sync__max_staleness": 2},
             ["sync.max_staleness=2", "interval - 1 = 3", "Use at least 3"],
         ),
+        (
+            {"launch__hosts": "explorer1=10.0.0.2"},
+            ["launch.hosts=explorer1=10.0.0.2", "needs launch.host"],
+        ),
+        (
+            {"launch__hosts": "explorer1", "launch__host": "10.0.0.1"},
+            ["launch.hosts=explorer1", "NAME=ADDRESS"],
+        ),
+        (
+            {"launch__hosts": "explorer2=10.0.0.2", "launch__host": "10.0.0.1"},
+            ["launch.hosts=explorer2=10.0.0.2", "explorer1, trainer", "did you mean 'explorer1'"],
+        ),
+        (
+            {
+                "launch__hosts": "trainer=10.0.0.2",
+                "launch__host": "10.0.0.1",
+                "launch__colocate": True,
+            },
+            ["launch.hosts=trainer=10.0.0.2", "launch.colocate", "leave out one"],
+        ),
+        ({"launch__remote_shell": "ssh"}, ["launch.remote_shell=ssh", "{host}"]),
         ({"sync__transfer": "colective"}, ["did you mean 'collective'"]),
         (
             {"sync__transfer": "checkpoint", "sync__directory": "weights"},

@@ -1,0 +1,30 @@
+"""Roles on other machines: the command that starts one there, and ends it when it ends itself."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from rl_sync.runtime import allocator
+
+_CARRIED = ("GLIBC_TUNABLES", "HF_HOME", "JAX_", "LIBTPU_", "NCCL_", "TPU_", "XLA_")
+
+
+def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
+    """What starts a command on another machine, in this directory, with some of this environment.
+
+    The other end of the shell's standard input is the command's, so that a role there ends when
+    the shell here does.
+
+    Args:
+      shell: `launch.remote_shell`.
+      command: a program by its path, which is the same there, and its arguments.
+    """
+    environment = allocator.environment(os.environ)
+    carried = [
+        f"{name}={value}" for name, value in environment.items() if name.startswith(_CARRIED)
+    ]
+    there = shlex.join(["env", "PYTHONUNBUFFERED=1", *sorted(carried), *command])
+    words = [word.format(host=host) for word in shlex.split(shell)]
+    return [*words, f"cd {shlex.quote(os.getcwd())} && exec {there}"]
