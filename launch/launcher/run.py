@@ -105,7 +105,12 @@ class LocalRun:
 
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
-        free = free_ports(self._host, 2)
+        try:
+            free = free_ports(self._host, 2)
+        except OSError as error:
+            raise ConfigError(
+                f"launch.host={self._host} must be an address of this machine: {error}"
+            ) from error
         master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
         replay = settings.replay.address
         if not replay and settings.explorers:

@@ -42,12 +42,11 @@ def held(workdir: Path) -> Iterator[None]:
     Raises:
       ConfigError: another run holds it, or it cannot be made.
     """
+    lock = filelock.FileLock(workdir / _LOCK_FILE, timeout=0)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(workdir / _LOCK_FILE, timeout=0)
-        with lock:
-            (workdir / _LOCK_FILE).write_text(f"{os.getpid()}\n")
-            yield
+        lock.acquire()
+        (workdir / _LOCK_FILE).write_text(f"{os.getpid()}\n")
     except filelock.Timeout as error:
         holder = (workdir / _LOCK_FILE).read_text().strip()
         raise ConfigError(
@@ -56,6 +55,10 @@ def held(workdir: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise ConfigError(f"The work directory {workdir} cannot be made: {error}.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def prepare(workdir: Path, settings: RunSettings) -> int | None:

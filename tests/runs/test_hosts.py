@@ -74,3 +74,10 @@ def test_a_machine_that_cannot_be_reached_is_named(tmp_path):
     assert process.returncode == 1, output
     assert "explorer1 ended with exit status 255" in output
     assert "no way to nowhere" in output
+
+
+def test_an_address_of_another_machine_is_not_this_ones(tmp_path):
+    process = launch(EMBEDDED, "--config.launch.host=192.0.2.1", workdir=tmp_path / "runs" / "run")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "error: launch.host=192.0.2.1 must be an address of this machine" in output
