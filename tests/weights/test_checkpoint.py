@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -230,7 +229,7 @@ def test_a_read_that_fails_is_tried_again_with_a_newer_version(
 
     def vanish(storage, path, like):
         if path.name.endswith("1"):
-            shutil.rmtree(path)
+            VersionDirectory(tmp_path).delete(1)
             publisher.publish(2, make_params(2))
         return read(storage, path, like)
 
