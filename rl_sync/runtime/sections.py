@@ -10,7 +10,7 @@ import re
 from rl_sync.models.config import DTYPES
 from rl_sync.models.sharding import MESH_AXES, MeshShape, Rules
 from rl_sync.runtime.records import one_of, require
-from rl_sync.weights.versions import is_remote
+from rl_sync.weights.locations import is_remote
 
 BACKENDS = ("reverb", "embedded")
 

@@ -30,6 +30,7 @@ from rl_sync.weights.interface import (
     WeightsTransferError,
     wanted_text,
 )
+from rl_sync.weights.locations import Location
 from rl_sync.weights.storage import ArrayStorage, flatten_named, unflatten_named
 from rl_sync.weights.versions import VersionDirectory
 
@@ -82,7 +83,7 @@ class CheckpointPublisher:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: Location,
         *,
         keep: int = LEAST_KEPT,
         may_skip: bool = False,
@@ -262,7 +263,7 @@ class CheckpointPuller:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: Location,
         like: Params,
         *,
         reader: str | None = None,

@@ -8,18 +8,15 @@ shards; others of their cluster take no part.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
 from rl_sync.models.placement import put
-
-Where = str | os.PathLike[str]
+from rl_sync.weights.locations import Location, absolute
 
 TEMPORARY = ".orbax-checkpoint-tmp"
 """What the name of a directory contains while it is being written."""
@@ -48,7 +45,7 @@ class ArrayStorage:
             multiprocessing_options=together,
         )
 
-    def write(self, directory: Where, arrays: Mapping[str, Any]) -> None:
+    def write(self, directory: Location, arrays: Mapping[str, Any]) -> None:
         """Writes named arrays.
 
         Args:
@@ -63,10 +60,10 @@ class ArrayStorage:
         full = {name: x for name, x in arrays.items() if math.prod(x.shape)}
         if jax.process_count() > 1:
             full = {name: _fetched(x) for name, x in full.items()}
-        self._checkpointer.save(_absolute(directory), args=ocp.args.PyTreeSave(full))
+        self._checkpointer.save(absolute(directory), args=ocp.args.PyTreeSave(full))
 
     def read(
-        self, directory: Where, like: Mapping[str, Any], *, partial: bool = False
+        self, directory: Location, like: Mapping[str, Any], *, partial: bool = False
     ) -> dict[str, Any]:
         """Reads named arrays.
 
@@ -84,7 +81,7 @@ class ArrayStorage:
         """
         full = {name: x for name, x in like.items() if math.prod(x.shape)}
         restore_args = {name: _restore_args(x) for name, x in full.items()}
-        path = _absolute(directory)
+        path = absolute(directory)
         stored = self._checkpointer.metadata(path).item_metadata
         if stored is None:
             raise FileNotFoundError(f"{directory} holds no arrays.")
@@ -105,11 +102,6 @@ class ArrayStorage:
     def close(self) -> None:
         """Frees what Orbax holds."""
         self._checkpointer.close()
-
-
-def _absolute(directory: Where) -> epath.Path:
-    path = os.fspath(directory)
-    return epath.Path(path if "://" in path else os.path.abspath(path))
 
 
 def flatten_named(tree: Any) -> dict[str, Any]:
@@ -160,7 +152,7 @@ def _place(value: Any, like: Any) -> Any:
     return value if isinstance(value, jax.Array) else put(value, placement(like))
 
 
-def _check_names(directory: Where, stored: set[str], expected: set[str]) -> None:
+def _check_names(directory: Location, stored: set[str], expected: set[str]) -> None:
     if stored != expected:
         missing, extra = sorted(expected - stored), sorted(stored - expected)
         raise ValueError(
@@ -170,7 +162,7 @@ def _check_names(directory: Where, stored: set[str], expected: set[str]) -> None
         )
 
 
-def _check_array(directory: Where, name: str, stored: Any, expected: Any) -> None:
+def _check_array(directory: Location, name: str, stored: Any, expected: Any) -> None:
     if (tuple(stored.shape), stored.dtype) != (expected.shape, expected.dtype):
         raise ValueError(
             f"{directory} was written for another model or version: {name} is"

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 import fsspec
 from etils import epath
 
+from rl_sync.weights.locations import Location, absolute, is_remote
+
 _VERSION = re.compile(r"version_(\d{8,})")
 _READY = ".ready"
 _READERS = "readers"
@@ -27,11 +29,6 @@ _PROBE = "probe"
 _HOLD = re.compile(r".+@(\d+)@([\d.]+)")
 _POLL_SECS = 0.02
 _REMOTE_POLL_SECS = 0.5
-
-
-def is_remote(directory: str | os.PathLike[str]) -> bool:
-    """Whether a directory is in a bucket (`gs://bucket/…`), and not on a file system."""
-    return "://" in os.fspath(directory)
 
 
 class VersionDirectory:
@@ -47,9 +44,9 @@ class VersionDirectory:
       ImportError: what reaches the object store is not installed; says what to install.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: Location) -> None:
         remote = is_remote(root)
-        self.root = epath.Path(root if remote else os.path.abspath(root))
+        self.root = absolute(root)
         self.poll_secs = _REMOTE_POLL_SECS if remote else _POLL_SECS
         # Others write here too, so that what was there a moment ago says nothing.
         self._files, self._at = fsspec.core.url_to_fs(
