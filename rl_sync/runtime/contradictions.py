@@ -10,6 +10,7 @@ from rl_sync.runtime.algorithm_settings import (
     require_shares,
 )
 from rl_sync.runtime.records import one_of, require
+from rl_sync.runtime.sections import process_name
 from rl_sync.schedule import MODES
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _check_hosts(settings: RunSettings) -> None:
         " process: leave out one of them.",
     )
     names = [
-        f"{program}/{process}" if process else program
+        process_name(program, process)
         for program in settings.roles
         for process in range(settings.processes_of(program))
     ]

@@ -13,6 +13,7 @@ import jax
 
 from rl_sync.models.sharding import Layout
 from rl_sync.runtime.records import ConfigError
+from rl_sync.runtime.sections import process_name
 from rl_sync.runtime.settings import TOGETHER, RunSettings
 
 TRAINER = "trainer"
@@ -41,8 +42,8 @@ class Member(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is shown: the program, and which of its processes unless it is the first."""
-        return f"{self.program}/{self.process}" if self.process else self.program
+        """As it is shown; see `process_name`."""
+        return process_name(self.program, self.process)
 
 
 def programs_of(settings: RunSettings) -> list[str]:
