@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import signal
@@ -26,7 +27,7 @@ from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, st
 from rl_sync.runtime.devices import VISIBLE, role_environment
 from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.programs import check_replay, replay_tables
-from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.topology import members_of, number_of, programs_of
 
@@ -255,23 +256,27 @@ class LocalRun:
         """A role is gone: lets the others save what can be saved, then says what happened."""
         if all(death.name != "master" for death in deaths):
             self._stop(f"{deaths[0].name} died")
-            self._close()
+            with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
+                self._close()
         report_text = deaths[0].report(deaths[1:])
         raise RunFailedError(f"{report_text}\n{report.how_to_go_on(self._workdir)}")
 
-    def _close(self) -> dict[str, Any] | None:
+    def _close(self) -> dict[str, Any]:
         assert self._master is not None
-        try:
-            return self._master.call("close", _ANSWER_SECS)
-        except PeerLostError:
-            return None
+        return self._master.call("close", _ANSWER_SECS)
 
     def _finish(self) -> int:
-        summary = self._close()
-        if summary is None:
+        try:
+            summary = self._close()
+        except (PeerLostError, RemoteError) as error:
+            self._supervisor.wait(["master"], _LOOK_SECS)  # It may be about to be seen dead.
+            if deaths := self._supervisor.deaths():
+                self._fail(deaths)
             raise RunFailedError(
-                f"The master did not close the run's ledger; see {self._workdir / work.LOGS_DIR}."
-            )
+                f"The master did not close the run's ledger. {error}\n"
+                f"Its log: {self._workdir / work.LOGS_DIR / 'master.log'}\n"
+                f"{report.how_to_go_on(self._workdir)}"
+            ) from error
         interrupted = bool(self._interrupts)
         print(report.final_report(self._settings, summary))
         if interrupted:

@@ -18,6 +18,11 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
+    # Who called before the server was up would otherwise be refused for seconds after it is.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Roles reach each other directly, whatever proxy the user's downloads go through.
+    ("grpc.enable_http_proxy", 0),
 ]
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,62 @@
+"""What the launcher says when a run's end goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+from launcher.run import LocalRun, RunFailedError
+from launcher.supervisor import RoleProcess
+
+from rl_sync.runtime.ports import free_ports
+from rl_sync.runtime.rpc import RpcClient, RpcServer
+from rl_sync.runtime.settings import RunSettings
+from tests.runs import tiny
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def ending(tmp_path):
+    """A run whose roles have ended, but for the master, which is at a port."""
+    settings = RunSettings.from_config({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
+    run = LocalRun(settings, None)
+    (port,) = free_ports(HOST, 1)
+    with contextlib.closing(RpcClient(f"{HOST}:{port}", "master")) as run._master:
+        yield run, port
+    run._supervisor.end_all()
+
+
+def test_a_master_that_does_not_answer_is_an_error_with_the_reason(ending, tmp_path):
+    run, port = ending
+    with pytest.raises(RunFailedError) as error:
+        run._finish()
+    said = str(error.value)
+    assert "did not close the run's ledger" in said
+    assert f"the master at {HOST}:{port} to 'close'" in said
+    assert str(tmp_path / "logs" / "master.log") in said
+
+
+def test_a_master_that_cannot_close_the_ledger_is_an_error_with_the_reason(ending):
+    run, port = ending
+
+    def close() -> None:
+        raise OSError("No space left on device")
+
+    server = RpcServer({"close": close}, port, HOST)
+    with pytest.raises(RunFailedError, match="OSError: No space left on device"):
+        run._finish()
+    server.close(0.0)
+
+
+def test_a_master_that_died_last_is_reported_as_dead(ending, tmp_path):
+    run, _ = ending
+    command = [sys.executable, "-c", "print('out of ideas'); raise SystemExit(3)"]
+    master = RoleProcess.start("master", command, tmp_path / "master.log", {})
+    run._supervisor.add(master)
+    master._popen.wait(30)
+    with pytest.raises(RunFailedError) as error:
+        run._finish()
+    assert "master ended with exit status 3" in str(error.value)
+    assert "out of ideas" in str(error.value)
