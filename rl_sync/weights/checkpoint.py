@@ -13,16 +13,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, UInt32
+from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.copies import copier
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -31,7 +30,8 @@ from rl_sync.weights.interface import (
     wanted_text,
 )
 from rl_sync.weights.locations import Location
-from rl_sync.weights.storage import ArrayStorage, flatten_named, unflatten_named
+from rl_sync.weights.stacks import Stacks
+from rl_sync.weights.storage import ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
 
 LEAST_KEPT = 3
@@ -49,12 +49,11 @@ _log = logging.getLogger(__name__)
 
 class _Pending(NamedTuple):
     version: int
-    params: Params
-    digest: UInt32[Array, " 2"]
+    arrays: Mapping[str, Array]
 
     @property
     def computed(self) -> bool:
-        return all(leaf.is_ready() for leaf in jax.tree.leaves((self.params, self.digest)))
+        return all(array.is_ready() for array in jax.tree.leaves(self.arrays))
 
 
 class CheckpointPublisher:
@@ -109,7 +108,7 @@ class CheckpointPublisher:
         self._timeout_secs = timeout_secs
         self._reader_expiry_secs = reader_expiry_secs
         self._on_saved = on_saved
-        self._copy = copier()
+        self._stacks: Stacks | None = None
         self._changed = threading.Condition()
         self._pending: dict[int, _Pending] = {}
         self._saving: int | None = None
@@ -127,8 +126,10 @@ class CheckpointPublisher:
           WeightsTimeoutError: the version before this one still waits to be saved.
           WeightsTransferError: an earlier version could not be saved.
         """
-        copied = self._copy(params)
-        pending = _Pending(version, copied, digest_words(copied))
+        if self._stacks is None:
+            self._stacks = Stacks({_PARAMS: params})
+        stacked = self._stacks.stack({_PARAMS: params})
+        pending = _Pending(version, {**stacked, _DIGEST: digest_words(params)})
         with self._changed:
             if not self._may_skip:
                 self._wait_until(lambda: not self._pending, f"to publish version {version}")
@@ -230,11 +231,10 @@ class CheckpointPublisher:
             return self._saving
 
     def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
-        jax.block_until_ready(pending)  # What computes it may only have been dispatched.
+        jax.block_until_ready(pending.arrays)  # What computes them may only have been dispatched.
         start = time.monotonic()
         self._agree_saving("room", lambda: self._make_room(pending.version))
-        arrays = flatten_named({_PARAMS: pending.params, _DIGEST: pending.digest})
-        storage.write(self._directory.path(pending.version), arrays)
+        storage.write(self._directory.path(pending.version), pending.arrays)
         self._agree_saving("saved", lambda: self._finish(pending.version, start))
 
     def _make_room(self, version: int) -> None:
@@ -272,8 +272,8 @@ class CheckpointPuller:
         agree: Agree = alone,
     ) -> None:
         self._directory = VersionDirectory(directory)
-        words = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        self._like = {_PARAMS: like, _DIGEST: words}
+        self._stacks = Stacks({_PARAMS: like})
+        self._like = {**self._stacks.like, _DIGEST: jax.ShapeDtypeStruct((2,), jnp.uint32)}
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
         self._check_digest = check_digest
         self._agree = agree
@@ -341,10 +341,11 @@ class CheckpointPuller:
                 holding.enter_context(self._directory.held(self._reader, version))
 
             self._agree("hold", hold)
-            named = self._storage.read(path, flatten_named(self._like))
-        restored = unflatten_named(self._like, named)
+            arrays = self._storage.read(path, self._like)
+        words = arrays.pop(_DIGEST)
+        params = self._stacks.unstack(arrays)[_PARAMS]
         if self._check_digest:
-            published, received = to_text(restored[_DIGEST]), digest(restored[_PARAMS])
+            published, received = to_text(words), digest(params)
             if published != received:
                 raise WeightsMismatchError(version, published, received)
-        return restored[_PARAMS]
+        return params

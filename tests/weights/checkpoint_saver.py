@@ -1,4 +1,4 @@
-"""Publishes versions until it is killed; `test_checkpoint.py` kills it in the middle of a save."""
+"""Publishes versions until it is killed, which `test_checkpoint_publisher.py` does in mid-save."""
 
 from __future__ import annotations
 
