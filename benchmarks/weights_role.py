@@ -55,11 +55,11 @@ def like_of(case: Case, number: int) -> Any:
     Without a cluster that is known of this process alone; another's devices are stood in for.
     """
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     joint = case.transfer == "collective"
     devices = [d for d in jax.devices() if d.process_index == number or not joint]
-    mesh = jax.make_mesh((len(devices),), ("x",), devices=devices)
+    mesh = Mesh(np.array(devices), ("x",))
     rows_first = number == 0 or case.sharding != "different"
     cuts = PartitionSpec("x", None) if rows_first else PartitionSpec(None, "x")
     itemsize = np.dtype("float32").itemsize if case.dtype == "float32" else 2

@@ -9,6 +9,7 @@ was fetched, or its explorer is taken for dead.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 import queue
@@ -34,7 +35,8 @@ from rl_sync.weights.server_manifest import (
 from rl_sync.weights.server_transport import start_server
 
 _CLOSE_SECS = 5.0
-_PROGRAMS = 8
+_DIGEST_SECS = 60.0
+_PROGRAMS = 4
 
 
 class Offer(NamedTuple):
@@ -93,7 +95,7 @@ class Holder(Protocol):
 class _Held(NamedTuple):
     version: int
     parts: Mapping[int, Shaped[Array, "*part"]]
-    digest: UInt32[Array, " 2"]
+    digest: concurrent.futures.Future[UInt32[Array, " 2"]]
 
 
 @dataclasses.dataclass
@@ -108,7 +110,7 @@ class _Line:
 
     server: Any
     version: int = -1
-    digest: UInt32[Array, " 2"] | None = None
+    digest: concurrent.futures.Future[UInt32[Array, " 2"]] | None = None
     busy_until_secs: float | None = None
 
     @property
@@ -184,7 +186,14 @@ class ServerPublisher:
                 raise WeightsTransferError(
                     f"Weights could not be offered: {self._error}"
                 ) from self._error
-        self._published.put(_Held(version, parts, digest_words(params)))
+        # What it takes to begin with the digest, the first explorer need not wait for.
+        held = _Held(version, parts, concurrent.futures.Future())
+        self._published.put(held)
+        try:
+            held.digest.set_result(digest_words(params))
+        except BaseException as error:
+            held.digest.set_exception(error)
+            raise
 
     def close(self) -> None:
         """Offers nothing more, lets explorers finish what they fetch for a while; frees it all."""
@@ -248,13 +257,21 @@ class ServerPublisher:
 
         Raises:
           ConnectionError: the explorer has no line any more.
+          TimeoutError: the trainer's thread stands still.
+          Exception: what the digest failed with.
         """
         with self._changed:
             line = self._line(reader)
             line.busy_until_secs = None
             self._changed.notify_all()
         assert line.digest is not None, "taken() without an offer"
-        return to_text(line.digest)
+        try:
+            return to_text(line.digest.result(_DIGEST_SECS))
+        except concurrent.futures.TimeoutError as error:
+            raise TimeoutError(
+                f"{reader} has waited {_DIGEST_SECS:.0f} s for the trainer to begin with the digest"
+                f" of version {line.version}, which it has fetched."
+            ) from error
 
     def close_line(self, reader: str) -> None:
         """See `Holder`."""

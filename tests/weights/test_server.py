@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 from jax.experimental import transfer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rl_sync.weights import server_publisher
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -248,6 +250,37 @@ def test_weights_that_arrive_changed_are_refused_unless_nobody_looks(source, tar
         with pytest.raises(WeightsMismatchError, match="version 4 arrived changed"):
             puller_of(target, tampering).pull(timeout_secs=10)
         assert puller_of(target, tampering, check_digest=False).pull(timeout_secs=10)[0] == 4
+
+
+def test_a_digest_that_fails_is_an_error_of_the_pull_and_not_a_wait(source, target, monkeypatch):
+    def fail(params):
+        raise RuntimeError("no digest today")
+
+    monkeypatch.setattr(server_publisher, "digest_words", fail)
+    with publishing(source) as publisher:
+        with pytest.raises(RuntimeError, match="no digest today"):
+            publisher.publish(4, placed(4, source))
+        with pytest.raises(RuntimeError, match="no digest today"):
+            puller_of(target, publisher).pull(timeout_secs=10)
+
+
+def test_a_digest_that_is_not_begun_in_time_is_an_error_that_says_so(source, target, monkeypatch):
+    begin, digest_words = threading.Event(), server_publisher.digest_words
+
+    def late(params):
+        assert begin.wait(30)
+        return digest_words(params)
+
+    monkeypatch.setattr(server_publisher, "digest_words", late)
+    monkeypatch.setattr(server_publisher, "_DIGEST_SECS", 0.2)
+    with publishing(source) as publisher:
+        trainer = threading.Thread(target=publisher.publish, args=(4, placed(4, source)))
+        trainer.start()
+        with pytest.raises(TimeoutError, match=r"explorer1 has waited .* the digest of version 4"):
+            puller_of(target, publisher).pull(timeout_secs=10)
+        begin.set()
+        trainer.join(30)
+        assert puller_of(target, publisher).pull(timeout_secs=10)[0] == 4
 
 
 def test_a_transfer_that_stands_still_is_given_up_and_the_next_pull_begins_anew(source, target):
