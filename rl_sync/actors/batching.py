@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
@@ -92,7 +91,7 @@ class Batching:
         return jax.eval_shape(lambda: self.batch([longest]))
 
     def batch(self, groups: list[Group]) -> TrainBatch:
-        """Lays out the groups of a step, one after the other."""
+        """Lays out the groups of a step, one after the other, in the host's memory."""
         columns = _stack(groups, _PADDING)
         packing = None
         if self.kind != "padded":
@@ -105,8 +104,8 @@ class Batching:
             source = self._pack(lengths, stride)
             columns, packing = _gather(columns, source), _packing(source, stride)
         columns |= _stack(groups, ["rewards", "baselines"] if self.with_baselines else ["rewards"])
-        fields: dict[str, Any] = {name: jnp.asarray(values) for name, values in columns.items()}
-        return TrainBatch(**fields, packing=packing)
+        fields: dict[str, Any] = {**columns, "packing": packing}
+        return TrainBatch(**fields)
 
     def _pack(
         self, lengths: Int[np.ndarray, " trajectories"], stride: int
@@ -169,10 +168,11 @@ def _gather(
 
 
 def _packing(source: Int[np.ndarray, "B T"], stride: int) -> Packing:
-    return Packing(
-        positions=jnp.asarray(np.where(source >= 0, source % stride, 0)),
-        trajectories=jnp.asarray(np.where(source >= 0, source // stride, -1)),
-    )
+    fields: dict[str, Any] = {
+        "positions": np.where(source >= 0, source % stride, 0),
+        "trajectories": np.where(source >= 0, source // stride, -1),
+    }
+    return Packing(**fields)
 
 
 def _bucket(size: int, full: int, step: int) -> int:

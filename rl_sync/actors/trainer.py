@@ -146,11 +146,15 @@ class Trainer:
     def place(self, batch: TrainBatch) -> TrainBatch:
         """Puts a batch where `step` reads it: each device gets its rows, and all rewards.
 
-        Every process of the trainer has the whole batch, and places what its own devices read.
+        The calling process has the whole batch, and places what its own devices read; what lies
+        there already stays.
         """
-        if self.layout is None:
-            return batch
-        return jax.tree.map(put, batch, shardings(self._batch_like(batch)))
+        return batch if self.layout is None else jax.tree.map(put, batch, self.places(batch))
+
+    def places(self, batch: TrainBatch) -> TrainBatch:
+        """Where `step` reads a batch: of each of its arrays the sharding; only with a layout."""
+        assert self.layout is not None, "without a layout a batch is wherever it is"
+        return shardings(self._batch_like(batch))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout

@@ -70,9 +70,14 @@ def constrain_like(tree: Params, like: Params) -> Params:
 
 
 def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
-    """Places a value that every process has; each puts what its own devices are to hold."""
+    """Places a value that every process has; each puts what its own devices are to hold.
+
+    An array that lies there already stays.
+    """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
+    if isinstance(value, jax.Array) and value.sharding == sharding:
+        return value
     value = np.asarray(value)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 

@@ -1,6 +1,7 @@
 """The trainer's reader: takes groups out of the replay buffer until a step's batch is whole.
 
-The trainer's first process reads, and hands every batch on to the others.
+The trainer's first process reads. The others hear when a batch is whole, and get their shares of it
+when it is laid out (`rl_sync.runtime.shares`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Consumed(NamedTuple):
     """What a trainer step takes out of the buffer.
 
     Attributes:
-      groups: what it trains on, in the batch's order.
+      groups: what it trains on, in the batch's order; none in a process that does not read.
       left_out: the lease ids of the others, where more are generated than it needs.
     """
 
@@ -84,14 +85,18 @@ class BatchReader:
                 "refused", lambda: self._refuse_unfit(step)
             )
 
-            def turn() -> tuple[list[Group] | None, list[int]]:
-                return self._turn(step, patience)
+            batch: list[Group] = []  # In the process that reads.
+
+            def turn() -> tuple[bool, list[int]]:
+                taken, refused = self._turn(step, patience)
+                batch.extend(taken or [])
+                return taken is not None, refused
 
             while True:
-                batch, refused = self._session.agree("batch", turn)
+                is_whole, refused = self._session.agree("batch", turn)
                 dropped += refused
-                if batch is not None:
-                    return self._chosen(batch)
+                if is_whole:
+                    return self._chosen(batch) if self._session.leads else Consumed([], [])
                 self._idle()
 
     def close(self, reason: str) -> None:

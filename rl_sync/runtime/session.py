@@ -63,6 +63,10 @@ class Session:
         """What the first process gets from a thunk; see `Agree`."""
         return self.team.agree(what, thunk)
 
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """What the first process gets from a thunk, or this one's share of it; see `Team`."""
+        return self.team.hand_out(what, thunk, share)
+
     def call(self, method: str, **arguments: Any) -> Any:
         """Calls the master, with the settings' deadline for an answer."""
         return self.agree(f"call {method}", lambda: self._call(method, **arguments))

@@ -16,9 +16,10 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.session import Session
-from rl_sync.types import NO_LEASE, Demonstrations, Group
+from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
 
 Shown = Callable[[int], Demonstrations]
+Place = Callable[[Callable[[], TrainBatch]], TrainBatch]
 _log = logging.getLogger(__name__)
 
 
@@ -32,6 +33,7 @@ class Stepping:
       session: the trainer's.
       batching: the layout of batches.
       steps: the compiled steps.
+      place: has a batch laid out, and puts it on the devices; see `BatchPlacer.place`.
       consumed: where to record what each step has consumed.
       shown: from a step to the demonstrations that it imitates beside its groups; None for none.
     """
@@ -41,11 +43,13 @@ class Stepping:
         session: Session,
         batching: Batching,
         steps: CompiledSteps,
+        place: Place,
         consumed: ConsumptionRecord,
         shown: Shown | None = None,
     ):
         self._session, self._batching = session, batching
-        self._steps, self._consumed, self._shown = steps, consumed, shown
+        self._steps, self._place = steps, place
+        self._consumed, self._shown = consumed, shown
         # One thread each, so that a step's span begins when the one before it has ended.
         self._watcher = ThreadPoolExecutor(1, "watcher")
         self._reporter = ThreadPoolExecutor(1, "reporter")
@@ -58,22 +62,19 @@ class Stepping:
         """Dispatches a step; then waits for the report of the one before.
 
         Args:
+          groups: what the batch is laid out from, in the first process.
           left_out: lease ids of groups that were generated for the step, and are not needed.
 
         Raises:
           Exception: whatever the step before failed with.
         """
-        batch = self._batching.batch(groups)
-        if self._shown is not None:
-            batch = batch._replace(demonstrations=self._shown(step))
-        versions = np.concatenate(
-            [group.policy_versions[group.completion_mask] for group in groups]
-        )
+        batch = self._place(lambda: self._laid_out(step, groups))
+        versions = [group.policy_versions[group.completion_mask] for group in groups]
         attributes = {
             "step": step,
             "leases": _leases(groups),
-            "tokens": len(versions),
-            "versions": np.unique(versions).tolist(),
+            "tokens": sum(map(len, versions)),
+            "versions": sorted({int(v) for of in versions for v in np.unique(of)}),
             "dropped": left_out,
         }
         compiled = self._steps.of(batch)
@@ -91,6 +92,10 @@ class Stepping:
         if before is not None:
             before.result()
         return state
+
+    def _laid_out(self, step: int, groups: list[Group]) -> TrainBatch:
+        batch = self._batching.batch(groups)
+        return batch if self._shown is None else batch._replace(demonstrations=self._shown(step))
 
     def settle(self) -> None:
         """Waits until every step is computed and reported; raises what one failed with."""

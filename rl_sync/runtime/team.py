@@ -11,8 +11,8 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rl_sync.runtime.rpc import PeerLostError, RpcClient, RpcServer
 from rl_sync.weights.agreement import Agree, alone
@@ -41,6 +41,20 @@ class Team:
         del name
         return alone
 
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """Has the first process do something, and gives each other one its share of the result.
+
+        Like `agree`, for the thread that runs the program.
+
+        Args:
+          share: of the result, what a process is to have; called in the first one.
+
+        Returns:
+          The result in the first process, in others their shares.
+        """
+        del what, share
+        return thunk()
+
     def close(self) -> None:
         """Lets go of the others."""
 
@@ -60,32 +74,19 @@ class Leader(Team):
     def __init__(self, program: str, followers: int, address: str):
         self._program, self._followers = program, followers
         self._changed = threading.Condition()
-        self._said: dict[tuple[str, int], tuple[str, bytes]] = {}
+        self._said: dict[tuple[str, int], tuple[str, Sequence[bytes]]] = {}
         self._heard: dict[tuple[str, int], set[int]] = {}
         host, _, port = address.rpartition(":")
         self._server = RpcServer({"hear": self._hear}, int(port), host, threads=4 * followers + 4)
-        self.agree = self.thread("program")
+        self.agree = self._program_thread = _Speaker(self, "program")
 
     def thread(self, name: str) -> Agree:
         """See `Team`."""
-        turn, inside = 0, False
+        return _Speaker(self, name)
 
-        def agree(what: str, thunk: Callable[[], T]) -> T:
-            nonlocal turn, inside
-            if inside:  # A part of something that is agreed on as a whole.
-                return thunk()
-            turn, inside = turn + 1, True
-            try:
-                result = thunk()
-            except BaseException as error:
-                self._say(name, turn, what, (False, _portable(error)))
-                raise
-            finally:
-                inside = False
-            self._say(name, turn, what, (True, result))
-            return result
-
-        return agree
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """See `Team`."""
+        return self._program_thread.hand_out(what, thunk, share)
 
     def close(self) -> None:
         """Waits until the others have heard everything, for a while at most."""
@@ -94,11 +95,21 @@ class Leader(Team):
                 _log.warning("%s ends although not all its processes listen.", self._program)
         self._server.close()
 
-    def _say(self, thread: str, turn: int, what: str, outcome: tuple[bool, Any]) -> None:
+    def say(self, thread: str, turn: int, what: str, outcomes: Sequence[bytes]) -> None:
+        """Lets the others hear what came of a turn of one of the threads.
+
+        Args:
+          outcomes: for each of the others.
+        """
         with self._changed:
-            self._said[thread, turn] = what, pickle.dumps(outcome)
+            self._said[thread, turn] = what, outcomes
             self._heard[thread, turn] = set()
             self._changed.notify_all()
+
+    @property
+    def followers(self) -> int:
+        """How many there are."""
+        return self._followers
 
     def _hear(
         self, follower: int, thread: str, turn: int, what: str, poll_secs: float
@@ -108,7 +119,7 @@ class Leader(Team):
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._said, poll_secs):
                 return None
-            point, outcome = self._said[key]
+            point, outcomes = self._said[key]
             if point != what:
                 raise RuntimeError(
                     f"The processes of {self._program} have gone different ways: in turn {turn} of"
@@ -118,7 +129,53 @@ class Leader(Team):
             if len(self._heard[key]) == self._followers:
                 del self._said[key], self._heard[key]
                 self._changed.notify_all()
-            return outcome
+            return outcomes[follower - 1]
+
+
+class _Speaker:
+    """How one of the leader's threads has the others hear what it did; an `Agree`.
+
+    Args:
+      leader: the leader.
+      name: the thread's, in all processes.
+    """
+
+    def __init__(self, leader: Leader, name: str):
+        self._leader, self._name = leader, name
+        self._turn, self._inside = 0, False
+
+    def __call__(self, what: str, thunk: Callable[[], T]) -> T:
+        if self._inside:  # A part of something that is agreed on as a whole.
+            return thunk()
+
+        def told(result: T) -> list[bytes]:
+            return [pickle.dumps((True, result))] * self._leader.followers
+
+        return self._do(what, thunk, told)
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """See `Team`."""
+        assert not self._inside, f"{what!r} is handed out where something else is agreed on"
+
+        def told(result: T) -> list[bytes]:
+            indices = range(1, 1 + self._leader.followers)
+            return [pickle.dumps((True, share(result, index))) for index in indices]
+
+        return self._do(what, thunk, told)
+
+    def _do(self, what: str, thunk: Callable[[], T], told: Callable[[T], list[bytes]]) -> T:
+        self._turn, self._inside = self._turn + 1, True
+        try:
+            result = thunk()
+            outcomes = told(result)
+        except BaseException as error:
+            failed = pickle.dumps((False, _portable(error)))
+            self._leader.say(self._name, self._turn, what, [failed] * self._leader.followers)
+            raise
+        finally:
+            self._inside = False
+        self._leader.say(self._name, self._turn, what, outcomes)
+        return result
 
 
 class Follower(Team):
@@ -155,6 +212,11 @@ class Follower(Team):
             return result
 
         return agree
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """See `Team`."""
+        del share
+        return self.agree(what, thunk)
 
     def close(self) -> None:
         """See `Team`."""

@@ -16,6 +16,7 @@ from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import Publishing
 from rl_sync.runtime.session import RunStoppedError, Session
+from rl_sync.runtime.shares import BatchPlacer
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.runtime.stepping import Shown, Stepping
 from rl_sync.runtime.warm_up import WarmUp
@@ -73,7 +74,10 @@ class TrainerProgram:
         reader = self.reader(schedule, publishing.serve)
         workdir = self.session.settings.workdir
         consumed = ConsumptionRecord(workdir if self.session.leads else None)
-        stepping = Stepping(self.session, self.batching, self._steps, consumed, self.shown)
+        placer = BatchPlacer(self.session, self.trainer, self.processes)
+        stepping = Stepping(
+            self.session, self.batching, self._steps, placer.place, consumed, self.shown
+        )
         ending, broken = "the run ended", None
         try:
             publishing.publish(start, self.parameters.travelling(state.params))

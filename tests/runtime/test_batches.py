@@ -39,7 +39,7 @@ class Buffer:
         return [SimpleNamespace(columns=group.to_columns()) for group in taken]
 
 
-def reader(mode, groups, *, needed, generated, keep="first"):
+def reader(mode, groups, *, needed, generated, keep="first", **session_fields):
     def patience():
         raise TimeoutError("there are no more groups")
 
@@ -49,13 +49,15 @@ def reader(mode, groups, *, needed, generated, keep="first"):
         algorithm=SimpleNamespace(screening=Screening(True, -UNBOUNDED, UNBOUNDED, 1), keep=keep),
     )
     turns = iter(range(20))
-    session = SimpleNamespace(
-        settings=settings,
-        spans=SimpleNamespace(span=lambda *_, **told: contextlib.nullcontext(told)),
-        patience=lambda *_: lambda: next(turns, None) is not None or patience(),
-        call=lambda method, **_: [],
-        agree=lambda what, thunk: thunk(),
-    )
+    fields = {
+        "settings": settings,
+        "leads": True,
+        "spans": SimpleNamespace(span=lambda *_, **told: contextlib.nullcontext(told)),
+        "patience": lambda *_: lambda: next(turns, None) is not None or patience(),
+        "call": lambda method, **_: [],
+        "agree": lambda what, thunk: thunk(),
+    }
+    session = SimpleNamespace(**{**fields, **session_fields})
     return BatchReader(session, Buffer(groups), "groups", resolve(mode), lambda: None)
 
 
@@ -91,3 +93,28 @@ def test_without_over_sampling_nothing_is_left_out():
 def test_a_batch_of_which_some_group_does_not_come_is_waited_for():
     with pytest.raises(TimeoutError):
         reader("asynchronous", ARRIVED[:3], needed=2, generated=4).next(1)
+
+
+def test_the_other_processes_hear_that_a_batch_is_whole_and_not_what_is_in_it():
+    said = []
+
+    def agree(what, thunk):
+        said.append(thunk())
+        return said[-1]
+
+    first = reader("asynchronous", ARRIVED, needed=2, generated=4, agree=agree)
+    assert len(first.next(1).groups) == 2
+    assert said == [[], (True, [])]
+    heard = iter([[], (False, [17]), (True, [])])
+    idle = []
+    other = reader(
+        "asynchronous",
+        [],
+        needed=2,
+        generated=4,
+        leads=False,
+        agree=lambda what, thunk: next(heard),
+    )
+    other._idle = lambda: idle.append(1)
+    assert other.next(1) == ([], [])
+    assert len(idle) == 1, "both processes are idle between the same turns"

@@ -38,10 +38,13 @@ class Run:
         )
         self.alarms, self.left_out = [], []
         self.facts = {}
-        self.stepping = Stepping(self, self, self, self)
+        self.stepping = Stepping(self, self, self, self.place, self)
 
     def batch(self, groups):
         return TrainBatch(*[groups] * 5)
+
+    def place(self, lay_out):
+        return lay_out()
 
     def of(self, batch):
         def compiled(state, batch):
@@ -139,7 +142,7 @@ def test_what_a_step_leaves_out_is_reported_with_it_and_demonstrations_have_no_l
 def test_a_step_is_shown_its_demonstrations(run, tmp_path):
     batches = []
     run.of = lambda batch: batches.append(batch) or (lambda state, batch: (state, {}))
-    stepping = Stepping(run, run, run, run, lambda step: f"those of step {step}")
+    stepping = Stepping(run, run, run, run.place, run, lambda step: f"those of step {step}")
     stepping.take(0, 4, _groups(4), [])
     (batch,) = batches
     assert batch.demonstrations == "those of step 4"

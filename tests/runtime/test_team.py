@@ -71,6 +71,36 @@ def test_followers_wait_for_the_first_one(team):
     assert [rows.tolist() for rows in heard] == [[0, 1, 2]] * 2
 
 
+def test_each_of_the_others_is_handed_its_share_between_what_all_agree_on(team):
+    leader, followers = team
+    counts = iter(range(10))
+
+    def share(rows: list[str], index: int) -> list[str]:
+        return rows[index : index + 1]
+
+    assert leader.agree("before", counts.__next__) == 0
+    assert leader.hand_out("rows", lambda: ["a", "b", "c"], share) == ["a", "b", "c"]
+    assert leader.agree("after", counts.__next__) == 1
+    heard = []
+    for follower in followers:
+        rows = [follower.agree("before", nobody), follower.hand_out("rows", nobody, share)]
+        heard.append([*rows, follower.agree("after", nobody)])
+    assert heard == [[0, ["b"], 1], [0, ["c"], 1]]
+
+
+def test_an_error_in_sharing_is_everybodys(team):
+    leader, followers = team
+    with pytest.raises(ZeroDivisionError):
+        leader.hand_out("rows", lambda: 1, lambda rows, index: rows // (index - 2))
+    for follower in followers:
+        with pytest.raises(ZeroDivisionError):
+            follower.hand_out("rows", nobody, nobody)
+
+
+def test_a_program_of_one_process_hands_out_nothing():
+    assert Team().hand_out("rows", lambda: ["a"], nobody) == ["a"]
+
+
 def test_an_error_of_the_first_one_is_everybodys(team):
     leader, followers = team
 

@@ -25,6 +25,9 @@ class Compiled:
     def __init__(self):
         self.computations, self.dispatched = [], threading.Semaphore(0)
 
+    def place(self, batch):
+        return batch
+
     def of(self, batch):
         def compiled(state, batch):
             self.computations.append(Computation())
@@ -80,6 +83,7 @@ def program_of(tmp_path, offers, calls):
         spans=SimpleNamespace(span=lambda *_, **attributes: contextlib.nullcontext(attributes)),
         facts={},
         leads=True,
+        hand_out=Team().hand_out,
         tell=lambda method, **_: calls.append(method),
     )
     return Program(

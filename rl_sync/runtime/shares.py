@@ -1,0 +1,94 @@
+"""How a batch gets to the devices of all the trainer's processes: each is handed its share.
+
+The first process reads the groups of a step and lays them out. Every other process gets the rows
+that its own devices read, with what all of them read, and never has the batch whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Shaped
+
+from rl_sync.actors.trainer import Trainer
+from rl_sync.runtime.session import Session
+from rl_sync.types import TrainBatch
+from rl_sync.weights.regions import Region, device_regions
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What the devices of one process hold of an array.
+
+    Attributes:
+      shape, dtype: of the whole array.
+      blocks: by their regions; of devices that hold the same, it is here once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    blocks: Mapping[Region, Shaped[np.ndarray, "*block"]]
+
+    @classmethod
+    def of(cls, array: Any, sharding: jax.sharding.Sharding, process: int) -> Share:
+        """Cuts out the share of a process, by its index in the cluster."""
+        array = np.asarray(array)
+        of_process = {
+            region
+            for device, region in _regions(array.shape, array.dtype, sharding).items()
+            if device.process_index == process
+        }
+        blocks = {
+            region: np.ascontiguousarray(array[tuple(slice(*interval) for interval in region)])
+            for region in of_process
+        }
+        return cls(array.shape, array.dtype, blocks)
+
+    def placed(self, sharding: jax.sharding.Sharding) -> Array:
+        """The array, as far as this process's devices hold it."""
+        shards = [
+            jax.device_put(self.blocks[region], device)
+            for device, region in _regions(self.shape, self.dtype, sharding).items()
+            if device.process_index == jax.process_index()
+        ]
+        return jax.make_array_from_single_device_arrays(self.shape, sharding, shards)
+
+
+def _regions(
+    shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding
+) -> Mapping[jax.Device, Region]:
+    return device_regions(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+
+
+class BatchPlacer:
+    """Puts batches on the devices of the trainer's processes.
+
+    Args:
+      session: the trainer's.
+      trainer: the actor.
+      processes: the trainer's, by their indices in their cluster.
+    """
+
+    def __init__(self, session: Session, trainer: Trainer, processes: Sequence[int]):
+        self._session, self._trainer, self._processes = session, trainer, processes
+
+    def place(self, lay_out: Callable[[], TrainBatch]) -> TrainBatch:
+        """The batch that the first process lays out, where the step reads it.
+
+        Every process calls it; `lay_out` is called in the first.
+        """
+        got = self._session.hand_out("the rows of a batch", lay_out, self._share)
+        if self._session.leads:
+            return self._trainer.place(got)
+        likes = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype), got)
+        return jax.tree.map(Share.placed, got, self._trainer.places(likes))
+
+    def _share(self, batch: TrainBatch, process: int) -> TrainBatch:
+        """What a process of the program is to have: a batch whose leaves are shares."""
+        index = self._processes[process]
+        places = self._trainer.places(batch)
+        return jax.tree.map(lambda array, place: Share.of(array, place, index), batch, places)
