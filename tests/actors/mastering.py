@@ -1,0 +1,67 @@
+"""What tests of the master share: its settings, and how events are given to it."""
+
+from rl_sync.actors import master
+from rl_sync.actors.events import (
+    GroupsJudged,
+    LeaseRequested,
+    MasterSettings,
+    Position,
+    Started,
+    VersionPublished,
+)
+from rl_sync.algorithms.screening import NO_SCREENING, Screening
+
+SPREAD, SAME = (0.0, 1.0), (1.0, 1.0)
+
+
+def settings_of(
+    schedule,
+    steps=6,
+    groups=4,
+    explorers=1,
+    groups_per_lease=4,
+    carries_over=False,
+    screening=NO_SCREENING,
+):
+    return MasterSettings(
+        schedule, steps, groups, explorers, groups_per_lease, 10.0, carries_over, screening
+    )
+
+
+def needing_spread(max_attempts):
+    return Screening(True, -1.0, 2.0, max_attempts)
+
+
+def places(grant):
+    return [(one.ordinal, one.attempt, one.replacement) for one in grant.leases]
+
+
+def judged(grant, *rewards):
+    return GroupsJudged(tuple(zip(ids(grant), rewards, strict=True)))
+
+
+def take(state, *events):
+    """Applies events in turn; returns the last state and every command."""
+    commands = []
+    for event in events:
+        state, new = master.transition(state, event)
+        commands += new
+    return state, commands
+
+
+def started(run_settings):
+    state = master.MasterState(run_settings)
+    return take(state, Started(Position(0, 0, (), 0)), VersionPublished(0))[0]
+
+
+def lease(state, explorer=1, now=0.0, unfinished=0):
+    state, (answer, *_) = master.transition(state, LeaseRequested(explorer, now, unfinished))
+    return state, answer
+
+
+def ids(grant):
+    return tuple(one.lease_id for one in grant.leases)
+
+
+def accounted(state):
+    return state.trained + len(state.live) + sum(state.dropped.values())

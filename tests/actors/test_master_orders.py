@@ -1,0 +1,188 @@
+"""The master under any order of events: every lease is accounted for, and nobody waits for ever."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_sync.actors import master
+from rl_sync.actors.events import (
+    TOO_STALE,
+    BatchTrained,
+    ExplorerSeen,
+    GrantLeases,
+    GroupsBuffered,
+    GroupsJudged,
+    GroupsRefused,
+    HoldBack,
+    Ticked,
+    VersionPublished,
+)
+from rl_sync.algorithms.screening import NO_SPREAD
+from rl_sync.schedule import resolve
+from tests.actors.mastering import (
+    SAME,
+    SPREAD,
+    accounted,
+    judged,
+    lease,
+    needing_spread,
+    settings_of,
+    started,
+    take,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mode=st.sampled_from(["synchronous", "one_step_off_policy", "asynchronous", "multi_explorer"]),
+    explorers=st.integers(1, 3),
+    max_attempts=st.integers(1, 4),
+    more=st.integers(0, 2),
+    seed=st.integers(0, 10_000),
+)
+def test_any_order_of_events_ends_with_every_lease_accounted_for(
+    mode, explorers, max_attempts, more, seed
+):
+    """Explorers at random paces, some silent for ever: the sum holds, and the bound is kept.
+
+    Which prompt is trained on depends on what prompts teach alone, and not on the order of events.
+    Each step trains on 3 groups of those that were generated for it.
+    """
+    draw = random.Random(seed)
+    schedule = resolve(mode)
+    run = settings_of(
+        schedule, 5, 3 + more, explorers, groups_per_lease=2, screening=needing_spread(max_attempts)
+    )
+    state = started(run)
+    held, buffer, now, trained = {}, [], 0.0, []
+    for _ in range(4000):
+        if state.trained_steps == 5:
+            break
+        now += 1.0
+        state, _ = take(state, Ticked(now))
+        explorer = draw.randint(1, explorers)
+        if explorer in held:
+            grant = held[explorer]
+            if draw.random() < 0.05:
+                del held[explorer]  # It dies; its leases are left to expire.
+            elif not grant.exactly or grant.version <= state.newest:
+                rewards = [teaches(seed, one.ordinal, one.replacement) for one in grant.leases]
+                state, (admit, *_) = take(state, judged(grant, *rewards))
+                admitted = [one for one in grant.leases if one.lease_id in admit.lease_ids]
+                buffer += [(one, grant.version) for one in admitted]
+                state, _ = take(state, GroupsBuffered(admit.lease_ids))
+                del held[explorer]
+        else:
+            state, answer = lease(state, explorer, now)
+            if isinstance(answer, GrantLeases):
+                held[explorer] = answer
+        step = state.trained_steps + 1
+        buffer = [pair for pair in buffer if pair[0].lease_id in state.live]
+        stale = tuple(one.lease_id for one, v in buffer if not schedule.accepts(step, v))
+        assert not stale or schedule.pull == "latest"
+        state, _ = take(state, GroupsRefused(stale, TOO_STALE))
+        usable = [
+            one
+            for one, _ in buffer
+            if one.lease_id in state.live
+            and (schedule.pull == "latest" or state.settings.step_of(one.ordinal) == step)
+        ]
+        usable = usable[: 3 + more]
+        if len(usable) == 3 + more and draw.random() < 0.5:
+            draw.shuffle(usable)
+            trained += usable[:3]
+            chosen = [one.lease_id for one in usable]
+            state, _ = take(state, BatchTrained(step, tuple(chosen[:3]), tuple(chosen[3:])))
+            if schedule.publishes_after(step):
+                state, _ = take(state, VersionPublished(step))
+        assert accounted(state) == state.leased
+    assert state.trained_steps == 5, "the run came to a halt"
+    assert len({one.ordinal for one in trained}) == 15, "a prompt was trained twice"
+    for one in trained:
+        tried = range(max_attempts)
+        taught = [i for i in tried if teaches(seed, one.ordinal, i) == SPREAD]
+        assert one.replacement == (taught[0] if taught else max_attempts - 1)
+    state, _ = master.end(state)
+    assert accounted(state) == state.leased
+
+
+def teaches(seed, ordinal, replacement):
+    """The rewards of a group, which half of the time have no spread."""
+    return random.Random(f"{seed}/{ordinal}/{replacement}").choice([SPREAD, SAME])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    explorers=st.integers(1, 3),
+    interval=st.integers(1, 2),
+    slack=st.integers(0, 2),
+    budget=st.integers(1, 12),
+    silent=st.booleans(),
+    max_attempts=st.integers(1, 3),
+    seed=st.integers(0, 10_000),
+)
+def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
+    explorers, interval, slack, budget, silent, max_attempts, seed
+):
+    """Long and short groups, rollouts of a few tokens, and explorers that fall silent for a time.
+
+    Half of the groups teach nothing and are replaced.
+
+    Whatever the trainer takes first in, first out is fresh enough, unless its lease is over.
+    """
+    draw = random.Random(seed)
+    schedule = resolve("custom", interval, 0, interval - 1 + slack, "latest")
+    run = settings_of(
+        schedule, 8, 4, explorers, 3, carries_over=True, screening=needing_spread(max_attempts)
+    )
+    state = started(run)
+    held = {explorer: {} for explorer in range(1, explorers + 1)}
+    asleep = dict.fromkeys(held, 0.0)
+    buffer, oldest, now, carried = [], {}, 0.0, 0
+    for _ in range(20_000):
+        if state.finished:
+            break
+        now += 1.0
+        awake = [explorer for explorer in held if asleep[explorer] <= now]
+        state, _ = take(state, Ticked(now), *(ExplorerSeen(one, now) for one in awake))
+        explorer = draw.choice(list(held))
+        if explorer in awake and silent and draw.random() < 0.03:
+            asleep[explorer] = now + 30
+        elif explorer in awake:
+            mine = held[explorer]
+            state, answer = lease(state, explorer, now, len(mine))
+            assert not (mine and isinstance(answer, HoldBack))
+            if isinstance(answer, GrantLeases):
+                for one in answer.leases:
+                    mine[one.lease_id] = draw.choice([1, 2, 3, 40])
+                    oldest[one.lease_id] = state.newest
+                assert 0 < len(mine) <= 3
+                drawn = 0
+                while mine and drawn < budget:
+                    for lease_id in mine:
+                        mine[lease_id] -= 1
+                        drawn += 1
+                    whole = [i for i, left in mine.items() if left == 0]
+                    told = tuple((i, draw.choice([SPREAD, SAME])) for i in whole)
+                    state, (admit, *_) = take(state, GroupsJudged(told))
+                    whole = admit.lease_ids
+                    buffer += whole
+                    state, _ = take(state, GroupsBuffered(whole))
+                    held[explorer] = mine = {i: left for i, left in mine.items() if left}
+                carried += len(mine)
+        buffer = [lease_id for lease_id in buffer if lease_id in state.live]
+        if len(buffer) >= 4 and draw.random() < 0.7:
+            step, batch = state.trained_steps + 1, tuple(buffer[:4])
+            assert all(schedule.accepts(step, oldest[lease_id]) for lease_id in batch)
+            state, _ = take(state, BatchTrained(step, batch))
+            if schedule.publishes_after(step):
+                state, _ = take(state, VersionPublished(step))
+        assert accounted(state) == state.leased
+    assert state.finished, "the run came to a halt"
+    state, _ = master.end(state)
+    assert accounted(state) == state.leased
+    assert state.trained == 32
+    in_vain = {why: n for why, n in state.dropped.items() if why != NO_SPREAD}
+    assert silent or not in_vain, "something was generated in vain"
+    assert carried or budget > 3
