@@ -27,16 +27,44 @@ def _quick_compilation(request: pytest.FixtureRequest):
     jax.config.update(_QUICK, before)
 
 
-class _ByFile(LoadScopeScheduling):
-    """Tests of one file go to one process, but for those whose parameters say `[part: …]`: those of
-    each part go to one."""
+RUNS = "tests/runs/"
+
+
+def _scope(nodeid: str) -> str:
+    """What goes to one process: a file, or of a file whose parameters say `[part: …]` each part."""
+    path, _, test = nodeid.partition("::")
+    part = re.search(r"\[(\w+): ", test)
+    return path + part[1] if part else path
+
+
+class _ByScope(LoadScopeScheduling):
+    """Scopes go to the processes in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path, _, test = nodeid.partition("::")
-        part = re.search(r"\[(\w+): ", test)
-        return path + part[1] if part else path
+        return _scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Which tests go to one process."""
-    return _ByFile(config, log)
+    """Which tests go to one process, and when."""
+    config.option.loadscopereorder = False
+    return _ByScope(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spreads the files of whole runs among the others, the longest of which come first.
+
+    Side by side they would take the cores from each other, and all of them last would leave
+    processes idle.
+    """
+    scopes: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        scopes.setdefault(_scope(item.nodeid), []).append(item)
+    runs = [scope for scope in scopes if scope.startswith(RUNS)]
+    others = sorted(scopes.keys() - set(runs), key=lambda scope: (-len(scopes[scope]), scope))
+    stride = max(1, len(others) * 3 // 4 // max(1, len(runs)))
+    order = []
+    for number, scope in enumerate(others):
+        if number % stride == 0 and runs:
+            order.append(runs.pop(0))
+        order.append(scope)
+    items[:] = [item for scope in [*order, *runs] for item in scopes[scope]]

@@ -131,16 +131,17 @@ class Runs:
 
     def __init__(self, directory: Path):
         self._directory = directory
-        self._records: dict[tuple[str, ...], RunRecord] = {}
+        self._done: dict[tuple[str, ...], tuple[int, RunRecord]] = {}
 
     def get(self, *flags: str) -> RunRecord:
-        if flags not in self._records:
-            workdir = self._directory / str(len(self._records))
+        if flags not in self._done:
+            workdir = self._directory / str(len(self._done))
             process = launch(*flags, workdir=workdir)
             output, _ = process.communicate(timeout=TIMEOUT_SECS)
-            assert process.returncode == 0, output
-            self._records[flags] = RunRecord(workdir, output)
-        return self._records[flags]
+            self._done[flags] = process.returncode, RunRecord(workdir, output)
+        status, record = self._done[flags]
+        assert status == 0, record.output
+        return record
 
 
 def assert_same_bits(one, other):

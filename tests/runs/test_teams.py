@@ -1,13 +1,21 @@
-"""A run whose roles have several processes each, of several devices each."""
+"""Runs whose roles have several processes each, of several devices each, on one machine or several.
+
+For other machines this one's loopback addresses stand in.
+"""
 
 from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from rl_sync.runtime.programs import SYNC_SPANS
-from tests.runs.conftest import MESHES, TEAMS, assert_same_bits
+from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
 
-SHORT = ("--config.replay.backend=embedded", "--config.trainer.steps=4")
+SHORT = (EMBEDDED, "--config.trainer.steps=4")
 MODES = {
     "synchronous": ("--config.sync.mode=synchronous",),
     "one step off-policy": ("--config.sync.mode=one_step_off_policy",),
@@ -17,24 +25,63 @@ MODES = {
         "--config.sync.offset=1",
     ),
 }
+HERE = [("one step off-policy", "collective"), ("custom (2, 1)", "checkpoint")]
+ELSEWHERE = [("synchronous", "collective"), ("one step off-policy", "server")]
+
+# Takes what ssh takes, notes where it should go, and starts it here.
+SHELL = """
+import json, os, sys
+host, command = sys.argv[2:]
+with open(sys.argv[1], "a") as file:
+    file.write(json.dumps([host, command]) + "\\n")
+os.execv("/bin/sh", ["sh", "-c", command])
+"""
+HOSTS = {
+    "explorer1": "127.0.0.2",
+    "explorer1/1": "127.0.0.3",
+    "trainer/1": "127.0.0.4",
+}
 
 
-@pytest.mark.parametrize(
-    ("mode", "transfer"),
-    [
-        ("synchronous", "collective"),
-        ("one step off-policy", "collective"),
-        ("one step off-policy", "server"),
-        ("custom (2, 1)", "checkpoint"),
-    ],
-)
-def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, mode, transfer):
+class Machines(NamedTuple):
+    """Several machines: how to use them, and what they were asked for."""
+
+    flags: tuple[str, ...]
+    asked: Path
+
+    def commands(self, run: RunRecord) -> list[list[str]]:
+        """The host and the command of every process that a run started elsewhere."""
+        asked = map(json.loads, self.asked.read_text().splitlines())
+        return [entry for entry in asked if f"--workdir={run.workdir}" in entry[1].split()]
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory) -> Machines:
+    directory = tmp_path_factory.mktemp("machines")
+    script, asked = directory / "shell.py", directory / "asked"
+    script.write_text(SHELL)
+    flags = (
+        "--config.launch.host=127.0.0.1",
+        f"--config.launch.hosts={','.join(f'{name}={host}' for name, host in HOSTS.items())}",
+        f"--config.launch.remote_shell={sys.executable} {script} {asked} {{host}}",
+    )
+    return Machines(flags if sys.platform == "linux" else (), asked)
+
+
+def in_teams(runs: Runs, machines: Machines, mode: str, transfer: str) -> RunRecord:
+    """A run of programs of several processes each."""
+    elsewhere = machines.flags if (mode, transfer) in ELSEWHERE else ()
+    return runs.get(*MODES[mode], f"--config.sync.transfer={transfer}", *SHORT, *TEAMS, *elsewhere)
+
+
+@pytest.mark.parametrize(("mode", "transfer"), [*HERE, *ELSEWHERE])
+def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machines, mode, transfer):
     """Parameters are cut over the trainer's processes, and otherwise over the explorer's.
 
     The single ones are of a cluster too: outside one XLA adds up over a process's devices in
     another order.
     """
-    teams = runs.get(*MODES[mode], f"--config.sync.transfer={transfer}", *SHORT, *TEAMS)
+    teams = in_teams(runs, machines, mode, transfer)
     alone = runs.get(*MODES[mode], "--config.sync.transfer=collective", *SHORT, *MESHES)
     logs = {path.name for path in (teams.workdir / "logs").iterdir()}
     assert {"trainer.log", "trainer.1.log", "explorer1.log", "explorer1.1.log"} <= logs
@@ -43,3 +90,21 @@ def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, mode, 
     assert steps == [1, 2, 3, 4], "a step is recorded once, by the first process"
     assert {span.role for span in teams.spans()} == {span.role for span in alone.spans()}
     assert teams.spans(SYNC_SPANS[transfer], role="explorer1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have one loopback address")
+@pytest.mark.parametrize(("mode", "transfer"), ELSEWHERE)
+def test_processes_find_each_other_on_the_machines_that_they_were_given(
+    runs, machines, mode, transfer
+):
+    asked = machines.commands(in_teams(runs, machines, mode, transfer))
+    commands = dict(asked)
+    assert len(asked) == 3
+    assert set(commands) == set(HOSTS.values())
+    # With collective transfer all are in the trainer's cluster, else a program forms its own.
+    forms = {"collective": "127.0.0.1", "server": "127.0.0.2"}[transfer]
+    for host in ("127.0.0.2", "127.0.0.3"):
+        assert f"--coordinator={forms}:" in commands[host]
+        assert "--team=127.0.0.2:" in commands[host]
+    assert "--coordinator=127.0.0.1:" in commands["127.0.0.4"]
+    assert "--team=127.0.0.1:" in commands["127.0.0.4"]
