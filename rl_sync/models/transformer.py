@@ -71,6 +71,11 @@ class Block(nn.Module):
         return (x, None), fresh if self.collect else None
 
 
+def _run(block: Block, carry: Any, layer: Layer, context: Context) -> Any:
+    """What Linen lifts; of a class it would derive another one, while threads may be tracing it."""
+    return block(carry, layer, context)
+
+
 class Transformer(nn.Module):
     """Tokens in, normalized hidden states out, with the cache handed through when there is one.
 
@@ -93,14 +98,14 @@ class Transformer(nn.Module):
         embedding = param(self, "embedding", start, shape, axes)
         if not config.tie_embeddings:
             param(self, "unembedding", start, shape, axes)  # For `logits`.
-        block = Block
+        run = _run
         # A loop would copy all that its backward pass needs, twice.
         few = config.num_layers <= _UNROLLED_LAYERS
         unrolled = few and config.remat == "none" and cache is None and not self.collect
         if config.remat != "none" and cache is None:
-            block = nn.remat(Block, prevent_cse=False, policy=_REMAT_POLICIES[config.remat])
-        blocks = nn.scan(
-            block,
+            run = nn.remat(_run, prevent_cse=False, policy=_REMAT_POLICIES[config.remat])
+        run_all = nn.scan(
+            run,
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
@@ -116,8 +121,8 @@ class Transformer(nn.Module):
         if config.scale_embedding:
             x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
         x = constrain(x, "batch", "length", "embed")
-        stack = blocks(config, self.collect, self.span, name="blocks")
-        (x, cache), fresh = stack((x, cache), _layers(config), context)
+        blocks = Block(config, self.collect, self.span, name="blocks")
+        (x, cache), fresh = run_all(blocks, (x, cache), _layers(config), context)
         return RMSNorm(config, name="final_norm")(x), fresh if cache is None else cache
 
 

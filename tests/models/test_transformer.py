@@ -13,6 +13,7 @@ from rl_sync.models.config import Lora, RopeScaling
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.rope import frequencies, rotate, rotations
 from rl_sync.models.transformer import (
+    Block,
     decode_step,
     init_params,
     logits,
@@ -302,6 +303,16 @@ def test_every_parameter_axis_has_a_name(name):
     jax.tree.map(
         lambda spec, x: len(spec) == x.ndim or pytest.fail(f"{spec}"), axes, params, **is_spec
     )
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_a_trace_leaves_the_block_class_alone(remat):
+    # Linen takes fields out of a class while it derives another; threads trace at the same time.
+    fields, derived = Block.__dataclass_fields__, Block.__subclasses__()
+    untraced = _value_and_gradient.__wrapped__
+    jax.eval_shape(lambda params: untraced(params, remat), tiny.params())
+    assert Block.__dataclass_fields__ is fields
+    assert Block.__subclasses__() == derived
 
 
 def test_rotation_turns_by_position_and_keeps_relative_angles():
