@@ -18,7 +18,7 @@ from typing import Any, cast
 from launcher import report
 from launcher import workdir as work
 from launcher.remote import remote_command
-from launcher.supervisor import Death, RoleProcess, Supervisor
+from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
 from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.observe.spans import is_explorer
 from rl_sync.replay.client import ReplayClient
@@ -258,8 +258,11 @@ class LocalRun:
             self._stop(f"{deaths[0].name} died")
             with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
                 self._close()
-        report_text = deaths[0].report(deaths[1:])
-        raise RunFailedError(f"{report_text}\n{report.how_to_go_on(self._workdir)}")
+        # Who was killed may be seen as dead after those that fell with it. The master and the
+        # replay server, if they lived until here, were asked to end.
+        seen = [*(death.name for death in deaths), "master", "replay"]
+        first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
+        raise RunFailedError(f"{first.report(others)}\n{report.how_to_go_on(self._workdir)}")
 
     def _close(self) -> dict[str, Any]:
         assert self._master is not None

@@ -118,6 +118,14 @@ class Death:
         return f"{self}{knock_on}.{said}\nThe whole log: {self.log}"
 
 
+def likeliest_first(deaths: Sequence[Death]) -> list[Death]:
+    """Deaths in the order in which they were seen, but for those that look like a cause.
+
+    A signal from outside is a cause; an error that follows from a lost peer is not.
+    """
+    return sorted(deaths, key=lambda death: death.status != -signal.SIGKILL)
+
+
 class Supervisor:
     """All children of one run."""
 
@@ -131,17 +139,20 @@ class Supervisor:
     def deaths(self, but_not: Sequence[str] = ()) -> list[Death]:
         """The children that are gone although they should live, the likeliest cause first.
 
-        A child may end with status 0, except those that serve the others (`but_not` excepted):
-        the master and the replay server.
+        A child may end with status 0, except those that serve the others: the master and the
+        replay server.
+
+        Args:
+          but_not: who is left out.
         """
         deaths = []
         for name, process in self._processes.items():
             status = process.poll()
-            serves = name in ("master", "replay") and name not in but_not
-            if status is not None and (status != 0 or serves):
+            if status is None or name in but_not:
+                continue
+            if status != 0 or name in ("master", "replay"):
                 deaths.append(Death(name, status, process.log))
-        # A signal from outside is a cause; an error that follows from a lost peer is not.
-        return sorted(deaths, key=lambda death: death.status not in (-signal.SIGKILL,))
+        return likeliest_first(deaths)
 
     def end(self, names: Sequence[str]) -> None:
         """Ends children at once, and watches them no more."""

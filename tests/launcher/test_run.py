@@ -60,3 +60,22 @@ def test_a_master_that_died_last_is_reported_as_dead(ending, tmp_path):
         run._finish()
     assert "master ended with exit status 3" in str(error.value)
     assert "out of ideas" in str(error.value)
+
+
+def test_who_was_killed_is_named_even_if_those_it_brought_down_were_seen_before(ending, tmp_path):
+    run, port = ending
+
+    def role(name: str, code: str) -> RoleProcess:
+        command = [sys.executable, "-c", code]
+        process = RoleProcess.start(name, command, tmp_path / f"{name}.log", {})
+        run._supervisor.add(process)
+        return process
+
+    role("explorer1", "import os; os.abort()")._popen.wait(30)
+    (seen,) = run._supervisor.deaths()
+    role("trainer", "import os, time; time.sleep(1); os.kill(os.getpid(), 9)")
+    server = RpcServer({"stop": lambda reason: None, "close": lambda: {}}, port, HOST)
+    with pytest.raises(RunFailedError) as error:
+        run._fail([seen])
+    server.close(0.0)
+    assert str(error.value).startswith("trainer was killed by SIGKILL; after it explorer1 was")
