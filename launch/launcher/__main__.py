@@ -80,13 +80,14 @@ def _plan() -> int:
 
 
 def _timeline() -> int:
-    from rl_sync.observe.timeline import draw_timeline, parse_steps
-    from rl_sync.observe.trace import write_trace
-
     if not _WORKDIR.value:
         _fail("timeline draws the run of a work directory: give --workdir=runs/….")
     if not os.path.isdir(_WORKDIR.value):
         _fail(f"--workdir={_WORKDIR.value} is not a directory.")
+
+    from rl_sync.observe.timeline import draw_timeline, parse_steps
+    from rl_sync.observe.trace import write_trace
+
     try:
         steps = None if _STEPS.value is None else parse_steps(_STEPS.value)
         pictures = draw_timeline(_WORKDIR.value, _OUT.value, steps=steps)
