@@ -28,14 +28,6 @@ CONFIG = "tests/runs/tiny.py"
 TIMEOUT_SECS = 240
 
 
-# Compiling is most of what short runs do. Those of the same shapes compile the same programs: the
-# later ones read them from a cache.
-QUICKLY = {
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-}
-
 EMBEDDED = "--config.replay.backend=embedded"
 MESHES = (
     "--config.trainer.mesh.fsdp=4",
@@ -67,12 +59,10 @@ def launch(
     """Starts the launcher on the tiny config.
 
     Args:
-      variables: that the environment has besides; those for quick compilation if left out.
+      variables: that the environment has besides; those of `quickly` if left out.
     """
     command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
-    cache = str(workdir.parents[1] / "compiled")  # One for the whole test session.
-    if variables is None:
-        variables = {**QUICKLY, "JAX_COMPILATION_CACHE_DIR": cache}
+    variables = quickly(workdir.parent) if variables is None else variables
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,
@@ -82,6 +72,24 @@ def launch(
         env={**os.environ, **variables},
         **popen,
     )
+
+
+def quickly(directory: Path) -> dict[str, str]:
+    """What the environment of short runs has, most of whose time is compilation.
+
+    Those of the same shapes compile the same programs: the later ones read them from a cache, which
+    is one for all processes of a test session.
+
+    Args:
+      directory: the test's own, or one beside those.
+    """
+    session = directory.parents[1 if "PYTEST_XDIST_WORKER" in os.environ else 0]
+    return {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        "JAX_COMPILATION_CACHE_DIR": str(session / "compiled"),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

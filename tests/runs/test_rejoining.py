@@ -19,7 +19,7 @@ from rl_sync.runtime.programs import replay_tables
 from rl_sync.runtime.rpc import RpcClient
 from rl_sync.runtime.settings import RunSettings
 from tests.runs import tiny
-from tests.runs.conftest import QUICKLY, ROOT, TIMEOUT_SECS
+from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly
 
 HOST = "127.0.0.1"
 
@@ -56,11 +56,7 @@ def start(settings, tmp_path):
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
-                env={
-                    **os.environ,
-                    **QUICKLY,
-                    "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-                },
+                env={**os.environ, **quickly(tmp_path)},
             )
         return processes[role]
 
