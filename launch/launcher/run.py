@@ -25,7 +25,7 @@ from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
 from rl_sync.runtime.devices import VISIBLE, role_environment
-from rl_sync.runtime.ports import free_ports
+from rl_sync.runtime.ports import HeldPorts
 from rl_sync.runtime.programs import check_replay, replay_tables
 from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
@@ -72,6 +72,7 @@ class LocalRun:
         self._settings, self._resumed = settings, resumed
         self._workdir = Path(settings.workdir)
         self._host = settings.launch.host or _LOOPBACK
+        self._ports = HeldPorts(self._host)
         self._supervisor = Supervisor()
         self._master: RpcClient | None = None
         self._server: ServerProcess | None = None
@@ -97,6 +98,7 @@ class LocalRun:
             return self._finish()
         finally:
             self._supervisor.end_all()
+            self._ports.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -107,7 +109,7 @@ class LocalRun:
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
         try:
-            free = free_ports(self._host, 2)
+            free = self._ports.take(2)
         except OSError as error:
             raise ConfigError(
                 f"launch.host={self._host} must be an address of this machine: {error}"
@@ -127,7 +129,7 @@ class LocalRun:
 
     def _start_programs(self, programs: Sequence[str]) -> None:
         """Starts all processes of programs, at new ports: who dies may leave theirs in use."""
-        free = free_ports(self._host, 2 * len(programs))
+        free = self._ports.take(2 * len(programs))
         elsewhere = self._settings.launch.elsewhere
         # Where the first process of each program is, the others find it.
         hosts = [elsewhere.get(program, self._host) for program in programs]
