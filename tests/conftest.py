@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib.version
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# The older way in which XLA fuses on CPUs, and code in one piece, take half the time to compile.
+# JAX is about to lose the former, and does not start with a flag that it does not know.
+if jaxlib.version.__version_info__ < (0, 11):
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    )
 
 # For those with meshes; processes that tests start do not see them.
 jax.config.update("jax_num_cpu_devices", 4)
