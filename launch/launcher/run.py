@@ -24,9 +24,9 @@ from rl_sync.observe.spans import is_explorer
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
+from rl_sync.runtime.buffer import check_replay, replay_tables
 from rl_sync.runtime.devices import VISIBLE, role_environment
 from rl_sync.runtime.ports import HeldPorts
-from rl_sync.runtime.programs import check_replay, replay_tables
 from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.topology import members_of, number_of, programs_of

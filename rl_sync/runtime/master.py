@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -28,10 +29,11 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.observe.display import RoleStatus, RunStatus
-from rl_sync.observe.metrics import MetricsWriter
+from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
 from rl_sync.runtime.ledger import Ledger, balance
+from rl_sync.runtime.rpc import RpcServer
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.tasks.order import prompt_at
 from rl_sync.weights.rendezvous import MeetingPoint, Request
@@ -259,3 +261,13 @@ class MasterProgram:
     def _tick(self) -> None:
         while not self.closed.wait(_TICK_SECS):
             self._apply(Ticked(time.monotonic()))
+
+
+def run_master(settings: RunSettings, address: str) -> None:
+    """Serves as the master, at `host:port`, until it is told to close, or to terminate."""
+    program = MasterProgram(settings)
+    host, _, port = address.rpartition(":")
+    server = RpcServer(program.methods, int(port), host)
+    signal.signal(signal.SIGTERM, lambda *_: program.closed.set())
+    program.closed.wait()
+    server.close()

@@ -1,14 +1,11 @@
-"""The wiring: from a run's settings to each role's program."""
+"""The wiring: from a run's settings to the programs of its trainer and its explorers."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
@@ -16,12 +13,11 @@ from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
-from rl_sync.replay.tables import Selector, TableSpec, queue, to_json
 from rl_sync.runtime.batches import BatchReader, Reader
+from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
-from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.places import Addresses, Place
 from rl_sync.runtime.ports import interface_towards
@@ -34,10 +30,10 @@ from rl_sync.runtime.publishing import (
     ServerPublishing,
 )
 from rl_sync.runtime.rendezvous import ExplorerRendezvous
-from rl_sync.runtime.rpc import PeerLostError, RpcServer
+from rl_sync.runtime.rpc import PeerLostError
 from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.runtime.session import Session
-from rl_sync.runtime.settings import ConfigError, RunSettings
+from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.stepping import Shown
 from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of
 from rl_sync.runtime.trainer import TrainerProgram
@@ -53,7 +49,6 @@ from rl_sync.weights.link import Link
 from rl_sync.weights.local import LocalPuller
 from rl_sync.weights.regions import places_of
 
-TABLE = "groups"
 CHECKPOINTS_DIR = "checkpoints"
 SYNC_SPANS = {
     "collective": SpanKind.SYNC_COLLECTIVE,
@@ -62,28 +57,6 @@ SYNC_SPANS = {
 }
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
-
-
-def replay_tables(settings: RunSettings) -> list[TableSpec]:
-    """The replay buffer's tables: one, from which each group is taken once.
-
-    It has room for every batch that may be ahead of the trainer, and for groups whose lease is
-    over, so that no explorer waits for room while the schedule lets it go on.
-    """
-    ahead = settings.schedule.batches_ahead * settings.groups_generated
-    spare = settings.explorers * settings.groups_per_lease
-    table = queue(TABLE, ahead + spare)
-    return [dataclasses.replace(table, sampler=cast(Selector, settings.replay.sampler))]
-
-
-def run_master(settings: RunSettings, addresses: Addresses) -> None:
-    """Serves as the master until it is told to close, or to terminate."""
-    program = MasterProgram(settings)
-    host, _, port = addresses.master.rpartition(":")
-    server = RpcServer(program.methods, int(port), host)
-    signal.signal(signal.SIGTERM, lambda *_: program.closed.set())
-    program.closed.wait()
-    server.close()
 
 
 def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
@@ -274,19 +247,3 @@ def _await_replay(session: Session, replay: ReplayClient) -> None:
 
     with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
         session.agree("the replay server", wait)
-
-
-def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
-    """Checks that a replay server, which somebody may have started by hand, has the run's table.
-
-    Raises:
-      ConfigError: it has not.
-      ReplayError: it does not answer.
-    """
-    (wanted,) = replay_tables(settings)
-    found = replay.info().get(TABLE)
-    if found is None or found.max_size < wanted.max_size or found.max_times_sampled != 1:
-        raise ConfigError(
-            f"The replay server at {replay.address} has no table for this run. Start it with"
-            f" --tables '{to_json([wanted])}', or leave out --config.replay.address."
-        )

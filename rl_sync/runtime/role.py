@@ -15,7 +15,10 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from rl_sync.runtime.settings import RunSettings
 
 FAILED = 1
 ORPHANED = 4
@@ -33,36 +36,44 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import colocation, compilation_cache, places, programs
-    from rl_sync.runtime.settings import TOGETHER, RunSettings
-    from rl_sync.runtime.topology import Member, number_of
+    from rl_sync.runtime import compilation_cache
+    from rl_sync.runtime.settings import RunSettings
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
-    addresses = places.Addresses(
-        arguments.master, arguments.replay, arguments.coordinator, arguments.team
-    )
-
-    def place() -> places.Place:
-        return places.join(settings, addresses, Member(arguments.role, arguments.process))
-
     try:
-        if arguments.role == "master":
-            programs.run_master(settings, addresses)
-        elif arguments.role == "trainer":
-            programs.run_trainer(settings, addresses, place())
-        elif arguments.role == TOGETHER:
-            colocation.run_colocated(settings, addresses)
-        else:
-            number = number_of(arguments.role)
-            programs.run_explorer(settings, addresses, number, place())
+        _run(arguments, settings)
     except Exception:
         _log.exception("%s failed", arguments.role)
         return FAILED
     if compiled.needed:
         _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)
     return 0
+
+
+def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
+    """Runs the role; loads what that takes, and no more."""
+    if arguments.role == "master":
+        from rl_sync.runtime.master import run_master
+
+        run_master(settings, arguments.master)
+        return
+    from rl_sync.runtime import colocation, places, programs
+    from rl_sync.runtime.settings import TOGETHER
+    from rl_sync.runtime.topology import Member, number_of
+
+    addresses = places.Addresses(
+        arguments.master, arguments.replay, arguments.coordinator, arguments.team
+    )
+    if arguments.role == TOGETHER:
+        colocation.run_colocated(settings, addresses)
+        return
+    place = places.join(settings, addresses, Member(arguments.role, arguments.process))
+    if arguments.role == "trainer":
+        programs.run_trainer(settings, addresses, place)
+    else:
+        programs.run_explorer(settings, addresses, number_of(arguments.role), place)
 
 
 def leave(status: int) -> NoReturn:

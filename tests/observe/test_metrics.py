@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from rl_sync.observe.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from rl_sync.observe.metrics import METRICS_FILE, read_metrics
+from rl_sync.observe.metrics_writer import MetricsWriter
 
 
 def _strict(constant: str) -> None:

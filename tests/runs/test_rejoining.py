@@ -13,9 +13,9 @@ import pytest
 from launcher import workdir as work
 
 from rl_sync.replay.process import start_server
+from rl_sync.runtime.buffer import replay_tables
 from rl_sync.runtime.ledger import CONSUMED_FILE, read_consumed, read_ledger
 from rl_sync.runtime.ports import free_ports
-from rl_sync.runtime.programs import replay_tables
 from rl_sync.runtime.rpc import RpcClient
 from rl_sync.runtime.settings import RunSettings
 from tests.runs import tiny

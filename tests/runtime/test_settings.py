@@ -14,7 +14,7 @@ import pytest
 from configs import arithmetic, gsm8k, jsonl
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
-from rl_sync.runtime.programs import replay_tables
+from rl_sync.runtime.buffer import replay_tables
 from rl_sync.runtime.settings import ConfigError, RunSettings
 
 

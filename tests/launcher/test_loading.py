@@ -1,0 +1,26 @@
+"""What is loaded where it is not used makes every start of a run longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.modules))"
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("launcher.__main__", ["jax", "matplotlib", "tensorboardX", "grpc"]),
+        ("launcher.run", ["matplotlib", "tensorboardX", "rl_sync.actors.trainer"]),
+        ("rl_sync.runtime.role", ["jax"]),
+        ("rl_sync.runtime.master", ["matplotlib", "orbax", "rl_sync.actors.trainer"]),
+        ("rl_sync.runtime.programs", ["matplotlib", "tensorboardX", "rl_sync.runtime.master"]),
+    ],
+)
+def test_a_process_loads_what_it_uses_alone(module, heavy):
+    command = [sys.executable, "-c", CODE.format(module=module, heavy=heavy)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == []
