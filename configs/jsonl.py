@@ -2,9 +2,10 @@
 
     python -m launcher --config=configs/jsonl.py --config.task.jsonl.path=FILE
 
-Each line of FILE is an object {"prompt": …, "answer": …}. A tenth of them is held out, unless
---config.task.jsonl.held_out_path names a file. Characters are tokens, the rows' own answers
-are the demonstrations of the warm start, and a completion is rewarded when it is the answer.
+Each line of FILE is an object {"prompt": …, "answer": …}. A tenth of the different prompts is held
+out, each with all its lines, unless --config.task.jsonl.held_out_path names a file. Characters are
+tokens, the rows' own answers are the demonstrations of the warm start, and a completion is rewarded
+when it is the answer.
 """
 
 from ml_collections import ConfigDict

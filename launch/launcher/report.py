@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher import workdir as work
 from launcher.plan import describe
+from rl_sync.observe import accuracy
 from rl_sync.observe import summary as span_summary
 from rl_sync.observe.metrics import METRICS_FILE, TENSORBOARD_DIR
 from rl_sync.observe.spans import SPANS_DIR, read_spans
@@ -59,6 +60,7 @@ def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:
     for moment, values in result.get("evaluations", {}).items():
         lines.append(
             f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']} problems"
+            f"{accuracy.describe_parts(values)}"
         )
     if "rl" in result:
         values = result["rl"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
+from rl_sync.observe import accuracy
 from rl_sync.observe.spans import SpanKind
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
@@ -40,7 +39,7 @@ class Evaluator:
     rows: int
     layout: Layout
 
-    def accuracy(self, params: Params, problems: int | None = None) -> tuple[float, int]:
+    def accuracy(self, params: Params, problems: int | None = None) -> dict[str, float]:
         """The share of problems whose greedy completion is rewarded in full.
 
         Args:
@@ -48,15 +47,15 @@ class Evaluator:
           problems: fewer problems than the evaluator's own.
 
         Returns:
-          The share, and of how many problems.
+          See `rl_sync.observe.accuracy.measure`.
         """
         limit = min(problems or self.problems, self.problems, len(self.task.held_out))
         prompts = self.task.held_out[:limit]
         with self.session.spans.span(SpanKind.EVALUATION, problems=limit) as attributes:
-            rewards = self._rewards(params, prompts)
-            accuracy = float(np.mean(np.asarray(rewards) >= 1.0))
-            attributes["accuracy"] = accuracy
-        return accuracy, limit
+            solved = [reward >= 1.0 for reward in self._rewards(params, prompts)]
+            values = accuracy.measure(solved, [self.task.is_seen(prompt) for prompt in prompts])
+            attributes.update(values)
+        return values
 
     def _rewards(self, params: Params, prompts: Sequence[Prompt]) -> list[float]:
         """Rewards of greedy completions."""

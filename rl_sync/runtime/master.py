@@ -28,6 +28,7 @@ from rl_sync.actors.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.observe import accuracy
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.rewards.pool import RewardPool
@@ -216,7 +217,8 @@ class MasterProgram:
 
     def _evaluated(self, moment: str, values: dict[str, Any]) -> None:
         self._result.setdefault("evaluations", {})[moment] = values
-        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}"
+        parts = accuracy.describe_parts(values)
+        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}{parts}"
 
     def _status(self) -> dict[str, Any]:
         settings = self._settings

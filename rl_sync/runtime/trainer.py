@@ -154,8 +154,7 @@ class TrainerProgram:
         return "imitation" if self.session.settings.algorithm.imitates else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
-        accuracy, problems = self.evaluator.accuracy(state.params)
-        values = {"accuracy": accuracy, "problems": problems}
+        values = self.evaluator.accuracy(state.params)
         self.session.call("metrics", phase="evaluation", step=int(state.step), values=values)
         self.session.call("evaluated", moment=moment, values=values)
 

@@ -49,8 +49,8 @@ class WarmUp:
                     state, metrics = self.trainer.warm_up_step(state, *self._batch(step))
                 values = {name: float(value) for name, value in metrics.items()}
                 attributes["last_step"] = step
-            accuracy, _ = self.evaluator.accuracy(state.params, settings.probe_problems)
-            values["probe_accuracy"] = accuracy
+            probe = self.evaluator.accuracy(state.params, settings.probe_problems)
+            values |= {f"probe_{name}": x for name, x in probe.items() if "accuracy" in name}
             self.session.call("metrics", phase="warm_up", step=step, values=values)
             self.session.call("result", values={"warm_up": {"steps": step, **values}})
         return state

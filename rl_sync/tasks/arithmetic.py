@@ -25,7 +25,7 @@ class ArithmeticConfig:
     """`config.task.arithmetic`: which problems there are, and how well they are demonstrated.
 
     Attributes:
-      operators: a string of + and -. Differences are not negative.
+      operators: a string of + and -, each at most once. Differences are not negative.
       least_operand, greatest_operand: both operands lie between them, ends included.
       forgotten: the probability that a demonstration forgets a carry or borrow.
       held_out_problems: how many are kept out of training, in a seeded choice.
@@ -46,6 +46,11 @@ class ArithmeticConfig:
             raise ValueError(
                 f"task.arithmetic.operators={self.operators!r} must be made of"
                 f" {' '.join(_OPERATORS)}."
+            )
+        if len(set(self.operators)) < len(self.operators):
+            raise ValueError(
+                f"task.arithmetic.operators={self.operators!r} names an operator twice: problems"
+                " that are held out would be trained on too."
             )
         if not 0 <= self.least_operand <= self.greatest_operand:
             raise ValueError(

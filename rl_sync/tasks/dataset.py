@@ -29,7 +29,8 @@ class DatasetConfig:
       path, subset, split: see `Source`.
       held_out_path, held_out_split: another path, another split, or both, for the held-out
         problems; None for both to hold out some of the training ones.
-      held_out_fraction: how many then, between 0 and 1; a seeded choice.
+      held_out_fraction: how many of the different prompts then, between 0 and 1; a seeded choice.
+        All rows of a prompt go the same way.
       limit: how many rows are read to train on, the first ones; 0 for all.
       format: one of `FORMATS`, which says what the fields below are where they are None.
       prompt, template, answer, answer_pattern, choices, demonstration: see `RowFormat`; an empty
@@ -95,9 +96,16 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
     if not config.path:
         raise ValueError(f"{section}.path is not set. {_WAY_OUT}")
     train = _examples(config, Source(config.path, config.subset, config.split), config.limit)
+    notes = []
     if held_out_source := _held_out_source(config, config.path):
         held_out = _examples(config, held_out_source)
     else:
+        rows, prompts = len(train), len(_distinct(train))
+        if prompts < rows:
+            notes.append(
+                f"The {rows} rows have {prompts} different prompts. All rows of a prompt are"
+                " either trained on or held out."
+            )
         train, held_out = _split(section, config, train, seed)
     demonstrations = [
         Prompt(i, prompt, demonstration)
@@ -105,16 +113,17 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
         if demonstration is not None
     ]
     lacking = len(train) - len(demonstrations)
-    note = (
-        f"{lacking} of {len(train)} training problems have nothing to imitate: there is no"
-        f" {config.row_format.demonstration!r} in their rows."
-    )
+    if lacking:
+        notes.append(
+            f"{lacking} of {len(train)} training problems have nothing to imitate: there is no"
+            f" {config.row_format.demonstration!r} in their rows."
+        )
     return Problems(
         train=_numbered(train),
         held_out=_numbered(held_out),
         demonstrations=demonstrations,
         reward=config.reward,
-        notes=[note] if lacking else [],
+        notes=notes,
     )
 
 
@@ -140,17 +149,26 @@ def _held_out_source(config: DatasetConfig, path: str) -> Source | None:
 def _split(
     section: str, config: DatasetConfig, examples: Sequence[Example], seed: int
 ) -> tuple[list[Example], list[Example]]:
-    held_out = round(len(examples) * config.held_out_fraction)
-    if not 0 < held_out < len(examples):
+    """Holds out some of the prompts, each with all its rows: no prompt is on both sides."""
+    fraction, prompts = config.held_out_fraction, _distinct(examples)
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"{section}.held_out_fraction={fraction} must be between 0 and 1.")
+    held_out = round(len(prompts) * fraction)
+    if not 0 < held_out < len(prompts):
         raise ValueError(
-            f"{section}.held_out_fraction={config.held_out_fraction} of the {len(examples)} rows in"
+            f"{section}.held_out_fraction={fraction} of the {len(prompts)} different prompts in"
             f" {config.path} holds out {held_out}: at least one must be held out and one left to"
-            " train on."
+            f" train on. Change it, or name a file with {section}.held_out_path."
         )
-    order = np.random.default_rng(seed).permutation(len(examples))
-    chosen = set(order[:held_out].tolist())
-    train = [one for i, one in enumerate(examples) if i not in chosen]
-    return train, [examples[i] for i in sorted(chosen)]
+    order = np.random.default_rng(seed).permutation(len(prompts))
+    chosen = {prompts[i] for i in order[:held_out]}
+    train = [one for one in examples if one.prompt not in chosen]
+    return train, [one for one in examples if one.prompt in chosen]
+
+
+def _distinct(examples: Sequence[Example]) -> list[str]:
+    """The prompts in their order, each once."""
+    return list(dict.fromkeys(one.prompt for one in examples))
 
 
 def _numbered(examples: Sequence[Example]) -> list[Prompt]:

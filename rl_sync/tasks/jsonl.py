@@ -22,7 +22,7 @@ class JsonlConfig:
     Attributes:
       path: the training problems.
       held_out_path: the held-out problems; None to hold out some of the training ones.
-      held_out_fraction: how many, between 0 and 1; a seeded choice.
+      held_out_fraction: how many of the different prompts, between 0 and 1; a seeded choice.
       reward: the reward model's name.
     """
 

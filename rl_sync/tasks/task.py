@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ class Task:
 
     Attributes:
       train: problems to learn from; `train[i].prompt_id == i`.
-      held_out: other problems, to measure on.
+      held_out: problems to measure on; `is_seen` says which of them are trained on too.
       demonstrations: training problems with answers to imitate in the warm start; may be empty.
       tokenizer: between text and token ids.
       reward: the name of the reward model.
@@ -75,7 +76,21 @@ class Task:
             f" {self.max_prompt_tokens} tokens a prompt and {self.max_completion_tokens} a"
             " completion."
         )
-        return "\n".join([sizes, *(f"- {note}" for note in self.notes)])
+        seen, notes = sum(map(self.is_seen, self.held_out)), list(self.notes)
+        if seen:
+            notes.append(
+                f"{seen:,} of {len(self.held_out):,} held-out problems have a prompt that is"
+                " trained on too: accuracy is also reported for these and for the others."
+            )
+        return "\n".join([sizes, *(f"- {note}" for note in notes)])
+
+    def is_seen(self, prompt: Prompt) -> bool:
+        """Whether a training problem asks the same."""
+        return prompt.text in self._trained_texts
+
+    @functools.cached_property
+    def _trained_texts(self) -> frozenset[str]:
+        return frozenset(prompt.text for prompt in self.train)
 
     @property
     def row_tokens(self) -> int:

@@ -1,6 +1,8 @@
 """How held-out problems are completed and judged."""
 
 import contextlib
+import dataclasses
+import json
 import types
 
 import numpy as np
@@ -16,7 +18,9 @@ from tests.runtime.test_settings import config_with
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    path.write_text('{"question": "3 x 4?", "answer": "It is 3 x 4 = 12.\\n#### 12"}\n' * 20)
+    answer = "It is 3 x 4 = 12.\n#### 12"
+    rows = [{"question": f"3 x 4? Say it {i} times.", "answer": answer} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
     fields = {
         "task__dataset__path": str(path),
         "tokenizer__path": "tests/data/tokenizer",  # Which ends with 2 or 7.
@@ -70,8 +74,26 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
     session = types.SimpleNamespace(spans=span, call=judge)
     sampling = settings.greedy_sampling(task)
     evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout=None)
-    assert evaluator.accuracy("params") == (0.5, len(task.held_out))
+    assert evaluator.accuracy("params") == {"accuracy": 0.5, "problems": 2}
     assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
     prompt = task.tokenizer.encode_prompt(task.held_out[0].text)
     assert asked[0].prompt.tolist() == prompt
     assert judged == [[p.text, "12", "12"] for p in task.held_out]
+
+
+def test_problems_that_are_trained_on_too_are_also_counted_apart(settings, task, monkeypatch):
+    seen = task.train[3]._replace(prompt_id=1, answer="another")
+    task = dataclasses.replace(task, held_out=[*task.held_out, seen])
+    span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
+    session = types.SimpleNamespace(spans=span)
+    sampling = settings.greedy_sampling(task)
+    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout=None)
+    monkeypatch.setattr(evaluation.Evaluator, "_rewards", lambda *_: [1.0, 0.5, 1.0])
+    assert evaluator.accuracy("params") == {
+        "accuracy": pytest.approx(2 / 3),
+        "problems": 3,
+        "accuracy_seen": 1.0,
+        "problems_seen": 1,
+        "accuracy_unseen": 0.5,
+        "problems_unseen": 2,
+    }

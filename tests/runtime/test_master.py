@@ -88,3 +88,11 @@ def test_a_stop_reaches_every_role_with_its_next_sign_of_life(master, tmp_path):
 def test_completions_are_judged_by_the_tasks_reward_model(master):
     items = [["12+11=", "32", "32"], ["12+11=", " 32", "32"], ["12+11=", "23", "32"]]
     assert master["judge"](items=items) == [1.0, 1.0, 0.0]
+
+
+def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_too(master):
+    values = {"accuracy": 0.4, "problems": 50, "accuracy_seen": 0.4, "problems_seen": 50}
+    master["evaluated"](moment="after RL", values=values)
+    assert master["status"]()["message"] == (
+        "held-out accuracy after RL: 40.0% (40.0% of 50 whose prompts are trained on too)"
+    )

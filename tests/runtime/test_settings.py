@@ -270,7 +270,8 @@ def test_the_users_own_file_without_a_path_is_refused():
 
 def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "write f", "test": "assert f()"}\n' * 20)
+    rows = [{"prompt": f"write f{i}", "test": f"assert f{i}()"} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
     fields = {
         "task__name": "dataset",
         "task__dataset__format": "code",
@@ -293,12 +294,13 @@ def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path)
 
 def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
     path = tmp_path / "train.jsonl"
-    path.write_text('{"question": "3 x 4?", "answer": "It is 3 x 4 = 12.\\n#### 12"}\n' * 20)
+    rows = [{"question": f"3 x {i}?", "answer": f"So:\n#### {3 * i}"} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
     fields = {"task__dataset__path": str(path), "tokenizer__path": "tests/data/tokenizer"}
     task = RunSettings.from_config(config_with(gsm8k.get_config(), **fields)).load_task()
     asked = task.train[0]
-    assert asked.text == "3 x 4?\n\nAnswer with the number alone."
-    assert asked.answer == "12"
+    assert asked.text == "3 x 0?\n\nAnswer with the number alone."
+    assert asked.answer == "0"
     tokens, lengths = task.encode_prompts([asked.text])
     assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")
 

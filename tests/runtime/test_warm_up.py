@@ -30,7 +30,9 @@ def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(step
         facts={},
     )
     trainer = types.SimpleNamespace(warm_up_step=lambda state, *batch: (state + 1, {"loss": 0.5}))
-    evaluator = types.SimpleNamespace(accuracy=lambda params, problems: (0.25, 1))
+    evaluator = types.SimpleNamespace(
+        accuracy=lambda params, problems: {"accuracy": 0.25, "problems": 1, "accuracy_seen": 1.0}
+    )
     rows = np.zeros((4, 3), np.int32), np.ones((4, 3), bool)
     task = types.SimpleNamespace(demonstrations=["1=1"], encode_demonstrations=lambda texts: rows)
 
@@ -45,4 +47,5 @@ def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(step
     if steps:
         assert fields[0] == {"phase": "warm-up"}
         assert fields[-1]["values"]["warm_up"]["probe_accuracy"] == 0.25
+        assert fields[-1]["values"]["warm_up"]["probe_accuracy_seen"] == 1.0
         assert fields[-1]["values"]["warm_up"]["steps"] == steps

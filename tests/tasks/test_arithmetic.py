@@ -86,6 +86,7 @@ def test_the_seed_decides_what_is_held_out():
     [
         ({"operators": "+/"}, r"operators='\+/' must be made of"),
         ({"operators": ""}, r"operators='' must be made of"),
+        ({"operators": "+-+"}, r"operators='\+-\+' names an operator twice"),
         ({"least_operand": 30}, r"least_operand=30 must be at least 0 and at most"),
         ({"forgotten": 1.5}, r"forgotten=1.5"),
         ({"held_out_problems": 0}, r"held_out_problems must be at least 1"),

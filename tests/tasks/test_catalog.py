@@ -28,6 +28,7 @@ def test_tasks_of_characters_load_neither_transformers_nor_datasets(name, tmp_pa
 
 
 def test_a_task_is_loaded_once_a_process(tmp_path):
-    path = write_lines(tmp_path / "r.jsonl", [{"prompt": "p", "answer": "a"} for _ in range(10)])
+    rows = [{"prompt": f"p{i}", "answer": "a"} for i in range(10)]
+    path = write_lines(tmp_path / "r.jsonl", rows)
     assert dataset(path) is dataset(path)
     assert dataset(path) is not dataset(path, seed=1)

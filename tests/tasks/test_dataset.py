@@ -6,7 +6,7 @@ import datasets
 import pyarrow.parquet
 import pytest
 
-from tests.tasks.loading import dataset, write_lines
+from tests.tasks.loading import dataset, load, write_lines
 
 GSM8K = [
     {"question": f"What is {i} times 1000?", "answer": f"{i} * 1000 is that.\n#### {i},000"}
@@ -20,6 +20,12 @@ def _pairs(task):
 
 def _rows(count=10, **fields):
     return [{"prompt": f"p{i}", "answer": f"a{i}", **fields} for i in range(count)]
+
+
+def _one(tmp_path, row, **fields):
+    """The task of a single row."""
+    path = write_lines(tmp_path / "rows.jsonl", [row])
+    return dataset(path, held_out_path=str(path), **fields)
 
 
 def test_gsm8k_asks_the_question_wants_what_follows_the_hashes_and_imitates_the_whole(tmp_path):
@@ -66,7 +72,7 @@ def test_math_wants_what_is_boxed_last(tmp_path, solution, answer):
     ],
 )
 def test_code_wants_the_tests_and_imitates_the_solution(tmp_path, row, text, answer, demonstration):
-    task = dataset(write_lines(tmp_path / "code.jsonl", [row] * 10), format="code")
+    task = _one(tmp_path, row, format="code")
     assert task.train[0][1:] == (text, answer)
     assert task.demonstrations[0].answer == demonstration
 
@@ -85,7 +91,7 @@ def test_code_wants_the_tests_and_imitates_the_solution(tmp_path, row, text, ans
 )
 def test_multiple_choice_shows_letters_and_wants_one(tmp_path, choices, answer, letter):
     row = {"question": "Which?", "choices": choices, "answer": answer}
-    task = dataset(write_lines(tmp_path / "c.jsonl", [row] * 10), format="multiple_choice")
+    task = _one(tmp_path, row, format="multiple_choice")
     texts = choices["text"] if isinstance(choices, dict) else choices
     assert task.train[0].text == f"Which?\nA. {texts[0]}\nB. {texts[1]}\nC. {texts[2]}"
     assert task.train[0].answer == letter
@@ -94,8 +100,9 @@ def test_multiple_choice_shows_letters_and_wants_one(tmp_path, choices, answer, 
 
 def test_a_template_says_the_prompt_from_any_fields_choices_as_lines(tmp_path):
     row = {"meta": {"of": ["x", "sums"]}, "q": 7, "options": ["one", "two"], "answerKey": "B"}
-    task = dataset(
-        write_lines(tmp_path / "c.jsonl", [row] * 10),
+    task = _one(
+        tmp_path,
+        row,
         format="multiple_choice",
         template="{{On {meta.of.1}}} {q}?\n{options}\nAnswer:",
     )
@@ -104,8 +111,9 @@ def test_a_template_says_the_prompt_from_any_fields_choices_as_lines(tmp_path):
 
 def test_fields_may_lie_deep_and_override_the_format(tmp_path):
     row = {"messages": [{"content": "Ask"}], "reward": {"truth": 5}, "question": "no", "answer": ""}
-    task = dataset(
-        write_lines(tmp_path / "deep.jsonl", [row] * 10),
+    task = _one(
+        tmp_path,
+        row,
         format="gsm8k",
         prompt="messages.0.content",
         answer="reward.truth",
@@ -118,14 +126,13 @@ def test_fields_may_lie_deep_and_override_the_format(tmp_path):
 
 def test_a_choice_may_be_named_within_a_text(tmp_path):
     row = {"prompt": "Which?", "options": ["one", "two"], "answer": "It is (two)."}
-    path = write_lines(tmp_path / "c.jsonl", [row] * 10)
-    task = dataset(path, choices="options", answer_pattern=r"\((.+)\)")
+    task = _one(tmp_path, row, choices="options", answer_pattern=r"\((.+)\)")
     assert task.train[0].answer == "B"
 
 
 def test_a_null_gives_way_to_another_name(tmp_path):
-    path = write_lines(tmp_path / "n.jsonl", _rows(other="x", text=None))
-    assert dataset(path, prompt="text|other").train[0].text == "x"
+    task = _one(tmp_path, {"text": None, "other": "x", "answer": "a"}, prompt="text|other")
+    assert task.train[0].text == "x"
 
 
 def test_the_files_of_a_data_set_say_the_same_in_every_kind(tmp_path):
@@ -266,3 +273,23 @@ def test_a_table_that_is_none_and_a_split_of_a_file_are_refused(tmp_path):
     path = write_lines(tmp_path / "rows.jsonl", _rows())
     with pytest.raises(ValueError, match="held_out_split='test' names a split, and the file"):
         dataset(path, held_out_split="test")
+
+
+def test_a_template_decides_which_rows_ask_the_same(tmp_path):
+    rows = [{"prompt": f"p{i % 4}", "other": f"o{i}", "answer": "a"} for i in range(16)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    task = dataset(path, held_out_fraction=0.25, template="Say {prompt}")
+    assert (len(task.train), len(task.held_out)) == (12, 4)
+    assert not {p.text for p in task.train} & {p.text for p in task.held_out}
+    task = dataset(path, held_out_fraction=0.25, template="{prompt} {other}")
+    assert not task.notes
+
+
+def test_held_out_prompts_that_are_trained_on_too_once_they_are_cut_are_said(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", _rows(10))
+    held_out = write_lines(tmp_path / "other.jsonl", [{"prompt": "xp3", "answer": "a"}])
+    task = load(
+        name="dataset", max_prompt_tokens=2, too_long="truncate",
+        dataset__path=str(path), dataset__held_out_path=str(held_out),
+    )  # fmt: skip
+    assert "1 of 1 held-out problems have a prompt that is trained on too" in task.describe()

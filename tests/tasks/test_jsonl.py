@@ -33,6 +33,40 @@ def test_a_fraction_is_held_out_by_the_seed(tmp_path):
     assert {p.text for p in task.demonstrations} == texts[0]
 
 
+@pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
+def test_a_fraction_that_is_none_is_refused(tmp_path, fraction):
+    with pytest.raises(ValueError, match=rf"held_out_fraction={fraction} must be between 0 and 1"):
+        _load(_file(tmp_path, _rows(4)), fraction=fraction)
+
+
+def test_all_rows_of_a_prompt_are_trained_on_or_held_out(tmp_path):
+    rows = [{"prompt": f"{i % 8}+1=", "answer": str(i)} for i in range(40)]
+    task = _load(_file(tmp_path, rows))
+    texts = [{p.text for p in part} for part in (task.train, task.held_out)]
+    assert [len(part) for part in texts] == [6, 2]
+    assert not texts[0] & texts[1]
+    assert [len(task.train), len(task.held_out)] == [30, 10]
+    assert {p.text for p in task.demonstrations} == texts[0]
+    assert task.notes == [
+        "The 40 rows have 8 different prompts. All rows of a prompt are either trained on or held"
+        " out."
+    ]
+
+
+def test_rows_of_a_single_prompt_cannot_be_split(tmp_path):
+    path = _file(tmp_path, [{"prompt": "x", "answer": str(i)} for i in range(9)])
+    with pytest.raises(ValueError, match=r"of the 1 different prompts in .* holds out 0:"):
+        _load(path)
+
+
+def test_a_held_out_file_that_shares_prompts_with_the_training_file_is_said(tmp_path):
+    other = _file(tmp_path, [*_rows(3), {"prompt": "x", "answer": "1"}], "other.jsonl")
+    task = _load(_file(tmp_path, _rows(9)), other)
+    assert "- 3 of 4 held-out problems have a prompt that is trained on too" in task.describe()
+    assert [task.is_seen(p) for p in task.held_out] == [True, True, True, False]
+    assert "trained on too" not in _load(_file(tmp_path, _rows(9))).describe()
+
+
 def test_a_file_of_its_own_may_be_held_out(tmp_path):
     other = _file(tmp_path, [{"prompt": "xyz", "answer": "w"}], "other.jsonl")
     task = _load(_file(tmp_path, _rows(3)), other)
@@ -104,7 +138,7 @@ def test_a_missing_file_and_no_file_say_what_to_give(tmp_path):
 
 @pytest.mark.parametrize(("fraction", "held_out"), [(0.0, 0), (1.0, 4), (0.01, 0)])
 def test_a_split_with_an_empty_side_is_refused(tmp_path, fraction, held_out):
-    with pytest.raises(ValueError, match=rf"of the 4 rows in .* holds out {held_out}:"):
+    with pytest.raises(ValueError, match=rf"of the 4 different prompts in .* out {held_out}:"):
         _load(_file(tmp_path, _rows(4)), fraction=fraction)
 
 

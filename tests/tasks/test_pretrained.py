@@ -185,5 +185,7 @@ def test_the_arithmetic_task_takes_a_pretrained_tokenizer():
 
 
 def test_characters_are_tokens_where_no_tokenizer_is_named(tmp_path):
-    path = write_lines(tmp_path / "r.jsonl", [{"prompt": "ab", "answer": c} for c in "cdefghijkl"])
+    path = write_lines(
+        tmp_path / "r.jsonl", [{"prompt": f"ab{c}", "answer": c} for c in "cdefghijkl"]
+    )
     assert dataset(path).tokenizer.charset == "abcdefghijkl"
