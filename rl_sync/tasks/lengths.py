@@ -19,7 +19,8 @@ class LengthLimits:
     """How long prompts and completions may be.
 
     Attributes:
-      max_prompt_tokens: P, chat template included; None for the longest prompt of the data.
+      max_prompt_tokens: the most tokens of a prompt, chat template included; None for no limit.
+        Rows have room for the longest prompt of the data that is left, not for more.
       max_completion_tokens: C, end of sequence included; None for the longest answer or
         demonstration of the data.
       too_long: what happens to a prompt of more tokens: `drop` leaves the problem out, `truncate`
@@ -64,8 +65,7 @@ def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
         demonstrations=problems.demonstrations,
         tokenizer=tokenizer,
         reward=problems.reward,
-        max_prompt_tokens=limits.max_prompt_tokens
-        or max(prompt_tokens(tokenizer, one.text) for one in asked),
+        max_prompt_tokens=max(prompt_tokens(tokenizer, one.text) for one in asked),
         max_completion_tokens=limits.max_completion_tokens
         or max(completion_tokens(tokenizer, one.answer) for one in answered),
         notes=problems.notes,

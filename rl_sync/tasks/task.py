@@ -24,8 +24,8 @@ class Task:
       demonstrations: training problems with answers to imitate in the warm start; may be empty.
       tokenizer: between text and token ids.
       reward: the name of the reward model.
-      max_prompt_tokens, max_completion_tokens: P and C; the former counts the chat template, the
-        latter the end of sequence.
+      max_prompt_tokens: P, tokens of the longest prompt, chat template included.
+      max_completion_tokens: C, end of sequence included.
       notes: which of the data was left out or changed, in sentences for the user.
 
     Raises:

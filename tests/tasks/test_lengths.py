@@ -28,14 +28,18 @@ def test_without_limits_the_data_decide():
     assert task.train == PROBLEMS.train
 
 
-def test_longer_limits_than_the_data_stand():
+def test_rows_have_room_for_the_longest_prompt_and_the_longest_completion_that_may_be():
     task = _fit(10, 20)
-    assert (task.max_prompt_tokens, task.max_completion_tokens) == (10, 20)
+    assert (task.max_prompt_tokens, task.max_completion_tokens) == (6, 20)
+    assert task.row_tokens == 26
     assert task.notes == ["Said before."]
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted():
+    task = _fit(prompt=5)
+    assert task.max_prompt_tokens == 4  # That of a held-out problem.
     task = _fit(prompt=3)
+    assert task.max_prompt_tokens == 3
     assert task.train == [Prompt(0, "abc", "bb"), Prompt(1, "ab", "c")]
     assert task.held_out == [Prompt(0, "a", "a")]
     assert task.demonstrations == [Prompt(1, "ab", "cc"), Prompt(0, "abc", "ccc")]
@@ -52,6 +56,7 @@ def test_prompts_that_are_too_long_are_cut_from_the_left_and_counted():
     task = _fit(prompt=3, too_long="truncate")
     assert [p.text for p in task.train] == ["def", "abc", "ab"]
     assert [p.text for p in task.held_out] == ["a", "fgh"]
+    assert task.max_prompt_tokens == 3
     assert task.demonstrations[0] == Prompt(0, "def", "h")
     assert "1 of 3 training problems are cut from the left" in task.notes[1]
 
