@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import string
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -35,7 +36,8 @@ class Choices(NamedTuple):
             or len(labels) not in (0, len(texts))
         ):
             raise ValueError(
-                f"is {value!r}; it must be a list of 2 to {len(string.ascii_uppercase)} texts, or"
+                f"is {reprlib.repr(value)}; it must be a list of 2 to"
+                f" {len(string.ascii_uppercase)} texts, or"
                 ' {"text": […], "label": […]} with as many of both.'
             )
         return cls(tuple(map(str, texts)), tuple(map(str, labels)))
@@ -63,7 +65,7 @@ class Choices(NamedTuple):
             for names in (self.labels, letters, self.texts):
                 if name in tuple(names):
                     return letters[tuple(names).index(name)]
-        if name.isdecimal() and int(name) < len(letters):
+        if name.isdecimal() and len(name) < 3 and int(name) < len(letters):
             return letters[int(name)]
         called = f", a label ({', '.join(self.labels)})" if self.labels else ""
         raise ValueError(

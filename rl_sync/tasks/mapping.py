@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import reprlib
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ from rl_sync.tasks.formats import RowFormat
 from rl_sync.tasks.rows import Row
 
 _MISSING = object()
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _SHOWN_CHARACTERS = 200
 
 
@@ -33,8 +36,8 @@ def example(row: Row, row_format: RowFormat) -> Example:
     """Maps one row.
 
     Raises:
-      ValueError: a field is missing, empty or no text, the answer's pattern is not in it, or it is
-        none of the choices; names file and line.
+      ValueError: a field is missing, empty or no text, holds half a character, the answer's
+        pattern is not in it, or it is none of the choices; names file and line.
     """
     choices = None
     if row_format.choices is not None:
@@ -48,7 +51,14 @@ def example(row: Row, row_format: RowFormat) -> Example:
     if row_format.demonstration is not None:
         there = _lookup(row.fields, row_format.demonstration) not in (_MISSING, None, "")
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
-    return Example(_prompt(row, row_format, choices), answer, demonstration)
+    found = Example(_prompt(row, row_format, choices), answer, demonstration)
+    for name, text in found._asdict().items():
+        if text is not None and (half := _HALF_CHARACTER.search(text)):
+            raise ValueError(
+                f"{row.where}: the {name} holds half a character, \\u{ord(half[0]):04x}: a"
+                " surrogate counts only in a pair with its other half. Write the character itself."
+            )
+    return found
 
 
 def _prompt(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
@@ -107,7 +117,9 @@ class _Filler(string.Formatter):
 def _text(row: Row, field: str, lines: bool = False) -> str:
     """A field's text: a number's too, and the lines of a list of texts where `lines` allows it."""
     value = _value(row, field)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, float) and math.isfinite(value):
         value = str(value)
     if lines and isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
@@ -153,5 +165,5 @@ def _refusal(row: Row, field: str, complaint: str) -> ValueError:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value) if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"…{text[-_SHOWN_CHARACTERS:]}"

@@ -5,13 +5,26 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rl_sync.models.huggingface.files import LFS_POINTER
+
 _PARQUET = ".parquet"
 _JSON = ".json"
 _FILE_SUFFIXES = (".jsonl", _JSON, _PARQUET)
+# How files begin that are often taken for text, what they are, and what to do about it.
+_NO_TEXT = {
+    LFS_POINTER: ("a Git LFS pointer", "fetch the file itself with `git lfs pull`"),
+    b"\x1f\x8b": ("compressed with gzip", "unpack it first"),
+    b"\x28\xb5\x2f\xfd": ("compressed with Zstandard", "unpack it first"),
+    b"PK\x03\x04": ("a zip archive", "unpack it first"),
+    b"PAR1": ("a Parquet file", f"give it a name that ends in {_PARQUET}"),
+    b"\xff\xfe": ("in UTF-16", "save it as UTF-8"),
+    b"\xfe\xff": ("in UTF-16", "save it as UTF-8"),
+}
 
 
 class Row(NamedTuple):
@@ -51,10 +64,10 @@ def read_rows(source: Source, limit: int = 0) -> list[Row]:
         and line).
       OSError: a file cannot be read.
     """
-    path = Path(source.path)
+    path = Path(source.path).expanduser()
     if path.is_file():
         rows = _file_rows(path)
-    elif not path.is_dir() and _is_meant_as_a_file(source.path):
+    elif not path.exists() and _is_meant_as_a_file(source.path):
         raise ValueError(f"{source.path}: no such file or directory.")
     else:
         rows = _library_rows(source)
@@ -79,10 +92,18 @@ def _file_rows(path: Path) -> Iterator[Row]:
 
 
 def _text(path: Path) -> str:
+    data = path.read_bytes()
+    for start, (what, way_out) in _NO_TEXT.items():
+        if data.startswith(start):
+            raise ValueError(f"{path} is {what}, not text of JSON: {way_out}.")
     try:
-        return path.read_text("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}.") from error
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line} is not UTF-8 text: {error.reason} 0x{data[error.start]:02x}. Save"
+            " the file as UTF-8."
+        ) from error
 
 
 def _line_rows(path: Path, text: str) -> Iterator[Row]:
@@ -90,24 +111,26 @@ def _line_rows(path: Path, text: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            yield _row(where, _parsed(where, line), line.strip())
+            yield _row(where, _parsed(where, line))
 
 
 def _list_rows(path: Path, text: str) -> Iterator[Row]:
     for number, value in enumerate(_parsed(str(path), text), start=1):
-        yield _row(f"{path}, row {number}", value, json.dumps(value))
+        yield _row(f"{path}, row {number}", value)
 
 
 def _parsed(where: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except RecursionError as error:
+        raise ValueError(f"{where} is nested too deeply to be read: make it flat.") from error
+    except ValueError as error:  # Also of a number with too many digits.
         raise ValueError(f"{where} is not JSON: {error}.") from error
 
 
-def _row(where: str, value: Any, shown: str) -> Row:
+def _row(where: str, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise ValueError(f'{where} is not an object {{"field": …}}: {shown[:200]!r}.')
+        raise ValueError(f'{where} is not an object {{"field": …}}, but {reprlib.repr(value)}.')
     return Row(where, value)
 
 
@@ -115,6 +138,10 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
+    with path.open("rb") as start:
+        if start.read(len(LFS_POINTER)) == LFS_POINTER:
+            what, way_out = _NO_TEXT[LFS_POINTER]
+            raise ValueError(f"{path} is {what}, not a Parquet file: {way_out}.")
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:

@@ -270,6 +270,9 @@ def test_a_table_that_is_none_and_a_split_of_a_file_are_refused(tmp_path):
     (tmp_path / "rows.parquet").write_text("text")
     with pytest.raises(ValueError, match="is not a Parquet file"):
         dataset(tmp_path / "rows.parquet")
+    (tmp_path / "rows.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ValueError, match=r"rows\.parquet is a Git LFS pointer, not a Parquet"):
+        dataset(tmp_path / "rows.parquet")
     path = write_lines(tmp_path / "rows.jsonl", _rows())
     with pytest.raises(ValueError, match="held_out_split='test' names a split, and the file"):
         dataset(path, held_out_split="test")

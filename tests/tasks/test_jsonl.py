@@ -1,3 +1,5 @@
+import gzip
+
 import pytest
 
 from tests.tasks.loading import load, write_lines
@@ -101,6 +103,14 @@ def test_numbers_are_answers_and_blank_lines_are_passed_over(tmp_path):
         ({"prompt": ["x"], "answer": "1"}, r"line 2: 'prompt' is \['x'\]"),
         ({"prompt": "x", "answer": None}, r"line 2: 'answer' is None"),
         ({"prompt": "x", "answer": True}, r"line 2: 'answer' is True"),
+        ('{"prompt": "x", "answer": NaN}', r"line 2: 'answer' is nan"),
+        ('{"prompt": "x", "answer": 1e999}', r"line 2: 'answer' is inf"),
+        ('{"prompt": "x", "answer": 1' + "0" * 5000 + "}", r"line 2 is not JSON: .*4300 digits"),
+        ('{"prompt": "x", "more": ' + "[" * 100_000, r"line 2 is nested too deeply"),
+        ("[" * 400 + "]" * 400, r"line 2 is not an object .* but \[\[\[\[\[\[\["),
+        ('{"prompt": "x", "answer": ' + "[" * 400 + "]" * 400 + "}", r"line 2: 'answer' is \[\["),
+        (r'{"prompt": "\ud83d", "answer": "1"}', r"line 2: the prompt holds half a .* \\ud83d:"),
+        (r'{"prompt": "x", "answer": "a\udc00"}', r"line 2: the answer holds half a .* \\udc00:"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
@@ -120,10 +130,43 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_rows(tmp_pat
     assert _load(str(path), str(path)).tokenizer.charset == "1a"
 
 
-def test_a_file_that_is_not_text_is_named(tmp_path):
+def test_characters_beyond_16_bits_may_be_written_as_pairs(tmp_path):
+    path = _file(tmp_path, [r'{"prompt": "\ud83d\ude00", "answer": 1}', *_rows(1)])
+    assert _load(path, path).train[0].text == "😀"
+
+
+def test_numbers_of_many_digits_are_answers(tmp_path):
+    path = _file(tmp_path, ['{"prompt": "x", "answer": 1' + "0" * 400 + "}", *_rows(1)])
+    assert _load(path, path).train[0].answer == "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"prompt": "x", "answer": "1"}\n{"prompt": "\xff"}', r", line 2 is not UTF-8 .* 0xff"),
+        ('{"prompt": "x"}'.encode("utf-16"), r" is in UTF-16, .*: save it as UTF-8"),
+        (gzip.compress(b"{}"), r" is compressed with gzip, .*: unpack it"),
+        (b"PAR1", r" is a Parquet file, .* ends in \.parquet"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            r" is a Git LFS pointer, .*: fetch the file itself",
+        ),
+    ],
+    ids=["latin", "utf-16", "gzip", "parquet", "pointer"],
+)
+def test_a_file_that_is_not_text_is_named_with_the_way_out(tmp_path, data, message):
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"prompt": "\xff"}')
-    with pytest.raises(ValueError, match=r"rows.jsonl is not UTF-8 text"):
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"rows\.jsonl{message}"):
+        _load(str(path))
+
+
+def test_a_directory_and_an_empty_file_are_named(tmp_path):
+    with pytest.raises(ValueError, match=rf"{tmp_path}: is a directory.*task.jsonl.path=FILE"):
+        _load(str(tmp_path))
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"rows\.jsonl has no rows"):
         _load(str(path))
 
 

@@ -1,0 +1,60 @@
+"""The files of a checkpoint's directory, opened so that what is wrong with one names it."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from pathlib import Path
+from typing import Any
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""The beginning of the small text that a repository holds in place of a large file."""
+
+_AGAIN = "the download is incomplete: fetch the file again"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it cannot be read, or holds something else; names the file.
+    """
+    _refuse_pointer(path)
+    try:
+        values = json.loads(path.read_text("utf-8-sig"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply to be a config.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); {_AGAIN}.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold an object {{…}}, not {reprlib.repr(values)}.")
+    return values
+
+
+def open_tensors(path: Path) -> Any:
+    """An open safetensors file.
+
+    Raises:
+      ValueError: there is none, or not all of it; names the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        _refuse_pointer(path)
+        return safe_open(path, framework="np")
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is not there: {_AGAIN}.") from error
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); {_AGAIN}.") from error
+
+
+def _refuse_pointer(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory where a file is meant.")
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise ValueError(
+                f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its"
+                " directory."
+            )
