@@ -163,8 +163,10 @@ def _library_rows(source: Source) -> Iterator[Row]:
         else:
             loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        # The library's own error often says no more than that there was one.
+        reasons = [str(e).partition("\n")[0] for e in (error, error.__cause__) if e is not None]
         raise ValueError(
-            f"The data set {source.path}{_part(source)} cannot be loaded: {error}"
+            f"The data set {source.path}{_part(source)} cannot be loaded: {': '.join(reasons)}"
         ) from error
     if isinstance(loaded, datasets.DatasetDict):
         if source.split not in loaded:

@@ -160,6 +160,9 @@ def test_a_directory_of_files_and_its_splits_go_through_the_library(tmp_path, mo
     assert [p.text for p in task.held_out] == ["held"]
     with pytest.raises(ValueError, match=r"split 'validation' cannot be loaded: .*train"):
         dataset(directory, split="validation")
+    (directory / "train.jsonl").write_text("[" * 9)
+    with pytest.raises(ValueError, match=r"split 'train' cannot be loaded: .*dataset: \w+"):
+        dataset(directory)
 
 
 def test_a_saved_data_set_names_the_splits_that_it_has(tmp_path):
