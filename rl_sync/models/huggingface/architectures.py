@@ -8,12 +8,22 @@ our transformer does not do is refused.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.models.config import Activation, Experts, ModelConfig, RopeScaling
 from rl_sync.models.huggingface.families import FAMILIES, Family, Values
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_COUNTS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "intermediate_size", "max_position_embeddings", "sliding_window", "num_experts",
+    "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "sliding_window_pattern",
+)  # fmt: skip
+_NUMBERS = (
+    "rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar",
+    "max_window_layers",
+)  # fmt: skip
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # What these keys must say, where they stand at all.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -27,6 +37,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
 }
+# What the config of a model with vision says of its language model outside of text_config.
+_OUTER = ("torch_dtype", "dtype", "quantization_config")
 _LLAMA3 = {
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
@@ -41,12 +53,17 @@ def text_values(values: Values) -> Values:
     """The part of a config.json that describes the language model: of Gemma 3, beside its vision.
 
     Raises:
-      ValueError: a model of another family.
+      ValueError: a model of another family, or a text_config that is no object.
     """
     if values.get("model_type") == "gemma3" and "text_config" in values:
-        outer = {key: values[key] for key in ("torch_dtype", "dtype") if key in values}
-        return {**outer, **values["text_config"], "model_type": "gemma3_text"}
-    if values.get("model_type") not in FAMILIES:
+        inner = values["text_config"]
+        if not isinstance(inner, Mapping):
+            raise _refusal("text_config", inner, "an object {…}")
+        outer = {key: values[key] for key in _OUTER if key in values}
+        # As transformers: a model with vision is tied as the whole says, whatever the part says.
+        tied = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
+        return {**outer, **inner, **tied, "model_type": "gemma3_text"}
+    if str(values.get("model_type")) not in FAMILIES:
         raise ValueError(
             f"model_type={values.get('model_type')!r} is not one of {', '.join(FAMILIES)}, gemma3."
         )
@@ -66,8 +83,10 @@ def model_config(values: Values) -> ModelConfig:
     for key, allowed in _ONLY.items():
         if key in values and values[key] not in allowed:
             raise _refusal(key, values[key], f"{allowed[0]!r}")
-    activation = "hidden_activation" if "hidden_activation" in values else "hidden_act"
-    if values[activation] not in _ACTIVATIONS:
+    _check_kinds(values)
+    # A key of another family stands in some configs, and transformers does not read it.
+    activation = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
+    if str(values[activation]) not in _ACTIVATIONS:
         raise _refusal(activation, values[activation], " or ".join(_ACTIVATIONS))
     heads = _required(values, "num_attention_heads")
     fields = {
@@ -78,7 +97,7 @@ def model_config(values: Values) -> ModelConfig:
         "num_kv_heads": values.get("num_key_value_heads") or heads,
         "head_dim": values.get("head_dim") or _required(values, "hidden_size") // heads,
         "mlp_dim": _required(values, "intermediate_size"),
-        "max_length": values["max_position_embeddings"],
+        "max_length": _required(values, "max_position_embeddings"),
         "norm_eps": values["rms_norm_eps"],
         "tie_embeddings": values["tie_word_embeddings"],
         "activation": _ACTIVATIONS[values[activation]],
@@ -129,6 +148,25 @@ def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
     )
 
 
+def _check_kinds(values: Values) -> None:
+    """Refuses a text, a null or the like where a number or a flag is meant."""
+    for key in ("tie_word_embeddings", "norm_topk_prob", "use_sliding_window"):
+        if not isinstance(values.get(key, False), bool):
+            raise _refusal(key, values[key], "true or false")
+    for key in _COUNTS:
+        value = values.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise _refusal(key, value, "a whole number from 1")
+    for key in _NUMBERS:
+        if type(values.get(key, 1)) not in (int, float):
+            raise _refusal(key, values[key], "a number")
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(values.get(key) or {}, Mapping):
+            raise _refusal(key, values[key], "an object {…}")
+    if not isinstance(values.get("layer_types") or [], list):
+        raise _refusal("layer_types", values["layer_types"], "a list")
+
+
 def _required(values: Values, key: str) -> Any:
     if values.get(key) is None:
         raise ValueError(f"config.json lacks {key!r}.")
@@ -164,6 +202,9 @@ def _frequencies(rope: Values, values: Values, path: str) -> dict[str, Any]:
     for key, value in rope.items():
         if key not in _ROPE_KEYS:
             raise _refusal(f"{path}.{key}", value, f"{', '.join(sorted(_ROPE_KEYS))}")
+    for key in ("rope_theta", "factor", *_LLAMA3):
+        if type(rope.get(key, 1)) not in (int, float):
+            raise _refusal(f"{path}.{key}", rope[key], "a number")
     if rope.get("partial_rotary_factor", 1) not in (1, None):
         raise _refusal(f"{path}.partial_rotary_factor", rope["partial_rotary_factor"], "1")
     fields: dict[str, Any] = {"rope_base": float(rope["rope_theta"])}
@@ -179,7 +220,8 @@ def _frequencies(rope: Values, values: Values, path: str) -> dict[str, Any]:
 def _sliding(family: Family, values: Values) -> dict[str, Any]:
     """Which layers slide, and how far they see."""
     layers, window = _required(values, "num_hidden_layers"), values.get("sliding_window")
-    if family.slides == "never" or not values.get("use_sliding_window", True):
+    switched = "use_sliding_window" in family.defaults
+    if family.slides == "never" or (switched and not values["use_sliding_window"]):
         window = None
     kinds = values.get("layer_types")
     unknown = [kind for kind in kinds or () if kind not in (_FULL, _SLIDING)]

@@ -148,7 +148,18 @@ def test_a_model_that_no_family_does_is_refused_with_what_the_nearest_lacks():
         ("llama3", {"attention_bias": True}, ["attention_bias=True"]),
         ("llama3", {"mlp_bias": True}, ["mlp_bias=True"]),
         ("llama3", {"hidden_act": "relu"}, ["hidden_act='relu'", "silu"]),
+        ("llama3", {"hidden_act": "relu", "hidden_activation": "silu"}, ["hidden_act='relu'"]),
+        ("llama3", {"hidden_act": ["silu"]}, ["hidden_act=['silu']"]),
+        ("gemma3", {"hidden_activation": "relu", "hidden_act": "silu"}, ["hidden_activation='r"]),
         ("llama3", {"hidden_size": None}, ["lacks 'hidden_size'"]),
+        ("llama3", {"hidden_size": "64"}, ["hidden_size='64'", "a whole number from 1"]),
+        ("llama3", {"max_position_embeddings": None}, ["lacks 'max_position_embeddings'"]),
+        ("llama3", {"rms_norm_eps": None}, ["rms_norm_eps=None", "a number"]),
+        ("llama3", {"tie_word_embeddings": "no"}, ["tie_word_embeddings='no'", "true or false"]),
+        ("llama3", {"rope_parameters": [1]}, ["rope_parameters=[1]", "an object"]),
+        ("llama3", {"rope_parameters": {"rope_theta": None}}, ["rope_theta=None", "a number"]),
+        ("qwen2", {"layer_types": 3}, ["layer_types=3", "a list"]),
+        ("gemma3", {"model_type": "gemma3", "text_config": [1]}, ["text_config=[1]"]),
         (
             "llama3",
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
@@ -177,6 +188,33 @@ def test_what_the_transformer_does_not_do_is_refused_by_key_and_value(family, ch
         model_config({**golden.values(family), **changes})
     for part in parts:
         assert part in str(refused.value)
+
+
+def _with_vision(inner, **outer):
+    text = {**golden.values("gemma3"), **inner}
+    return {"model_type": "gemma3", "text_config": text, "vision_config": {}, **outer}
+
+
+@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize(("outer", "tied"), [({}, True), (False, False), (True, True)])
+def test_gemma_with_vision_is_tied_as_the_outer_config_says(inner, outer, tied):
+    said = {} if outer == {} else {"tie_word_embeddings": outer}
+    values = _with_vision({"tie_word_embeddings": inner}, **said)
+    assert model_config(values).tie_embeddings is tied
+
+
+def test_gemma_with_vision_that_is_quantized_is_refused():
+    with pytest.raises(ValueError, match=r"asks for quantization_config=\{'bits': 4\}"):
+        model_config(_with_vision({}, quantization_config={"bits": 4}))
+
+
+def test_keys_of_other_families_are_not_read():
+    values = golden.values("llama3")
+    assert model_config({**values, "hidden_activation": "gelu_pytorch_tanh"}) == (
+        model_config(values)
+    )
+    values = {**MISTRAL_7B, "use_sliding_window": False}
+    assert model_config(values).sliding_layers == (True,) * 32
 
 
 @pytest.mark.parametrize("family", FAMILIES)
