@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,11 @@ import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from jaxtyping import Array
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.huggingface import architectures
+from rl_sync.models.huggingface import architectures, files
 from rl_sync.models.huggingface.names import (
     EMBEDDING,
     UNEMBEDDING,
@@ -35,6 +34,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # What a checkpoint may hold beside the language model's parameters.
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(.*\.)?(vision_tower|multi_modal_projector)\..*")
+_COMPARED_ROWS = 1 << 12
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -60,34 +60,70 @@ def read_values(directory: Path) -> dict[str, Any]:
     """What config.json says.
 
     Raises:
-      ValueError: there is none, or it is not JSON.
+      ValueError: there is none, or it is not a JSON object.
     """
-    path = directory / CONFIG_FILE
     try:
-        return json.loads(path.read_text())
+        return files.read_object(directory / CONFIG_FILE)
     except FileNotFoundError as error:
         raise ValueError(f"{directory} holds no {CONFIG_FILE}: it is not a checkpoint.") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
 
 
 def load_config(directory: Path) -> ModelConfig:
     """The model of a directory; `max_length` is the longest row that it was made for.
 
+    Its embedding is tied as transformers 5 ties it: not where config.json says so and the weights
+    hold another unembedding. Weights that are not there yet are not needed.
+
     Raises:
-      ValueError: config.json is missing, or describes a model that we do not have.
+      ValueError: config.json is missing, or describes a model that we do not have; or the files of
+        the weights are damaged or incomplete.
     """
+    values = read_values(directory)
     try:
-        return architectures.model_config(read_values(directory))
+        config = architectures.model_config(values)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
+    stamps = tuple(
+        (path.name, path.stat().st_mtime_ns if path.exists() else 0)  # Links may lead nowhere.
+        for path in sorted(directory.glob("*.safetensors*"))
+    )
+    if stamps and _overrules(directory, config.tie_embeddings, stamps):
+        return dataclasses.replace(config, tie_embeddings=False)
+    return config
+
+
+@functools.lru_cache(maxsize=4)  # Asked for several times a process, and it reads the weights.
+def _overrules(directory: Path, tied: bool, stamps: tuple[tuple[str, int], ...]) -> bool:
+    """Whether the files hold an unembedding that is not the embedding, against the config.
+
+    Args:
+      tied: what the config says.
+      stamps: names and times of the files, which decide whether to look again.
+    """
+    del stamps
+    tensors = TensorFiles(directory)  # Also of a model that is not tied: are its files whole?
+    if not tied or tensors.head not in tensors.names:
+        return False
+    embedding, head = tensors.prefix + EMBEDDING, tensors.head
+    for name in (embedding, head):
+        tensors.dtype(name)
+    if tensors.shape(embedding) != tensors.shape(head):
+        return True
+    rows = tensors.shape(head)[0]
+    parts = (
+        slice(first, min(first + _COMPARED_ROWS, rows)) for first in range(0, rows, _COMPARED_ROWS)
+    )
+    return not all(
+        np.array_equal(tensors.read(embedding, (part,)), tensors.read(head, (part,)))
+        for part in parts
+    )
 
 
 class TensorFiles:
     """The tensors of a directory's safetensors files, read a slice at a time.
 
     Raises:
-      ValueError: there are none, or one of those that the index names is missing.
+      ValueError: there are none, or a file is missing, damaged or incomplete; names it.
     """
 
     def __init__(self, directory: Path):
@@ -96,25 +132,35 @@ class TensorFiles:
         self._files = self._find()
 
     def _find(self) -> dict[str, Path]:
-        """The file of every tensor."""
+        """The file of every tensor; where there is a single one it counts, as in transformers."""
         single, index = self._directory / WEIGHTS_FILE, self._directory / INDEX_FILE
-        if index.exists():
-            places = json.loads(index.read_text())["weight_map"]
-            files = {name: self._directory / file for name, file in places.items()}
-            missing = sorted({path.name for path in files.values() if not path.exists()})
-            if missing:
-                raise ValueError(f"{index} names {missing[0]}, which is not there.")
-            return files
-        if not single.exists():
+        if single.exists() or single.is_symlink():
+            return dict.fromkeys(self._handle(single).keys(), single)
+        if not index.exists():
             raise ValueError(
                 f"{self._directory} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; other formats"
                 " than safetensors are not read."
             )
-        return dict.fromkeys(self._handle(single).keys(), single)
+        places = files.read_object(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
+            raise ValueError(f"{index} has no weight_map from tensors to files: fetch it again.")
+        found = {name: self._directory / file for name, file in places.items()}
+        missing = sorted({path.name for path in found.values() if not path.exists()})
+        if missing:
+            raise ValueError(
+                f"{index} names {missing[0]}, which is not there"
+                + (f", nor are {len(missing) - 1} others" if len(missing) > 1 else "")
+                + ": the download is incomplete, fetch it again."
+            )
+        held = {path: set(self._handle(path).keys()) for path in set(found.values())}
+        for name, path in found.items():
+            if name not in held[path]:
+                raise ValueError(f"{index} says that {name} is in {path.name}, which lacks it.")
+        return found
 
     def _handle(self, path: Path) -> Any:
         if path not in self._open:
-            self._open[path] = safetensors.safe_open(path, framework="np")
+            self._open[path] = files.open_tensors(path)
         return self._open[path]
 
     def _slice(self, name: str) -> Any:
@@ -184,14 +230,14 @@ def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
     Raises:
       ValueError: a tensor is missing, unknown, or of another shape than config.json implies.
     """
-    files = TensorFiles(directory)
-    tree = assemblies(config, files.prefix, files.head)
-    _check(directory, files, tree, config, like)
-    return jax.tree.map(functools.partial(_assemble, files), tree, like)
+    tensors = TensorFiles(directory)
+    tree = assemblies(config, tensors.prefix, tensors.head)
+    _check(directory, tensors, tree, config, like)
+    return jax.tree.map(functools.partial(_assemble, tensors), tree, like)
 
 
 def _check(
-    directory: Path, files: TensorFiles, tree: Any, config: ModelConfig, like: Params
+    directory: Path, tensors: TensorFiles, tree: Any, config: ModelConfig, like: Params
 ) -> None:
     parameters = zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
     wanted = {
@@ -199,29 +245,29 @@ def _check(
         for assembly, parameter in parameters
         for piece in assembly.pieces
     }
-    missing = sorted(set(wanted) - files.names)
+    missing = sorted(set(wanted) - tensors.names)
     if missing:
         raise ValueError(
             f"{directory} lacks {len(missing)} of {len(wanted)} tensors that its {CONFIG_FILE}"
             f" implies, such as {missing[0]}."
         )
-    known = {*wanted, *([files.head] if config.tie_embeddings else [])}
-    extra = sorted(name for name in files.names - known if not _IGNORED.fullmatch(name))
+    known = {*wanted, *([tensors.head] if config.tie_embeddings else [])}
+    extra = sorted(name for name in tensors.names - known if not _IGNORED.fullmatch(name))
     if extra:
         raise ValueError(
             f"{directory} holds {len(extra)} tensors that its {CONFIG_FILE} does not imply, such as"
             f" {extra[0]}: it is another model than that."
         )
     for name, shape in wanted.items():
-        if files.shape(name) != shape:
+        if tensors.shape(name) != shape:
             raise ValueError(
-                f"Tensor {name} in {directory} has shape {list(files.shape(name))}, but its"
+                f"Tensor {name} in {directory} has shape {list(tensors.shape(name))}, but its"
                 f" {CONFIG_FILE} implies {list(shape)}."
             )
-        files.dtype(name)
+        tensors.dtype(name)
 
 
-def _assemble(files: TensorFiles, assembly: Assembly, like: jax.ShapeDtypeStruct) -> Array:
+def _assemble(tensors: TensorFiles, assembly: Assembly, like: jax.ShapeDtypeStruct) -> Array:
     """One parameter, shard by shard."""
     sharding = like.sharding
     assert sharding is not None, "parameters are read into a sharding"
@@ -242,7 +288,7 @@ def _assemble(files: TensorFiles, assembly: Assembly, like: jax.ShapeDtypeStruct
             part = overlap(assembly, piece, shape, [slice(first, last) for first, last, _ in key])
             if part is None:
                 continue
-            values = files.read(piece.tensor, part.read)
+            values = tensors.read(piece.tensor, part.read)
             for device in holders:
                 shards[device] = _placed(shards[device], values, part)
             del values

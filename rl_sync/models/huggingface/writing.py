@@ -19,6 +19,7 @@ from jaxtyping import Array
 from rl_sync.models.config import DTYPES, ModelConfig
 from rl_sync.models.huggingface import architectures
 from rl_sync.models.huggingface.families import FAMILIES
+from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.names import (
     Assembly,
     Piece,
@@ -147,7 +148,7 @@ def write_checkpoint(
                 shutil.copyfile(giver / name, unfinished / name)
     if token_ids is not None:
         generation = unfinished / GENERATION_FILE
-        copied = json.loads(generation.read_text()) if generation.exists() else {}
+        copied = read_object(generation) if generation.exists() else {}
         _write_json(generation, copied | dict(token_ids))
     for name, text in (files or {}).items():
         (unfinished / name).write_text(text)
@@ -165,6 +166,7 @@ def _config_values(
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)
     values = dict(architectures.text_values(read_values(source)))
     values["architectures"] = [FAMILIES[values["model_type"]].architecture]
+    values["tie_word_embeddings"] = config.tie_embeddings  # What is stored may overrule the source.
     if dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = dtype
     return values | dict(token_ids)

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rl_sync.models.huggingface import reading
+from rl_sync.models.huggingface.writing import write_checkpoint
 from tests.models.huggingface import golden
 
 
@@ -124,6 +125,30 @@ def test_what_a_tied_or_an_older_checkpoint_holds_besides_is_passed_over(copy):
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
+def test_an_unembedding_of_its_own_counts_though_the_config_says_that_it_is_tied(copy):
+    """As transformers 5 has it, which ties only what is equal or missing."""
+    config, before = golden.load(copy)
+    assert config.tie_embeddings
+    other = np.array(stored(copy)["model.embed_tokens.weight"])
+    other[-1, -1] += 1
+    rewrite(copy, lambda t: t.update({"lm_head.weight": other}))
+    config, params = golden.load(copy)
+    assert not config.tie_embeddings
+    np.testing.assert_array_equal(params["unembedding"], other)
+    np.testing.assert_array_equal(params["embedding"], before["embedding"])
+    write_checkpoint(copy.parent / "out", config, params, source=copy)
+    written = json.loads((copy.parent / "out" / "config.json").read_text())
+    assert written["tie_word_embeddings"] is False
+    np.testing.assert_array_equal(stored(copy.parent / "out")["lm_head.weight"], other)
+
+
+def test_large_embeddings_are_compared_to_the_last_row(copy, monkeypatch):
+    monkeypatch.setattr(reading, "_COMPARED_ROWS", 7)
+    embedding = stored(copy)["model.embed_tokens.weight"]
+    rewrite(copy, lambda t: t.update({"lm_head.weight": embedding}))
+    assert reading.load_config(copy).tie_embeddings
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_language_model_of_gemma_with_vision_is_found(tmp_path, prefix):
     values = golden.values("gemma3")
@@ -153,6 +178,65 @@ def test_a_directory_without_a_model_is_refused(copy):
     (copy / "config.json").unlink()
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         reading.load_config(copy)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+INDEX = "model.safetensors.index.json"
+
+
+def _cut(directory):
+    path = directory / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def _shards(directory, weight_map):
+    (directory / WEIGHTS).rename(directory / "a.safetensors")
+    (directory / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / WEIGHTS).write_text(POINTER), rf"{WEIGHTS} is a Git LFS .*`git lfs pull`"),
+        (_cut, rf"{WEIGHTS} is no whole safetensors file .*: fetch the file again"),
+        (lambda d: (d / WEIGHTS).write_bytes(b""), rf"{WEIGHTS} is no whole safetensors file"),
+        (lambda d: _shards(d, None), rf"{INDEX} has no weight_map"),
+        (lambda d: _shards(d, ["x"]), rf"{INDEX} has no weight_map"),
+        (lambda d: _shards(d, {"x": 3}), rf"{INDEX} has no weight_map"),
+        (
+            lambda d: _shards(d, {"x": "a.safetensors", "y": "b.safetensors", "z": "c"}),
+            rf"{INDEX} names b\.safetensors, which is not there, nor are 1 others: .* fetch",
+        ),
+        (
+            lambda d: _shards(d, {"model.no.weight": "a.safetensors"}),
+            r"that model\.no\.weight is in a\.safetensors, which lacks it",
+        ),
+        (lambda d: (d / CONFIG).write_text("[1]"), rf"{CONFIG} must hold an object .* not \[1\]"),
+        (lambda d: (d / CONFIG).write_text('{"a"'), rf"{CONFIG} is not JSON .* fetch the file"),
+        (lambda d: (d / CONFIG).write_text(POINTER), rf"{CONFIG} is a Git LFS pointer"),
+        (lambda d: (d / CONFIG).write_bytes(b"\xff"), rf"{CONFIG} is not JSON .*utf-8"),
+        (lambda d: (d / CONFIG).write_text("[" * 100_000), rf"{CONFIG} is nested too deeply"),
+    ],
+)
+def test_a_file_that_is_broken_is_named_before_anything_starts(copy, damage, message):
+    damage(copy)
+    with pytest.raises(ValueError, match=message) as refused:
+        reading.load_config(copy)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_link_into_nowhere_is_named(copy):
+    (copy / WEIGHTS).unlink()
+    (copy / WEIGHTS).symlink_to(copy / "blobs" / "abc")
+    with pytest.raises(ValueError, match=rf"{WEIGHTS} is not there: the download is incomplete"):
+        reading.load_config(copy)
+
+
+def test_a_config_alone_is_enough_to_plan_with(copy):
+    config = reading.load_config(copy)
+    (copy / WEIGHTS).unlink()
+    assert reading.load_config(copy) == config
 
 
 SHARDED = """
