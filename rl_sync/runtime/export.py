@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,16 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizer_files import token_ids, tokenizer_files
 
+_LEAST_POSITIONS = 2048
 _CONFIG_FILE = "config.json"
 
 
 def export(workdir: Path, target: Path, dtype: str | None) -> int:
     """Writes the policy of a run's newest snapshot to a new directory.
+
+    Its max_position_embeddings are those of the checkpoint that the run began with. Of a model that
+    began at random they are 2,048, or as many as its rows have if those are longer: RoPE has no
+    last position, and who reads the model should not be kept to the lengths that it was trained on.
 
     Args:
       dtype: float32, bfloat16 or float16; None for as imported, or float32.
@@ -51,6 +57,8 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
         ) from error
     params = lora.merge(model, part["params"]) if model.lora else part["params"]
     path = settings.model.path
+    if path is None:
+        model = dataclasses.replace(model, max_length=max(model.max_length, _LEAST_POSITIONS))
     try:
         write_checkpoint(
             target,

@@ -1,5 +1,6 @@
 """A run's newest snapshot as a checkpoint."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -22,10 +23,16 @@ CHECKPOINT = golden.ROOT / "qwen2"
 TOKENIZER = golden.ROOT.parent / "tokenizer"
 
 
-def run_in(workdir: Path, tokenizer: Path | None = None, **model: object):
+def run_in(
+    workdir: Path,
+    tokenizer: Path | None = None,
+    task: dict[str, int] | None = None,
+    **model: object,
+):
     """The work directory of a run: its config, its model and the parameters of two snapshots."""
     config = {**tiny.get_config().to_dict(), "workdir": str(workdir)}
     config["model"] |= model
+    config["task"] |= task or {}
     config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
     settings = RunSettings.from_config(config)
     workdir.mkdir()
@@ -41,7 +48,7 @@ def test_a_run_from_scratch_becomes_a_checkpoint_with_its_own_tokenizer(tmp_path
     settings, model, params = run_in(tmp_path / "run")
     assert export(tmp_path / "run", tmp_path / "out", None) == 2
     config = load_config(tmp_path / "out")
-    assert config == model
+    assert config == dataclasses.replace(model, max_length=2048)
     _, again = golden.load(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, again, params)
     tokenizer = settings.load_task().tokenizer
@@ -51,10 +58,17 @@ def test_a_run_from_scratch_becomes_a_checkpoint_with_its_own_tokenizer(tmp_path
     assert values["eos_token_id"] == tokenizer.eos_id
 
 
+def test_longer_rows_than_the_least_positions_are_as_many_positions(tmp_path):
+    run_in(tmp_path / "run", task={"max_completion_tokens": 3000})
+    export(tmp_path / "run", tmp_path / "out", None)
+    assert load_config(tmp_path / "out").max_length == 3006
+
+
 def test_a_run_from_a_checkpoint_keeps_its_config_and_dtype(tmp_path):
-    _, _, params = run_in(tmp_path / "run", path=str(CHECKPOINT))
+    settings, _, params = run_in(tmp_path / "run", path=str(CHECKPOINT))
     export(tmp_path / "run", tmp_path / "out", "bfloat16")
     assert load_config(tmp_path / "out") == load_config(CHECKPOINT)
+    assert load_config(CHECKPOINT).max_length > settings.load_task().row_tokens
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (values["model_type"], values["dtype"]) == ("qwen2", "bfloat16")
     norm = load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"]
