@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_sync.models.huggingface.files import read_object
+
 CHAT_CHOICES = ("auto", "yes", "no")
+_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
 _REPLACEMENT = "\ufffd"
 
 
@@ -134,8 +136,15 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
             " none: leave it out."
         )
     chats = chat != "no" and has_template
-    if chats and (end := _turn_end(backend, eos_ids)) is not None:
-        eos_ids = tuple(dict.fromkeys((end, *eos_ids)))
+    if chats:
+        try:
+            end = _turn_end(backend, eos_ids)
+        except Exception as error:  # Of Jinja, or of what the template does.
+            raise ValueError(
+                f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
+                " Mend it, or use tokenizer.chat=no."
+            ) from error
+        eos_ids = tuple(dict.fromkeys((end, *eos_ids))) if end is not None else eos_ids
     pad_id = backend.pad_token_id
     return PretrainedTokenizer(
         backend=backend,
@@ -169,7 +178,8 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
     way_out = "Give --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
     try:
         backend = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except Exception as error:  # Of whatever kind: so do transformers and tokenizers refuse files.
+        _refuse_broken(Path(path))
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"No tokenizer can be loaded from {path}: {reason} {way_out}") from error
     # Given a model's config and no tokenizer, transformers makes one that knows nothing.
@@ -178,9 +188,18 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
     generation = cached_file(
         path, "generation_config.json", _raise_exceptions_for_missing_entries=False
     )
-    more = json.loads(Path(generation).read_text()).get("eos_token_id") if generation else None
+    more = read_object(Path(generation)).get("eos_token_id") if generation else None
     named = [backend.eos_token_id, *(more if isinstance(more, list) else [more])]
+    if not all(i is None or type(i) is int for i in named):
+        raise ValueError(f"{generation}: eos_token_id={more!r} must be a token's id, or a list.")
     return backend, tuple(dict.fromkeys(i for i in named if i is not None))
+
+
+def _refuse_broken(directory: Path) -> None:
+    """Raises ValueError if one of a tokenizer's files is the reason why it cannot be loaded."""
+    for name in _FILES:
+        if (directory / name).exists():
+            read_object(directory / name)
 
 
 def _turn_end(backend: Any, eos_ids: Sequence[int]) -> int | None:

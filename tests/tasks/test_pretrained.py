@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -130,6 +131,38 @@ def test_a_directory_without_a_tokenizer_is_named(tmp_path):
         pretrained.load(str(tmp_path), "auto", None)
     with pytest.raises(ValueError, match="nowhere does not exist"):
         pretrained.load(str(tmp_path / "nowhere"), "auto", None)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        ("tokenizer.json", '{"added_tokens"', r"is not JSON .* fetch the file again"),
+        ("tokenizer.json", "[1]", r"must hold an object .* not \[1\]"),
+        ("tokenizer_config.json", "[1]", r"must hold an object .* not \[1\]"),
+        ("generation_config.json", '{"eos', "is not JSON"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": "x"}',
+            "eos_token_id='x' must be a token's id",
+        ),
+    ],
+)
+def test_a_broken_file_of_a_tokenizer_is_named(copy, file, text, message):
+    directory = Path(copy())
+    (directory / file).write_text(text)
+    with pytest.raises(ValueError, match=rf"tokenizer/{file}:? {message}"):
+        pretrained.load(str(directory), "auto", None)
+
+
+def test_a_chat_template_that_cannot_be_used_is_refused_with_the_reason(copy):
+    directory = Path(copy())
+    (directory / "chat_template.jinja").write_text("{% for")
+    with pytest.raises(
+        ValueError, match=r"chat template of .*tokenizer cannot .*tokenizer.chat=no"
+    ):
+        pretrained.load(str(directory), "auto", None)
+    assert not pretrained.load(str(directory), "no", None).chat
 
 
 def test_a_name_that_is_in_the_hubs_cache_needs_no_network(tmp_path, monkeypatch):
