@@ -152,6 +152,18 @@ def _at(index: int) -> slice:
     return slice(index, index + 1)
 
 
+def axis_sizes(config: ModelConfig) -> dict[str, int]:
+    """How long each of our axes is, by its letter."""
+    sizes = {
+        "L": config.num_layers, "D": config.embed_dim, "K": config.num_kv_heads,
+        "C": config.heads_per_kv + 2, "N": config.heads_per_kv, "H": config.head_dim,
+        "F": config.mlp_dim, "G": 2, "V": config.vocab_size,
+    }  # fmt: skip
+    if config.experts is not None:
+        sizes |= {"F": config.experts.mlp_dim, "E": config.experts.count}
+    return sizes
+
+
 def tensor_shape(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a piece's tensor.
 

@@ -24,6 +24,7 @@ from rl_sync.models.huggingface.names import (
     Assembly,
     Overlap,
     assemblies,
+    axis_sizes,
     overlap,
     tensor_shape,
 )
@@ -75,8 +76,8 @@ def load_config(directory: Path) -> ModelConfig:
     hold another unembedding. Weights that are not there yet are not needed.
 
     Raises:
-      ValueError: config.json is missing, or describes a model that we do not have; or the files of
-        the weights are damaged or incomplete.
+      ValueError: config.json is missing, or describes a model that we do not have; or the weights
+        are damaged, incomplete, or those of another model.
     """
     values = read_values(directory)
     try:
@@ -87,26 +88,33 @@ def load_config(directory: Path) -> ModelConfig:
         (path.name, path.stat().st_mtime_ns if path.exists() else 0)  # Links may lead nowhere.
         for path in sorted(directory.glob("*.safetensors*"))
     )
-    if stamps and _overrules(directory, config.tie_embeddings, stamps):
-        return dataclasses.replace(config, tie_embeddings=False)
-    return config
+    return _checked(directory, config, stamps) if stamps else config
 
 
-@functools.lru_cache(maxsize=4)  # Asked for several times a process, and it reads the weights.
-def _overrules(directory: Path, tied: bool, stamps: tuple[tuple[str, int], ...]) -> bool:
-    """Whether the files hold an unembedding that is not the embedding, against the config.
+@functools.lru_cache(maxsize=4)  # Asked for several times a process, and it may read the weights.
+def _checked(
+    directory: Path, config: ModelConfig, stamps: tuple[tuple[str, int], ...]
+) -> ModelConfig:
+    """The config as the weights have it, once all their files are known to fit it.
 
     Args:
-      tied: what the config says.
       stamps: names and times of the files, which decide whether to look again.
     """
     del stamps
-    tensors = TensorFiles(directory)  # Also of a model that is not tied: are its files whole?
-    if not tied or tensors.head not in tensors.names:
-        return False
+    tensors = TensorFiles(directory)
+    if config.tie_embeddings and _has_another_head(tensors):
+        config = dataclasses.replace(config, tie_embeddings=False)
+    _check(directory, tensors, config)
+    return config
+
+
+def _has_another_head(tensors: TensorFiles) -> bool:
+    """Whether there is an unembedding that is not the embedding."""
     embedding, head = tensors.prefix + EMBEDDING, tensors.head
+    if head not in tensors.names:
+        return False
     for name in (embedding, head):
-        tensors.dtype(name)
+        tensors.dtype(name)  # Raises where it cannot be compared.
     if tensors.shape(embedding) != tensors.shape(head):
         return True
     rows = tensors.shape(head)[0]
@@ -231,18 +239,16 @@ def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
       ValueError: a tensor is missing, unknown, or of another shape than config.json implies.
     """
     tensors = TensorFiles(directory)
+    _check(directory, tensors, config)
     tree = assemblies(config, tensors.prefix, tensors.head)
-    _check(directory, tensors, tree, config, like)
     return jax.tree.map(functools.partial(_assemble, tensors), tree, like)
 
 
-def _check(
-    directory: Path, tensors: TensorFiles, tree: Any, config: ModelConfig, like: Params
-) -> None:
-    parameters = zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
+def _check(directory: Path, tensors: TensorFiles, config: ModelConfig) -> None:
+    sizes = axis_sizes(config)
     wanted = {
-        piece.tensor: tensor_shape(assembly, piece, parameter.shape)
-        for assembly, parameter in parameters
+        piece.tensor: tensor_shape(assembly, piece, [sizes[axis] for axis in assembly.axes])
+        for assembly in jax.tree.leaves(assemblies(config, tensors.prefix, tensors.head))
         for piece in assembly.pieces
     }
     missing = sorted(set(wanted) - tensors.names)

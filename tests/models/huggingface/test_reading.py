@@ -111,9 +111,12 @@ def test_a_cached_hub_name_is_found_and_another_is_refused(tmp_path, monkeypatch
     ],
 )
 def test_weights_that_are_not_those_of_the_config_are_refused(copy, change, message):
+    config = reading.load_config(copy)
     rewrite(copy, change)
     with pytest.raises(ValueError, match=message):
-        golden.load(copy)
+        reading.load_config(copy)
+    with pytest.raises(ValueError, match=message):
+        reading.load_params(copy, config, golden.like(config))
 
 
 def test_what_a_tied_or_an_older_checkpoint_holds_besides_is_passed_over(copy):
