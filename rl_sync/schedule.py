@@ -11,8 +11,9 @@ Everything here is a pure function of integers: no clocks, no threads, no I/O.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Literal, NamedTuple, NoReturn
+
+from rl_sync.spelling import hint
 
 Pull = Literal["exact", "latest"]
 
@@ -204,11 +205,8 @@ def resolve(
       ValueError: an unknown mode, or values that the mode or each other rule out.
     """
     if mode not in MODES:
-        near = difflib.get_close_matches(mode, MODES, n=1)
         raise ValueError(
-            f"sync.mode={mode!r} is not a mode"
-            + (f"; did you mean {near[0]!r}?" if near else ".")
-            + f" The modes are {', '.join(MODES)}."
+            f"sync.mode={mode!r} is not a mode{hint(mode, MODES)} The modes are {', '.join(MODES)}."
         )
     named = MODES[mode]
     if interval is not None and named.fixed_interval and interval != named.interval:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from rl_sync.spelling import hint
 from rl_sync.types import Group, Packing, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed"]
@@ -57,8 +58,11 @@ class Batching:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(BatchingKind):
-            kinds = ", ".join(get_args(BatchingKind))
-            raise ValueError(f"trainer.batching={self.kind!r} is not one of {kinds}.")
+            kinds = get_args(BatchingKind)
+            raise ValueError(
+                f"trainer.batching={self.kind!r} is not one of {', '.join(kinds)}"
+                + hint(self.kind, kinds)
+            )
         rows, most = self.microbatch_rows, self._most_rows
         packed = self.kind == "packed"
         if rows < 0 or rows > most or (rows and most % rows and not packed):

@@ -25,6 +25,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, blank_scalar_head
 from rl_sync.models.placement import constrain_like, put
 from rl_sync.models.sharding import Layout
+from rl_sync.spelling import hint
 from rl_sync.types import Params
 
 MODELS = ("own", "head")
@@ -55,7 +56,10 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
-            raise ValueError(f"critic.model={self.model!r} is not one of {', '.join(MODELS)}.")
+            raise ValueError(
+                f"critic.model={self.model!r} is not one of {', '.join(MODELS)}"
+                + hint(self.model, MODELS)
+            )
         if self.coefficient <= 0:
             raise ValueError(f"critic.coefficient={self.coefficient} must be above 0.")
         for field in ("learning_rate", "clip", "warm_up_steps"):

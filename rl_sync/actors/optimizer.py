@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import optax
 
+from rl_sync.spelling import hint
+
 _DECAYING = ("adamw", "lion")
 
 
@@ -47,7 +49,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for field, names in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
             if (value := getattr(self, field)) not in names:
-                raise ValueError(f"optimizer.{field}={value!r} is not one of {', '.join(names)}.")
+                raise ValueError(
+                    f"optimizer.{field}={value!r} is not one of {', '.join(names)}"
+                    + hint(value, names)
+                )
         for field in ("warm_up_learning_rate", "max_gradient_norm", "updates_per_batch"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"optimizer.{field} must be above 0, not {getattr(self, field)}.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 
 from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
+from rl_sync.spelling import hint
 
 ADVANTAGES = (
     "grpo",
@@ -386,6 +386,6 @@ class Algorithm:
 def check_name(field: str, value: str, names: tuple[str, ...]) -> None:
     """Raises ValueError with the nearest name unless the value is one of the names."""
     if value not in names:
-        near = difflib.get_close_matches(value, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"algorithm.{field}={value!r} is not one of {', '.join(names)}{hint}")
+        raise ValueError(
+            f"algorithm.{field}={value!r} is not one of {', '.join(names)}{hint(value, names)}"
+        )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, Literal, get_args
+
+from rl_sync.spelling import hint
 
 DTYPES = ("float32", "bfloat16", "float16")
 Activation = Literal["silu", "gelu_tanh"]
@@ -170,10 +173,8 @@ class ModelConfig:
             "activation": Activation, "remat": Remat, "attention": AttentionPath,
         }  # fmt: skip
         for name, literal in choices.items():
-            options = ", ".join(get_args(literal))
-            known = getattr(self, name) in get_args(literal)
-            self._require(name, known, f"is not one of {options}")
-        self._require("dtype", self.dtype in DTYPES, f"is not one of {', '.join(DTYPES)}")
+            self._require_one_of(name, get_args(literal))
+        self._require_one_of("dtype", DTYPES)
         if self.sliding_layers:
             self._require(
                 "sliding_layers",
@@ -191,6 +192,12 @@ class ModelConfig:
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ValueError(f"model.{name}={getattr(self, name)!r} {rule}.")
+
+    def _require_one_of(self, name: str, options: Collection[str]) -> None:
+        value = getattr(self, name)
+        if value not in options:
+            known = ", ".join(options)
+            raise ValueError(f"model.{name}={value!r} is not one of {known}{hint(value, options)}")
 
     @property
     def heads_per_kv(self) -> int:

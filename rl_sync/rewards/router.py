@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rl_sync.rewards.exact import ExactMatch
 from rl_sync.rewards.model import RewardModel
+from rl_sync.spelling import hint
 
 REWARD_MODELS: dict[str, RewardModel] = {"exact": ExactMatch()}
 
@@ -49,7 +49,8 @@ class RewardRouter:
           ValueError: there is none; names the nearest.
         """
         if name not in self._models:
-            near = difflib.get_close_matches(name, self._models, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"Reward model {name!r} is not one of {', '.join(self._models)}{hint}")
+            raise ValueError(
+                f"Reward model {name!r} is not one of {', '.join(self._models)}"
+                + hint(name, self._models)
+            )
         return self._models[name]

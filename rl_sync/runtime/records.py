@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
+
+from rl_sync.spelling import hint, nearest
 
 
 class ConfigError(ValueError):
@@ -23,9 +24,9 @@ def require(holds: bool, rule: str) -> None:
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises `ConfigError` with the nearest name unless the value is one of those allowed."""
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(allowed)}{hint}")
+        raise ConfigError(
+            f"{name}={value!r} is not one of {', '.join(allowed)}{hint(value, allowed)}"
+        )
 
 
 def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
@@ -43,9 +44,9 @@ def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
     names = [field.name for field in dataclasses.fields(cls)]
     for name in values:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {path}.{near[0]}?" if near else ""
-            raise ConfigError(f"{path}.{name} is not a setting{hint}")
+            near = nearest(str(name), names)
+            meant = f"did you mean {path}.{near}?" if near else f"{path} has {', '.join(names)}."
+            raise ConfigError(f"{path}.{name} is not a setting; {meant}")
     missing = [name for name in names if name not in values]
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: start from configs/base.py.")

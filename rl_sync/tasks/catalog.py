@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 
+from rl_sync.spelling import hint
 from rl_sync.tasks import arithmetic, dataset, jsonl, pretrained
 from rl_sync.tasks.arithmetic import ArithmeticConfig
 from rl_sync.tasks.dataset import DatasetConfig
@@ -41,9 +41,9 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         if self.name not in TASKS:
-            near = difflib.get_close_matches(self.name, TASKS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"task.name={self.name!r} is not one of {', '.join(TASKS)}{hint}")
+            raise ValueError(
+                f"task.name={self.name!r} is not one of {', '.join(TASKS)}{hint(self.name, TASKS)}"
+            )
         _ = self.limits
 
     @property

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from rl_sync.spelling import hint
 from rl_sync.tasks.formats import FORMATS, RowFormat
 from rl_sync.tasks.mapping import Example, example
 from rl_sync.tasks.problems import Problems
@@ -59,10 +59,9 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
-            near = difflib.get_close_matches(self.format, FORMATS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise ValueError(
-                f"task.dataset.format={self.format!r} is not one of {', '.join(FORMATS)}{hint}"
+                f"task.dataset.format={self.format!r} is not one of {', '.join(FORMATS)}"
+                + hint(self.format, FORMATS)
             )
         if self.limit < 0:
             raise ValueError(f"task.dataset.limit must be at least 0, not {self.limit}.")

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 from collections.abc import Sequence
 
+from rl_sync.spelling import hint
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
@@ -41,7 +42,8 @@ class LengthLimits:
                 raise ValueError(f"task.{name} must be at least 1, not {value}.")
         if self.too_long not in TOO_LONG_CHOICES:
             raise ValueError(
-                f"task.too_long={self.too_long!r} is not one of {', '.join(TOO_LONG_CHOICES)}."
+                f"task.too_long={self.too_long!r} is not one of {', '.join(TOO_LONG_CHOICES)}"
+                + hint(self.too_long, TOO_LONG_CHOICES)
             )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.models.huggingface.files import read_object
+from rl_sync.spelling import hint
 
 CHAT_CHOICES = ("auto", "yes", "no")
 _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
@@ -42,7 +43,8 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.chat not in CHAT_CHOICES:
             raise ValueError(
-                f"tokenizer.chat={self.chat!r} is not one of {', '.join(CHAT_CHOICES)}."
+                f"tokenizer.chat={self.chat!r} is not one of {', '.join(CHAT_CHOICES)}"
+                + hint(self.chat, CHAT_CHOICES)
             )
         if self.system is not None and self.chat == "no":
             raise ValueError(

@@ -1,0 +1,45 @@
+"""The names that a mistyped, shortened or abbreviated one is likely to stand for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+LIKELY = 0.6
+"""The least likeness of a name that is worth a suggestion."""
+
+_LEAST_PART = 3  # Letters of a part that say enough of the whole.
+
+
+def likeness(word: str, name: str) -> float:
+    """How well a word fits a name, from 0 to 1, whatever their case, hyphens and underscores.
+
+    1 for the same letters, then initials (`lr` of `learning_rate`), a beginning, a part, and last
+    letters in the same order.
+    """
+    initials = "".join(part[0] for part in name.lower().replace("-", "_").split("_") if part)
+    word, name = (text.lower().replace("-", "").replace("_", "") for text in (word, name))
+    if word == name:
+        return 1.0
+    if len(word) >= 2 and word == initials:
+        return 0.95
+    ratio = difflib.SequenceMatcher(None, word, name).ratio()
+    if ratio >= 0.8:
+        return ratio
+    short, long = sorted((word, name), key=len)
+    if len(short) >= _LEAST_PART and short in long:
+        floor = 0.75 if long.startswith(short) else 0.65
+        return floor + 0.05 * ratio
+    return ratio
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name that a word fits best; None if it fits none."""
+    best = max(names, key=lambda name: likeness(word, name), default=None)
+    return best if best is not None and likeness(word, best) >= LIKELY else None
+
+
+def hint(word: object, names: Iterable[str]) -> str:
+    """The end of a message that refuses a word: `; did you mean 'name'?`, or a full stop."""
+    near = nearest(str(word), names)
+    return "." if near is None else f"; did you mean {near!r}?"

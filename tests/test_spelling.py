@@ -1,0 +1,35 @@
+"""Names that a mistyped one is likely to stand for."""
+
+import pytest
+
+from rl_sync.schedule import MODES
+from rl_sync.spelling import hint, nearest
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize(
+    ("word", "names", "meant"),
+    [
+        ("async", MODES, "asynchronous"),
+        ("sync", MODES, "synchronous"),
+        ("one-step", MODES, "one_step_off_policy"),
+        ("asinchronous", MODES, "asynchronous"),
+        ("ASYNCHRONOUS", MODES, "asynchronous"),
+        ("bf16", DTYPES, "bfloat16"),
+        ("lr", ("ramp_updates", "learning_rate", "b1"), "learning_rate"),
+        ("max_prompt_length", ("max_prompt_tokens", "too_long"), "max_prompt_tokens"),
+        ("prompt_tokens", ("max_prompt_tokens", "too_long"), "max_prompt_tokens"),
+        ("lerning_rat", ("ramp_updates", "learning_rate"), "learning_rate"),
+        ("zebra", MODES, None),
+        ("", MODES, None),
+        ("x", (), None),
+    ],
+)
+def test_a_word_stands_for_the_name_that_it_is_like(word, names, meant):
+    assert nearest(word, names) == meant
+
+
+def test_a_message_ends_in_the_nearest_name_or_in_a_full_stop():
+    assert hint("async", MODES) == "; did you mean 'asynchronous'?"
+    assert hint("zebra", MODES) == "."
