@@ -17,6 +17,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from absl import logging as absl_logging
+
 if TYPE_CHECKING:
     from rl_sync.runtime.settings import RunSettings
 
@@ -28,9 +30,7 @@ _log = logging.getLogger("rl_sync")
 def main() -> int:
     """Runs the role that the command line names; returns the exit status."""
     arguments = _arguments()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr()
     faulthandler.enable()
     # The launcher decides when a role stops; a terminal's Ctrl-C is for the launcher alone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,6 +50,14 @@ def main() -> int:
     if compiled.needed:
         _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)
     return 0
+
+
+def log_to_stderr() -> None:
+    """Lets this process say what it does, and Orbax only what it warns of, not every file."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    absl_logging.set_verbosity(absl_logging.WARNING)
 
 
 def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
