@@ -49,9 +49,12 @@ def draw_timeline(
 
     Raises:
       FileNotFoundError: the work directory has no spans.
-      ValueError: the window is empty, or steps and seconds are both given.
+      ValueError: the window is empty, steps and seconds are both given, or nobody has done anything
+        yet.
     """
     spans = read_spans(workdir)
+    if not spans:
+        raise ValueError(f"{workdir} holds no spans yet: no role has done anything. Wait a little.")
     if steps is not None and (start_secs is not None or end_secs is not None):
         raise ValueError("Give the timeline's window in steps or in seconds, not in both.")
     if start_secs is None and end_secs is None:
@@ -131,12 +134,14 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
 
 
 def run_title(workdir: str | os.PathLike[str]) -> str:
-    """The mode and the schedule that `workdir/config.json` holds; the folder's name without one."""
-    path = Path(workdir) / CONFIG_FILE
-    if not path.exists():
+    """The mode and the schedule in `workdir/config.json`; the folder's name without one."""
+    try:
+        config = json.loads((Path(workdir) / CONFIG_FILE).read_text())
+    except (OSError, ValueError):  # A picture does without.
+        config = None
+    sync = config.get("sync") if isinstance(config, dict) else None
+    if not isinstance(sync, dict):
         return Path(workdir).resolve().name
-    config = json.loads(path.read_text())
-    sync = config.get("sync", {})
     mode = str(sync.get("mode", Path(workdir).resolve().name))
     mode = _MODE_NAMES.get(mode, f"{mode[:1].upper()}{mode[1:]}".replace("_", " "))
     said = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.transformer import init_params
 from rl_sync.runtime.programs import CHECKPOINTS_DIR
+from rl_sync.runtime.records import read_config
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.snapshots import load_part
 from rl_sync.tasks.task import Task
@@ -75,7 +75,7 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
 
 def _settings(workdir: Path) -> RunSettings:
     try:
-        return RunSettings.from_config(json.loads((workdir / _CONFIG_FILE).read_text()))
+        return RunSettings.from_config(read_config(workdir / _CONFIG_FILE))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{workdir} is not the work directory of a run: it holds no {_CONFIG_FILE}."

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rl_sync.spelling import hint, nearest
@@ -19,6 +21,26 @@ def require(holds: bool, rule: str) -> None:
     """Raises `ConfigError` with the rule unless it holds."""
     if not holds:
         raise ConfigError(rule)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config that a run left in its work directory.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ConfigError: the file is damaged, or cannot be read; names it.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}){_DAMAGED}") from error
+    require(isinstance(values, dict), f"{path} holds no config{_DAMAGED}")
+    return values
+
+
+_DAMAGED = ": put a copy of it back, or use another work directory."
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -62,4 +84,11 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if not any(type(value) is kind for kind in allowed):
         wanted = " or ".join("nothing" if k is types.NoneType else k.__name__ for k in allowed)
         raise ConfigError(f"{path}={value!r} must be {wanted}, not {type(value).__name__}.")
+    if type(value) is int and abs(value) > _most(path):
+        raise ConfigError(f"{path}={value} is too large: it must be at most {_most(path)}.")
     return value
+
+
+def _most(path: str) -> int:
+    """The largest integer of a setting: what 32 bits hold, of sizes in bytes 63."""
+    return 2**63 - 1 if path.endswith("_bytes") else 2**32 - 1

@@ -187,3 +187,9 @@ def test_a_range_of_steps_is_read():
     assert parse_steps("all") == (1, None)
     with pytest.raises(ValueError, match="3:8"):
         parse_steps("three")
+
+
+@pytest.mark.parametrize("text", ['{"sync": {"mo', "[]", '{"sync": 3}'])
+def test_a_damaged_config_costs_a_picture_its_title_alone(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    assert run_title(tmp_path) == tmp_path.name
