@@ -10,6 +10,7 @@ from rl_sync.schedule import MODES, SyncSchedule
 _BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
 _SYNC = 3
 _DRAWN_STEPS = 6
+_MOST_ROLLOUTS = 24
 
 
 def describe(settings: RunSettings) -> str:
@@ -210,6 +211,10 @@ def _draw_exact(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane, meet
         trainer.block(f"t{t}", _BLOCK)
         if schedule.publishes_after(t) and t < _DRAWN_STEPS:
             first = schedule.first_user(t)
+            if meet and first > _MOST_ROLLOUTS:  # A drawing that nobody would look at to its end.
+                for lane in (*lanes, trainer):
+                    lane.text += " …"
+                return
             while meet and step < first - 1:
                 rollout_step()
             when = max(trainer.now, *(lane.now for lane in lanes)) if meet else trainer.now

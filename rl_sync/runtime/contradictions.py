@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from rl_sync.runtime.algorithm_settings import (
@@ -26,11 +27,44 @@ def check(settings: RunSettings) -> None:
       ConfigError: names the rule, the value, and the way out.
     """
     _check_synchronization(settings)  # First: the rest relies on a mode that there is.
+    _check_run(settings)
     _check_explorers(settings)
     _check_algorithm(settings)
     _check_processes(settings)
     _check_hosts(settings)
     _check_meshes(settings)
+
+
+def _check_run(settings: RunSettings) -> None:
+    require(
+        settings.seed >= 0,
+        f"seed={settings.seed} must be at least 0: random numbers are drawn from 32 bits.",
+    )
+    require(
+        re.fullmatch(r"[^/\0]*[^/\0.][^/\0]*", settings.name) is not None,
+        f"name={settings.name!r} is part of a directory's name: give letters and digits, and no"
+        " slash (where the directory lies is said by workdir).",
+    )
+    require("\0" not in settings.workdir, f"workdir={settings.workdir!r} must not hold a null.")
+    updates = settings.optimizer.updates_per_batch
+    require(
+        settings.trainer.steps * updates < 2**31,
+        f"trainer.steps={settings.trainer.steps} steps of optimizer.updates_per_batch={updates}"
+        " updates are more than the 2,147,483,647 that an optimizer counts: use fewer.",
+    )
+    completions = settings.groups_generated * settings.trainer.group_size
+    require(
+        completions < 2**31,
+        "trainer.groups_per_step · algorithm.over_sampling · trainer.group_size ="
+        f" {completions:.3g} completions a step are more than arrays can hold (2,147,483,647): use"
+        " fewer.",
+    )
+    port = settings.master.port
+    require(
+        not port or port != settings.replay.port or settings.replay.address is not None,
+        f"master.port and replay.port are both {port}: each server needs one of its own. Change"
+        " one, or set it to 0 for any free one.",
+    )
 
 
 def _check_hosts(settings: RunSettings) -> None:
@@ -80,6 +114,12 @@ def _check_synchronization(settings: RunSettings) -> None:
         schedule.pull == "latest" or settings.replay.sampler == "fifo",
         f"replay.sampler={settings.replay.sampler} does not fit sync.mode={settings.sync.mode}:"
         " exact pulls consume batches in their order. Use replay.sampler=fifo.",
+    )
+    require(
+        schedule.pull == "latest" or schedule.offset <= settings.trainer.steps,
+        f"sync.offset={schedule.offset} is beyond trainer.steps={settings.trainer.steps}: explorers"
+        " would generate all of the run with its first weights. Use a smaller offset, or more"
+        " steps.",
     )
     require(
         settings.sync.directory is None or settings.transfer != "collective",

@@ -23,16 +23,21 @@ class LoraSettings:
     alpha: float
     targets: str
 
+    def __post_init__(self) -> None:
+        Lora(1, 1.0, self._names)  # A wrong name is wrong also where there are no adapters.
+
     def lora(self) -> Lora | None:
         """The adapters, if there are any.
 
         Raises:
           ValueError: a value outside its range.
         """
-        if self.rank == 0:
-            return None
+        return None if self.rank == 0 else Lora(self.rank, self.alpha, self._names)
+
+    @property
+    def _names(self) -> tuple[LoraTarget, ...]:
         names = tuple(name.strip() for name in self.targets.split(",") if name.strip())
-        return Lora(self.rank, self.alpha, cast(tuple[LoraTarget, ...], names))
+        return cast(tuple[LoraTarget, ...], names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.sequence import Decode
-from rl_sync.runtime.records import one_of, require
+from rl_sync.runtime.records import ConfigError, one_of, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,21 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         require(
-            all(part.strip().isdecimal() for part in self.stop_ids.split(",") if part.strip()),
+            all(
+                part.strip().isdecimal() and int(part) < 2**31
+                for part in self.stop_ids.split(",")
+                if part.strip()
+            ),
             f"rollout.stop_ids={self.stop_ids!r} must be token ids separated by commas.",
+        )
+        require(
+            self.temperature > 0,
+            f"rollout.temperature must be above 0, not {self.temperature:g}. Exploration needs"
+            " chance; evaluations take the likeliest token anyway.",
+        )
+        require(
+            self.min_new_tokens >= 0,
+            f"rollout.min_new_tokens must be at least 0, not {self.min_new_tokens}.",
         )
         require(
             self.slots is None or self.slots >= 1,
@@ -69,19 +82,26 @@ class RolloutSettings:
         one_of("rollout.cache", self.cache, get_args(CachePolicy))
 
     def sampling(self, max_new_tokens: int, eos_ids: tuple[int, ...]) -> Sampling:
-        """How completions of a task are drawn."""
+        """How completions of a task are drawn.
+
+        Raises:
+          ConfigError: a value outside its range.
+        """
         more = [int(part) for part in self.stop_ids.split(",") if part.strip()]
-        return Sampling(
-            max_new_tokens=max_new_tokens,
-            stop_ids=(*eos_ids, *more),
-            stop_strings=tuple(part for part in self.stop_strings.split("|") if part),
-            min_new_tokens=self.min_new_tokens,
-            repetition_penalty=self.repetition_penalty,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-        )
+        try:
+            return Sampling(
+                max_new_tokens=max_new_tokens,
+                stop_ids=(*eos_ids, *more),
+                stop_strings=tuple(part for part in self.stop_strings.split("|") if part),
+                min_new_tokens=self.min_new_tokens,
+                repetition_penalty=self.repetition_penalty,
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+            )
+        except ValueError as error:
+            raise ConfigError(f"rollout.{error}") from error
 
     def engine(self, model: ModelConfig, slots: int, decode: Decode, layout: Layout) -> Engine:
         """What an explorer generates with."""

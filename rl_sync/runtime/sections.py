@@ -9,10 +9,12 @@ import re
 
 from rl_sync.models.config import DTYPES
 from rl_sync.models.sharding import MESH_AXES, MeshShape, Rules
+from rl_sync.runtime.limits import require_address, require_patience, require_port, require_shell
 from rl_sync.runtime.records import one_of, require
 from rl_sync.weights.locations import is_remote
 
 BACKENDS = ("reverb", "embedded")
+_MOST_WORKERS = 1024
 
 
 def process_name(program: str, process: int) -> str:
@@ -135,6 +137,10 @@ class ShardingSettings:
         for name, axes in self.rules:
             for axis in axes:
                 one_of(f"sharding.{name}", axis, MESH_AXES)
+            require(
+                len(set(axes)) == len(axes),
+                f"sharding.{name}={getattr(self, name)} names an axis twice: name each once.",
+            )
 
     @property
     def rules(self) -> Rules:
@@ -285,6 +291,9 @@ class ReplaySettings:
     def __post_init__(self) -> None:
         one_of("replay.backend", self.backend, BACKENDS)
         one_of("replay.sampler", self.sampler, ("fifo", "lifo", "uniform"))
+        require_port("replay.port", self.port)
+        if self.address is not None:
+            require_address("replay.address", self.address)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,9 +312,12 @@ class MasterProcessSettings:
 
     def __post_init__(self) -> None:
         require(
-            self.reward_workers >= 0,
-            f"master.reward_workers must be at least 0, not {self.reward_workers}.",
+            0 <= self.reward_workers <= _MOST_WORKERS,
+            f"master.reward_workers must be from 0 to {_MOST_WORKERS} processes of this machine,"
+            f" not {self.reward_workers}.",
         )
+        require_port("master.port", self.port)
+        require_patience("master", lease_secs=self.lease_secs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,15 +386,25 @@ class LaunchSettings:
                 bool(name and address),
                 f"launch.hosts={self.hosts} must be NAME=ADDRESS,… such as explorer2=10.0.0.2.",
             )
+        names = [name.partition("=")[0].strip() for name in self.hosts.split(",") if name.strip()]
+        for name in names:
+            require(
+                names.count(name) == 1,
+                f"launch.hosts={self.hosts} says twice where {name} is: say it once.",
+            )
         require(
-            not self.elsewhere or self.host is not None,
+            not self.elsewhere or bool(self.host),
             f"launch.hosts={self.hosts} needs launch.host, this machine's address as those reach"
             " it.",
         )
-        require(
-            "{host}" in self.remote_shell,
-            f"launch.remote_shell={self.remote_shell} must say where {{host}} goes, as in"
-            " 'ssh {host}'.",
+        require_shell("launch.remote_shell", self.remote_shell)
+        require_patience(
+            "launch",
+            start_secs=self.start_secs,
+            wait_secs=self.wait_secs,
+            call_secs=self.call_secs,
+            master_lost_secs=self.master_lost_secs,
+            stop_secs=self.stop_secs,
         )
         require(
             "://" not in (self.compilation_cache or ""),

@@ -23,6 +23,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime import home
 from rl_sync.runtime.algorithm_settings import complete, require_demonstrations
 from rl_sync.runtime.contradictions import check
 from rl_sync.runtime.model_settings import ModelSettings
@@ -90,7 +91,7 @@ class RunSettings:
           ConfigError: names the rule, the value, and the way out.
         """
         try:
-            settings = build(cls, complete(config), "config")
+            settings = build(cls, complete(home.expand(config)), "config")
             check(settings)
             settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_ids=(0,))
             settings.model.config(vocab_size=1, max_length=1)

@@ -18,6 +18,7 @@ from rl_sync.types import Prompt
 
 _OPERATORS = {"+": operator.add, "-": operator.sub}
 _DEMONSTRATIONS_PER_PROBLEM = 4
+_MOST_PAIRS = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,12 @@ class ArithmeticConfig:
             raise ValueError(
                 f"task.arithmetic.least_operand={self.least_operand} must be at least 0 and at most"
                 f" greatest_operand={self.greatest_operand}."
+            )
+        if (self.greatest_operand - self.least_operand + 1) ** 2 > _MOST_PAIRS:
+            raise ValueError(
+                f"task.arithmetic.least_operand={self.least_operand} to greatest_operand="
+                f"{self.greatest_operand} make more than {_MOST_PAIRS:,} pairs, and all problems"
+                " are made beforehand: use a narrower range."
             )
         if not 0 <= self.forgotten <= 1:
             raise ValueError(

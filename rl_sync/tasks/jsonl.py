@@ -43,7 +43,7 @@ def load(config: JsonlConfig, seed: int) -> Problems:
     if not config.path:
         raise ValueError(f"task.jsonl.path is not set. {_WAY_OUT}")
     for path in (config.path, config.held_out_path):
-        if path is not None and not (file := Path(path).expanduser()).is_file():
+        if path is not None and not (file := Path(path)).is_file():
             fault = "is a directory" if file.is_dir() else "no such file"
             raise ValueError(f"{path}: {fault}. {_WAY_OUT}")
     return dataset.load(

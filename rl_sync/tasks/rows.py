@@ -64,7 +64,7 @@ def read_rows(source: Source, limit: int = 0) -> list[Row]:
         and line).
       OSError: a file cannot be read.
     """
-    path = Path(source.path).expanduser()
+    path = Path(source.path)
     if path.is_file():
         rows = _file_rows(path)
     elif not path.exists() and _is_meant_as_a_file(source.path):
