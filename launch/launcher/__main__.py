@@ -8,177 +8,120 @@ python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16]
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import logging
 
-COMMANDS = ("run", "plan", "timeline", "export")
+from launcher import command_line
+from rl_sync.runtime.records import ConfigError
+
+FAILED = 1
 MISTAKE = 2
-
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "A config file; --config.SECTION.FIELD=VALUE changes a field.", lock_config=True
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "timeline, export: the work directory of a run.")
-_OUT = flags.DEFINE_string(
-    "out", None, "timeline: where the pictures go; the work directory if not set."
-)
-_STEPS = flags.DEFINE_string("steps", None, "timeline: which trainer steps to draw, as FIRST:LAST.")
-_TO = flags.DEFINE_string("to", None, "export: a new directory for the checkpoint.")
-_DTYPE = flags.DEFINE_string(
-    "dtype", None, "export: what parameters are stored as; as imported, or float32, if not set."
-)
+INTERRUPTED = 130
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs one command; returns the exit status."""
-    command, *rest = [*argv[1:], *(["run"] if len(argv) < 2 else [])]
-    if rest or command not in COMMANDS:
-        words = " ".join(argv[1:])
-        _fail(f"{words!r} is not a command; it is one of {', '.join(COMMANDS)} (run if left out).")
-    # JAX and the rest load only once the command line is known to make sense.
-    from launcher.run import RunFailedError
-    from rl_sync.runtime.settings import ConfigError
-
+def main(words: Sequence[str]) -> int:
+    """Runs one command, given without the program's name; returns the exit status."""
+    if (text := command_line.information(words)) is not None:
+        print(text)
+        return 0
+    sys.path.insert(0, os.getcwd())  # So that config files may import each other.
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file that it reads.
     try:
-        if command == "timeline":
-            return _timeline()
-        if command == "export":
-            return _export()
-        return _plan() if command == "plan" else _run()
+        return _execute(command_line.parse(words))
     except ConfigError as error:
-        _fail(str(error))
-    except RunFailedError as error:
-        print(f"\nThe run failed: {error}", file=sys.stderr)
-        return 1
+        print(f"error: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return INTERRUPTED
 
 
-def _run() -> int:
+def _execute(arguments: command_line.Arguments) -> int:
+    # JAX and the rest load only once the command line is known to make sense.
+    if arguments.command == "timeline":
+        return _timeline(arguments.flags)
+    if arguments.command == "export":
+        return _export(arguments.flags)
+    assert arguments.config is not None
+    config = arguments.config.to_dict()
+    return _plan(config) if arguments.command == "plan" else _run(config)
+
+
+def _run(config: Mapping[str, Any]) -> int:
     from launcher import run
 
-    return run.start(_config())
+    try:
+        return run.start(config)
+    except run.RunFailedError as error:
+        print(f"\nThe run failed: {error}", file=sys.stderr)
+        return FAILED
 
 
-def _plan() -> int:
+def _plan(config: Mapping[str, Any]) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
+    from launcher import workdir
     from launcher.memory import describe_memory
     from launcher.plan import describe
-    from rl_sync.runtime.settings import RunSettings
 
-    settings = RunSettings.from_config(_config())
+    settings = workdir.settings_of(config)
     task = settings.load_task()
     print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
     return 0
 
 
-def _timeline() -> int:
-    if not _WORKDIR.value:
-        _fail("timeline draws the run of a work directory: give --workdir=runs/….")
-    if not os.path.isdir(_WORKDIR.value):
-        _fail(f"--workdir={_WORKDIR.value} is not a directory.")
+def _timeline(flags: Mapping[str, str]) -> int:
+    workdir = flags.get("workdir")
+    if not workdir:
+        raise ConfigError("timeline draws the run of a work directory: give --workdir=runs/….")
+    if not os.path.isdir(workdir):
+        raise ConfigError(f"--workdir={workdir} is not a directory.")
 
     from rl_sync.observe.timeline import draw_timeline, parse_steps
     from rl_sync.observe.trace import write_trace
 
+    out = flags.get("out") or workdir
     try:
-        steps = None if _STEPS.value is None else parse_steps(_STEPS.value)
-        pictures = draw_timeline(_WORKDIR.value, _OUT.value, steps=steps)
-        trace = write_trace(_WORKDIR.value, Path(_OUT.value or _WORKDIR.value) / "trace.json")
-    except (FileNotFoundError, ValueError) as error:
-        _fail(str(error))
+        steps = parse_steps(flags["steps"]) if "steps" in flags else None
+        pictures = draw_timeline(workdir, out, steps=steps)
+        trace = write_trace(workdir, Path(out) / "trace.json")
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
     for path in (*pictures, trace):
         print(path)
     return 0
 
 
-def _export() -> int:
+def _export(flags: Mapping[str, str]) -> int:
+    workdir, target = flags.get("workdir"), flags.get("to")
+    if not workdir or not target:
+        raise ConfigError("export writes the policy of a run: give --workdir=runs/… and --to=….")
+
     from rl_sync.runtime.export import export
 
-    if not _WORKDIR.value or not _TO.value:
-        _fail("export writes the policy of a run: give --workdir=runs/… and --to=….")
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file that it reads.
-    step = export(Path(_WORKDIR.value), Path(_TO.value), _DTYPE.value)
-    print(f"The policy after trainer step {step} is in {_TO.value}.")
+    step = export(Path(workdir), Path(target), flags.get("dtype"))
+    print(f"The policy after trainer step {step} is in {target}.")
     return 0
 
 
-def _config() -> dict[str, object]:
-    if _CONFIG.value is None:
-        _fail("Give a config, such as --config=configs/arithmetic.py.")
-    from launcher import workdir
-
-    config = _CONFIG.value.to_dict()
-    config["workdir"] = str(workdir.choose(config))
-    return config
-
-
-def _parse(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; a mistake in it becomes one line."""
-    sys.path.insert(0, os.getcwd())  # So that config files may import each other.
-    for argument in argv:
-        path = re.fullmatch(r"--?config=([^:]*)(:.*)?", argument)
-        if path is not None and not os.path.isfile(path[1]):
-            _fail(f"{argument}: no such file.")
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        _fail(str(error).splitlines()[0])
-    except (AttributeError, KeyError) as error:
-        _fail(f"Unknown setting: {_unknown_setting(argv, error)}")
-    except (ValueError, TypeError, OSError) as error:
-        _fail(f"The config cannot be used: {error}")
-
-
-def _unknown_setting(argv: Sequence[str], error: Exception) -> str:
-    """Which argument it was, and the nearest name there is."""
-    from configs import base
-
-    known = list(_paths(base.get_config().to_dict()))
-    given = [match[1] for match in map(re.compile(r"--?config\.([^=]+)").match, argv) if match]
-    wrong = next((path for path in given if path not in known), None)
-    if wrong is None:
-        return str(error)
-    meant = " or ".join(f"--config.{path}" for path in _meant(wrong, known))
-    hint = f"did you mean {meant}?" if meant else "configs/base.py has all there are."
-    return f"--config.{wrong}; {hint}"
-
-
-def _paths(config: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """Yields the dotted names of all settings."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _paths(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def _meant(wrong: str, known: Sequence[str]) -> list[str]:
-    """The settings that a wrong name is likely to stand for: none, one, or of equal names all."""
-    section, _, word = wrong.rpartition(".")
-    if section not in {path.rpartition(".")[0] for path in known} - {""}:
-        named = [path for path in known if path.rpartition(".")[2] == word]
-        return named or difflib.get_close_matches(wrong, known, 1)
-    words = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == section]
-    in_section = [f"{section}.{near}" for near in difflib.get_close_matches(word, words, 1)]
-    return in_section or [path for path in known if path.rpartition(".")[2] == word]
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(MISTAKE)
-
-
 def run_from_command_line() -> None:
-    """The entry point of `python -m launcher` and of the `launcher` script."""
-    app.run(main, flags_parser=_parse)
+    """The entry point of `python -m launcher`."""
+    # A terminal or a file of another encoding shows what it cannot as escapes.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # Who read the output has had enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = FAILED
+    sys.exit(status)
 
 
 if __name__ == "__main__":

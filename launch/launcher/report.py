@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,13 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
     if settings.explorers:
         lines.append(_account(balance))
     workdir = Path(settings.workdir)
+    quoted = shlex.quote(str(workdir))  # Commands are there to be pasted.
     places = {"checkpoint": result.get("checkpoint", "none was saved")}
     if "checkpoint" in result:
-        places["export"] = f"python -m launcher export --workdir={workdir} --to=DIRECTORY"
+        places["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
     places |= {
         "metrics": f"{workdir / METRICS_FILE}, TensorBoard: {workdir / TENSORBOARD_DIR}",
-        "timeline": f"python -m launcher timeline --workdir={workdir}",
+        "timeline": f"python -m launcher timeline --workdir={quoted}",
         "digest": result.get("digest", "none"),
         "spans": workdir / SPANS_DIR,
         "logs": workdir / work.LOGS_DIR,
@@ -49,7 +51,7 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
 
 def how_to_go_on(workdir: Path) -> str:
     """What to do with a run that ended early."""
-    return f"To go on, run the same command with --config.workdir={workdir}"
+    return f"To go on, run the same command with --config.workdir={shlex.quote(str(workdir))}"
 
 
 def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -26,6 +26,7 @@ from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
 from rl_sync.runtime.buffer import check_replay, replay_tables
 from rl_sync.runtime.devices import VISIBLE, role_environment
+from rl_sync.runtime.hosts import check_own
 from rl_sync.runtime.ports import HeldPorts
 from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.runtime.settings import ConfigError, RunSettings
@@ -319,10 +320,12 @@ def _check_replay(settings: RunSettings, address: str) -> None:
             ) from error
 
 
-def start(config: dict[str, Any]) -> int:
+def start(config: Mapping[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
-    settings = RunSettings.from_config(config)
+    settings = work.settings_of(config)
     task = settings.load_task()  # Fails here rather than in the logs of five processes.
+    if settings.launch.host:
+        check_own("launch.host", settings.launch.host)
     if settings.replay.address:
         _check_replay(settings, settings.replay.address)
     directory = Path(settings.workdir)

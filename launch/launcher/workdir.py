@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import filelock
 
+from rl_sync.runtime.records import read_config
 from rl_sync.runtime.settings import WEIGHTS_DIR, ConfigError, RunSettings
 from rl_sync.runtime.snapshots import latest_snapshot
 from rl_sync.weights.versions import VersionDirectory
@@ -27,12 +29,20 @@ _EARLIER_DIR = "earlier"
 _FIXED = ("seed", "task", "model", "optimizer")
 
 
-def choose(config: dict[str, Any]) -> Path:
-    """The work directory that a config asks for; a new one under `runs/` if it names none."""
-    if config["workdir"]:
-        return Path(config["workdir"]).expanduser().absolute()
-    name = f"{config['name']}-{config['sync']['mode']}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Path("runs", name).absolute()
+def settings_of(config: Mapping[str, Any]) -> RunSettings:
+    """The settings of a resolved config, with a new directory under `runs/` if it names none.
+
+    Raises:
+      ConfigError: what `RunSettings.from_config` raises.
+    """
+    named = config.get("workdir") is not None
+    settings = RunSettings.from_config(config if named else {**config, "workdir": ""})
+    if settings.workdir:
+        chosen = Path(settings.workdir)
+    else:
+        made = time.strftime("%Y%m%d-%H%M%S")
+        chosen = Path("runs", f"{settings.name}-{settings.sync.mode}-{made}")
+    return dataclasses.replace(settings, workdir=str(chosen.absolute()))
 
 
 @contextlib.contextmanager
@@ -54,7 +64,10 @@ def held(workdir: Path) -> Iterator[None]:
             " for it or stop it, or give another --config.workdir."
         ) from error
     except OSError as error:
-        raise ConfigError(f"The work directory {workdir} cannot be made: {error}.") from error
+        raise ConfigError(
+            f"The work directory {workdir} cannot be made: {error.strerror or error}. Give another"
+            " --config.workdir, where you may write."
+        ) from error
     try:
         yield
     finally:
@@ -77,7 +90,7 @@ def prepare(workdir: Path, settings: RunSettings) -> int | None:
     saved = workdir / CONFIG_FILE
     step = latest_snapshot(workdir / CHECKPOINTS_DIR)
     if saved.exists() and step is not None:
-        before = json.loads(saved.read_text())
+        before = read_config(saved)
         differing = [name for name in _FIXED if before.get(name) != config.get(name)]
         if differing:
             raise ConfigError(

@@ -1,10 +1,15 @@
-"""The command line as a process of its own."""
+"""The command line: as a process of its own, and in this one."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from launcher.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,3 +24,24 @@ def launcher(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+class Said(NamedTuple):
+    """What a command line came to."""
+
+    status: int
+    out: str
+    err: str
+
+
+def said_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> Said:
+    """Runs a command line in this process."""
+    capsys.readouterr()
+    before = os.getcwd(), list(sys.path)
+    os.chdir(ROOT)
+    try:
+        status = main(arguments)
+    finally:
+        os.chdir(before[0])
+        sys.path[:] = before[1]
+    return Said(status, *capsys.readouterr())

@@ -2,53 +2,90 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import re
+import time
+import tomllib
 
 import pytest
+import yaml
+from launcher import command_line
 
-from tests.launcher.command import launcher
+import rl_sync
+from tests.launcher.command import ROOT, launcher, said_here
 
 CONFIG = "--config=configs/arithmetic.py"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ["Give a config"]),
-        (["--config=configs/arithmetik.py"], ["configs/arithmetik.py", "no such file"]),
-        (["plane", CONFIG], ["'plane' is not a command", "plan"]),
-        ([CONFIG, "--config.sync.mode=asinchronous"], ["did you mean 'asynchronous'"]),
-        ([CONFIG, "--config.sync.intervall=2"], ["sync.intervall;", "--config.sync.interval?"]),
-        ([CONFIG, "--config.algorithm.clip=1"], ["algorithm.clip;", "--config.algorithm.clip_"]),
-        (
-            [CONFIG, "--config.learning_rate=1"],
-            ["--config.critic.learning_rate or --config.optimizer.learning_rate?"],
-        ),
-        ([CONFIG, "--config.sync.group_size=1"], ["--config.trainer.group_size?"]),
-        ([CONFIG, "--config.algorithm.typo=1"], ["algorithm.typo; configs/base.py has all"]),
-        ([CONFIG, "--config.synk.mode=x"], ["synk.mode;", "--config.sync.mode?"]),
-        ([CONFIG, "--config.sync.interval=two"], ["sync.interval", "two"]),
-        (["--config=configs/jsonl.py"], ["task.jsonl.path is not set"]),
-        (["timeline"], ["--workdir"]),
-        (["timeline", "--workdir=no/such/run"], ["no/such/run"]),
-        (["timeline", "--workdir=tests"], ["tests holds no spans"]),
-        (["timeline", "--workdir=tests", "--steps=x"], ["--steps=x", "3:8"]),
-        (["export", "--workdir=tests"], ["--workdir=", "--to="]),
-        (["export", "--workdir=tests", "--to=x"], ["tests is not the work directory", "config"]),
-    ],
-)
-def test_a_mistake_gets_one_clear_message_and_starts_nothing(arguments, parts, tmp_path):
-    workdir = tmp_path / "run"
-    if any(argument.startswith("--config=") for argument in arguments):
-        arguments = [*arguments, f"--config.workdir={workdir}"]
-    done = launcher(*arguments)
+def test_a_mistake_ends_the_process_with_status_2_and_one_line():
+    done = launcher(CONFIG, "--config.sync.mode=asinchronous")
     assert done.returncode == 2, done.stdout + done.stderr
-    # The first time, Matplotlib may have said before it that it looks for fonts.
-    assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in done.stderr
-    for part in parts:
-        assert part in done.stderr
-    assert not workdir.exists()
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert "did you mean 'asynchronous'" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "help"])
+def test_help_names_every_command_and_flag_and_nothing_else_that_starts_with_dashes(word, capsys):
+    said = said_here(capsys, word)
+    assert said.status == 0
+    for name, command in command_line.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", said.out, re.M)
+        assert f"python -m launcher {name} {command.example}" in said.out
+    known = {f"--{name}" for name in command_line.FLAGS} | {"--help", "--version"}
+    assert set(re.findall(r"--[a-z]+", said.out)) == known
+    assert max(map(len, said.out.splitlines())) <= 100
+
+
+def test_help_comes_before_any_mistake(capsys):
+    assert said_here(capsys, "plane", "--zzz=1", "--help").out.startswith("usage: ")
+
+
+def test_the_version_is_the_packages_in_every_place_that_says_it(capsys):
+    said = said_here(capsys, "--version")
+    assert said.out == f"rl_sync {rl_sync.__version__}\n"
+    metadata = importlib.metadata.metadata("rl_sync")
+    assert metadata["Version"] == rl_sync.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rl_sync.__version__"}
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.search(rf"^version: {re.escape(rl_sync.__version__)}$", citation, re.M)
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[([^\]]+)\]", changelog, re.M)[:2] == [
+        "Unreleased",
+        rl_sync.__version__,
+    ]
+
+
+def test_the_citation_has_what_its_format_asks_for():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert citation["authors"] == [{"name": "The rl_sync developers"}]
+    assert {"message", "title"} <= citation.keys()
+
+
+def test_the_license_is_the_one_that_the_package_and_the_citation_name():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert re.search(r"^license: Apache-2.0$", (ROOT / "CITATION.cff").read_text(), re.M)
+    text = (ROOT / "LICENSE").read_text()
+    assert text.split("\n")[1].strip() == "Apache License"
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_a_setting_may_stand_apart_from_its_value_and_a_switch_without_one():
+    words = [CONFIG, "--config.seed", "5", "plan", "--config.launch.colocate"]
+    parsed = command_line.parse(words)
+    assert parsed.command == "plan"
+    assert (parsed.config.seed, parsed.config.launch.colocate) == (5, True)
+
+
+def test_paths_after_an_equals_sign_may_start_at_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    parsed = command_line.parse(["timeline", "--workdir=~/run", "--out=~/pictures"])
+    assert parsed.flags == {"workdir": "/home/ada/run", "out": "/home/ada/pictures"}
 
 
 @pytest.mark.parametrize(
@@ -61,39 +98,59 @@ def test_a_mistake_gets_one_clear_message_and_starts_nothing(arguments, parts, t
         ('{"prompt": ["a"], "answer": "b"}', "'prompt' is ['a']"),
     ],
 )
-def test_a_bad_row_is_named_by_file_and_line(row, complaint, tmp_path):
+def test_a_bad_row_is_named_by_file_and_line(row, complaint, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1", "answer": "1"}\n\n' + row + "\n")
-    done = launcher("--config=configs/jsonl.py", f"--config.task.jsonl.path={path}")
-    assert done.returncode == 2
-    assert f"{path}, line 3" in done.stderr
-    assert complaint in done.stderr
+    done = said_here(capsys, "--config=configs/jsonl.py", f"--config.task.jsonl.path={path}")
+    assert done.status == 2
+    assert f"{path}, line 3" in done.err
+    assert complaint in done.err
 
 
-def test_plan_prints_the_schedule_in_words_and_as_a_drawing():
-    done = launcher("plan", CONFIG, "--config.sync.mode=custom", "--config.sync.interval=2")
-    assert done.returncode == 0, done.stderr
+def test_plan_prints_the_schedule_in_words_and_as_a_drawing(capsys):
+    done = said_here(
+        capsys, "plan", CONFIG, "--config.sync.mode=custom", "--config.sync.interval=2"
+    )
+    assert done.status == 0, done.err
     for phrase in ("e1: v0, e2: v0, e3: v2, e4: v2", "at most 1 trainer step", "<v2>[ e3 v2 ]"):
-        assert phrase in done.stdout
+        assert phrase in done.out
 
 
-def test_plan_reads_the_users_own_file(tmp_path):
+def test_plan_reads_the_users_own_file(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"{i}+1=", "answer": i + 1} for i in range(40)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = launcher(
+    done = said_here(
+        capsys,
         "plan",
         "--config=configs/jsonl.py",
         f"--config.task.jsonl.path={path}",
         "--config.task.max_prompt_tokens=4",
     )
-    assert done.returncode == 0, done.stderr
-    assert "at most 4 tokens a prompt and 3 a completion" in done.stdout
-    assert "starts at random" not in done.stdout
-    assert "training problems are dropped: their prompts are longer than" in done.stdout
+    assert done.status == 0, done.err
+    assert "at most 4 tokens a prompt and 3 a completion" in done.out
+    assert "starts at random" not in done.out
+    assert "training problems are dropped: their prompts are longer than" in done.out
 
 
-def test_plan_warns_of_a_policy_that_has_learned_nothing():
-    done = launcher("plan", CONFIG, "--config.warm_up.steps=0")
-    assert done.returncode == 0, done.stderr
-    assert "starts at random and imitates nothing (model.path is not set" in done.stdout
+def test_plan_warns_of_a_policy_that_has_learned_nothing(capsys):
+    done = said_here(capsys, "plan", CONFIG, "--config.warm_up.steps=0")
+    assert done.status == 0, done.err
+    assert "starts at random and imitates nothing (model.path is not set" in done.out
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["mode=custom", "offset=100"],
+        ["mode=custom", "interval=1000000000"],
+        ["mode=custom", "offset=100", "interval=4000000000", "transfer=server"],
+        ["mode=asynchronous", "max_staleness=1000000000"],
+    ],
+)
+def test_plan_answers_at_once_however_far_explorers_may_run_ahead(settings, capsys):
+    began = time.monotonic()
+    done = said_here(capsys, "plan", CONFIG, *(f"--config.sync.{setting}" for setting in settings))
+    assert done.status == 0, done.err
+    assert time.monotonic() - began < 20
+    assert max(map(len, done.out.splitlines())) < 500

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 
 import pytest
+from launcher import report
 from launcher.run import LocalRun, RunFailedError
 from launcher.supervisor import RoleProcess
 
@@ -79,3 +81,9 @@ def test_who_was_killed_is_named_even_if_those_it_brought_down_were_seen_before(
         run._fail([seen])
     server.close(0.0)
     assert str(error.value).startswith("trainer was killed by SIGKILL; after it explorer1 was")
+
+
+def test_the_way_to_go_on_can_be_pasted_whatever_the_directory_is_called(tmp_path):
+    odd = tmp_path / "it's a place"
+    words = shlex.split(report.how_to_go_on(odd))
+    assert words[-1] == f"--config.workdir={odd}"

@@ -1,0 +1,268 @@
+"""The command line: which commands there are, which flags each takes, and what was asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+import rl_sync
+from launcher import config_file
+from launcher.suggestions import did_you_mean, setting_names
+from rl_sync.runtime.records import ConfigError
+from rl_sync.spelling import hint, nearest
+
+CONFIG = "config"
+DEFAULT = "run"
+
+
+class Command(NamedTuple):
+    """One thing that the launcher does.
+
+    Attributes:
+      summary: for the help.
+      flags: those that it takes; with `config` also all settings.
+      example: its arguments.
+    """
+
+    summary: str
+    flags: tuple[str, ...]
+    example: str
+
+
+COMMANDS = {
+    "run": Command(
+        "Trains; the word may be left out.",
+        (CONFIG,),
+        "--config=configs/arithmetic.py --config.sync.mode=asynchronous",
+    ),
+    "plan": Command(
+        "Prints what a run would do and the memory that it takes; starts nothing.",
+        (CONFIG,),
+        "--config=configs/arithmetic.py --config.sync.mode=synchronous",
+    ),
+    "timeline": Command(
+        "Draws who did what when in a run, also while it runs.",
+        ("workdir", "out", "steps"),
+        "--workdir=runs/… --steps=1:8",
+    ),
+    "export": Command(
+        "Writes a run's policy as a checkpoint that transformers loads.",
+        ("workdir", "to", "dtype"),
+        "--workdir=runs/… --to=DIRECTORY --dtype=bfloat16",
+    ),
+}
+FLAGS = {
+    CONFIG: ("FILE", "A config file; configs/ has some. run, plan."),
+    "workdir": ("DIRECTORY", "The work directory of a run. timeline, export."),
+    "out": ("DIRECTORY", "Where the pictures go; the work directory if not set. timeline."),
+    "steps": ("FIRST:LAST", "The trainer steps to draw, such as 3:8, 3: or all. timeline."),
+    "to": ("DIRECTORY", "A new directory for the checkpoint. export."),
+    "dtype": (
+        "DTYPE",
+        "What parameters are stored as: float32, bfloat16 or float16; as imported, or float32, if"
+        " not set. export.",
+    ),
+}
+_PATHS = ("workdir", "out", "to")
+_PROGRAM = "python -m launcher"
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_SETTING = re.compile(r"--?(?:no)?config\.([^=]*)(=.*)?", re.DOTALL)
+
+
+class Arguments(NamedTuple):
+    """A command line that makes sense.
+
+    Attributes:
+      command: a key of `COMMANDS`.
+      config: the config with the settings that were given; None where there is none.
+      flags: the values of the other flags that were given, paths with their home directory.
+    """
+
+    command: str
+    config: ConfigDict | None
+    flags: Mapping[str, str]
+
+
+def information(words: Sequence[str]) -> str | None:
+    """What --help or --version ask for; None where neither is given."""
+    if any(word in ("-h", "-help", "--help", "--helpfull") for word in words) or list(words) == [
+        "help"
+    ]:
+        return help_text()
+    if any(word in ("-version", "--version") for word in words):
+        return f"rl_sync {rl_sync.__version__}"
+    return None
+
+
+def help_text() -> str:
+    """All commands and flags, with examples."""
+    lines = [f"usage: {_PROGRAM} [COMMAND] [FLAGS]", "", "commands:"]
+    lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
+    lines += ["", "flags:"]
+    entries = {f"--{name}={value}": text for name, (value, text) in FLAGS.items()}
+    entries["--config.NAME=VALUE"] = "Changes a setting; configs/base.py has them all. run, plan."
+    entries["-h, --help"], entries["--version"] = "Prints this.", "Prints the version."
+    for flag, text in entries.items():
+        lines += textwrap.wrap(text, 96, initial_indent=f"  {flag:<22}", subsequent_indent=" " * 24)
+    lines += ["", "examples:"]
+    lines += [f"  {_PROGRAM} {name} {command.example}" for name, command in COMMANDS.items()]
+    return "\n".join(lines)
+
+
+def parse(words: Sequence[str]) -> Arguments:
+    """Reads a command line, without the program's name.
+
+    Raises:
+      ConfigError: it makes no sense; one line says why, and what was likely meant.
+    """
+    path, rest = _split_config(words)
+    config = None if path is None else config_file.load(path)
+    given = [match for match in map(_SETTING.fullmatch, rest) if match]
+    if config is not None:
+        _check_names(given, config)
+    elif given:
+        raise ConfigError(f"{given[0][0]} changes a setting of a config: {_GIVE_CONFIG}")
+    values = _define(config, rest)
+    try:
+        commands = values([_PROGRAM, *rest])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise ConfigError(_unknown_flag(rest, error.flagname, config)) from error
+    except flags.Error as error:
+        raise ConfigError(_refused(values, error)) from error
+    command = _command(commands or [DEFAULT])
+    used = {n: str(values[n].value) for n in FLAGS if n != CONFIG and values[n].present}
+    if path is not None:
+        used = {CONFIG: path, **used}
+    _check_used(command, used)
+    if CONFIG in COMMANDS[command].flags and config is None:
+        raise ConfigError(_GIVE_CONFIG)
+    used.pop(CONFIG, None)
+    return Arguments(
+        command,
+        config,
+        {n: os.path.expanduser(value) if n in _PATHS else value for n, value in used.items()},
+    )
+
+
+_GIVE_CONFIG = "Give a config, such as --config=configs/arithmetic.py; --help tells more."
+
+
+def _command(words: Sequence[str]) -> str:
+    wrong = next((word for word in words if word not in COMMANDS), None)
+    if wrong is not None and (wrong.endswith(".py") or os.path.exists(os.path.expanduser(wrong))):
+        flag = "--workdir" if os.path.isdir(os.path.expanduser(wrong)) else "--config"
+        raise ConfigError(f"{wrong!r} needs the name of a flag: did you mean {flag}={wrong}?")
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong!r} is not a command, which is one of {', '.join(COMMANDS)} ({DEFAULT} if left"
+            f" out){hint(wrong, COMMANDS)}"
+        )
+    if len(words) > 1:
+        raise ConfigError(f"{' and '.join(words)} are {len(words)} commands: give one at a time.")
+    return words[0]
+
+
+def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The config's path, None if there is none, and the other words."""
+    paths: list[str] = []
+    rest = []
+    remaining = iter(words)
+    for word in remaining:
+        match = re.fullmatch(r"--?config(?:=(.*))?", word, re.DOTALL)
+        if match is None:
+            rest.append(word)
+            continue
+        value = next(remaining, "") if match[1] is None else match[1]
+        paths.append(value)
+    if len(paths) > 1:
+        raise ConfigError(f"--config is given {len(paths)} times ({', '.join(paths)}): give one.")
+    return (paths[0] if paths else None), rest
+
+
+def _define(config: ConfigDict | None, words: Sequence[str]) -> flags.FlagValues:
+    """The flags that may stand in a command line."""
+    values = flags.FlagValues()
+    for name, (_, text) in FLAGS.items():
+        if name != CONFIG:
+            flags.DEFINE_string(name, None, text, flag_values=values)
+    if config is None:
+        return values
+    try:
+        config_flags.DEFINE_config_dict(
+            CONFIG, config, flag_values=values, lock_config=True, sys_argv=[_PROGRAM, *words]
+        )
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"The config cannot be used: {_first_line(error)}") from error
+    return values
+
+
+def _check_names(given: Sequence[re.Match[str]], config: ConfigDict) -> None:
+    """Refuses settings that the config does not have."""
+    known = list(setting_names(config.to_dict()))
+    for match in given:
+        name, value = match[1], match[2] or ""
+        if name in known:
+            continue
+        inside = [path for path in known if path.startswith(f"{name}.")]
+        if inside:
+            raise ConfigError(
+                f"--config.{name} is a section, not a setting: it has"
+                f" {', '.join(f'--config.{path}' for path in inside[:6])}"
+                + (", …" if len(inside) > 6 else ".")
+            )
+        meant = did_you_mean(name, known, value) or "configs/base.py has all there are."
+        raise ConfigError(f"Unknown setting: --config.{name}; {meant}")
+
+
+def _check_used(command: str, used: Mapping[str, str]) -> None:
+    """Refuses flags that a command does not use, rather than to ignore them."""
+    takes = COMMANDS[command].flags
+    for name, value in used.items():
+        if name in takes:
+            continue
+        users = " and ".join(n for n, one in COMMANDS.items() if name in one.flags)
+        own = f"{command} takes {', '.join(f'--{flag}' for flag in takes)}."
+        if CONFIG in takes:
+            own = did_you_mean(name, list(_all_settings()), f"={value}") or own
+        raise ConfigError(f"--{name}={value} is for {users}, not for {command}; {own}")
+
+
+def _unknown_flag(words: Sequence[str], name: str, config: ConfigDict | None) -> str:
+    word = next((w for w in words if re.match(rf"--?{re.escape(name)}(=|$)", w)), f"--{name}")
+    _, equals, value = word.partition("=")
+    near = nearest(name, FLAGS)
+    known = _all_settings() if config is None else setting_names(config.to_dict())
+    meant = did_you_mean(name, list(known), equals + value)
+    if near and (meant is None or config is None):
+        meant = f"did you mean --{near}{equals}{value}?"
+    return f"Unknown flag: {word}; {meant or '--help names all there are.'}"
+
+
+def _refused(values: flags.FlagValues, error: flags.Error) -> str:
+    """What to say of a value that a flag does not take."""
+    text = _first_line(error)
+    match = re.match(r"flag (--[^=]+)=(.*?): ", text)
+    if match is None:
+        return f"{text.rstrip('.')}. {_GIVE_VALUE}" if "issing value" in text else text
+    flag, value = match[1], match[2]
+    kind = values[flag.removeprefix("--")].parser.flag_type()
+    return f"{flag}={value} must be {_KINDS.get(kind, kind)}."
+
+
+_GIVE_VALUE = "Write it as --NAME=VALUE."
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _all_settings() -> Iterator[str]:
+    from configs import base
+
+    return setting_names(base.get_config().to_dict())

@@ -1,0 +1,89 @@
+"""Config files: Python whose `get_config()` returns an ml_collections ConfigDict."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+
+from ml_collections import ConfigDict
+
+from rl_sync.runtime.records import ConfigError
+from rl_sync.spelling import nearest
+
+_MODEL = "configs/arithmetic.py shows what a config file looks like."
+
+
+def load(given: str) -> ConfigDict:
+    """Loads a config.
+
+    Args:
+      given: the file's path, and after a colon, if there is one, what `get_config` is called with.
+
+    Raises:
+      ConfigError: there is no such file, or it does not yield a config; says where and why.
+    """
+    path, colon, argument = os.path.expanduser(given).partition(":")
+    if not path:
+        raise ConfigError("--config= names no file: give one, such as configs/arithmetic.py.")
+    if os.path.isdir(path):
+        raise ConfigError(f"--config={given} is a directory: name a file in it.")
+    if not os.path.isfile(path):
+        raise ConfigError(f"--config={given}: no such file{_nearest_file(path)}")
+    try:
+        config = _call(path, [argument] if colon else [])
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{_place(path, error)}: {_said(error)}. {_MODEL}") from error
+    if not isinstance(config, ConfigDict):
+        returned = "nothing" if config is None else f"a {type(config).__name__}"
+        raise ConfigError(
+            f"{path}: get_config() returned {returned}, not an ml_collections ConfigDict: start"
+            " from configs.base.get_config(), change it, and return it."
+        )
+    return config
+
+
+def _nearest_file(path: str) -> str:
+    """The end of a message: the file of a like name beside that one, or in `configs`, if any."""
+    folder, name = os.path.split(path)
+    for place in (folder or ".", "configs"):
+        names = [file for file in os.listdir(place) if file.endswith(".py")] if (
+            os.path.isdir(place)
+        ) else []  # fmt: skip
+        stems = {file.removesuffix(".py"): file for file in names if file != "__init__.py"}
+        near = nearest(name.removesuffix(".py").rpartition(".")[2], stems)
+        if near is not None:
+            return f"; did you mean --config={os.path.normpath(os.path.join(place, stems[near]))}?"
+    return f". {_MODEL}"
+
+
+def _call(path: str, arguments: list[str]) -> object:
+    spec = spec_from_file_location(
+        "config_file", path, loader=SourceFileLoader("config_file", path)
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise ConfigError(f"{path} has no function get_config(). {_MODEL}")
+    return get_config(*arguments)
+
+
+def _place(path: str, error: BaseException) -> str:
+    """The file, and the last of its lines that took part in the error."""
+    if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
+        return f"{path}, line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename == path]  # fmt: skip
+    return f"{path}, line {lines[-1]}" if lines else path
+
+
+def _said(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    first = text.strip().splitlines()[0].rstrip(".") if text.strip() else "no reason given"
+    return f"{type(error).__name__}: {first}"

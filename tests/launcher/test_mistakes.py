@@ -1,0 +1,298 @@
+"""What people type wrong: one line names the way out, quickly, and nothing is started."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from launcher import run
+
+from tests.launcher.command import said_here
+
+CONFIG = "--config=configs/arithmetic.py"
+QUICK_SECS = 20.0  # Without the load of other tests it is one.
+
+
+@pytest.fixture
+def mistake(monkeypatch, capsys, tmp_path):
+    """Runs a command line that is wrong; returns its one line."""
+
+    def start(*_: object) -> None:
+        raise AssertionError("A run was started.")
+
+    monkeypatch.setattr(run, "LocalRun", start)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def told(*words: str) -> str:
+        began = time.monotonic()
+        said = said_here(capsys, *(word.replace("TMP", str(tmp_path)) for word in words))
+        assert time.monotonic() - began < QUICK_SECS
+        assert said.status == 2, said
+        line = said.err.rstrip("\n").splitlines()[-1]
+        assert line.startswith("error: ")
+        assert "Traceback" not in said.err
+        return line
+
+    return told
+
+
+FLAGS = [
+    ("", "Give a config, such as --config=configs/arithmetic.py"),
+    ("plan", "Give a config"),
+    ("plane CONFIG", "'plane' is not a command", "did you mean 'plan'?"),
+    ("run plan CONFIG", "run and plan are 2 commands"),
+    ("configs/arithmetic.py", "did you mean --config=configs/arithmetic.py?"),
+    ("timeline TMP", "did you mean --workdir="),
+    ("CONFIG CONFIG", "--config is given 2 times"),
+    ("--confg=configs/arithmetic.py", "did you mean --config=configs/arithmetic.py?"),
+    ("--config.seed=1", "--config.seed=1 changes a setting of a config", "Give a config"),
+    ("CONFIG --workdir=x", "for timeline and export, not for run", "--config.workdir=x?"),
+    ("plan CONFIG --workdir=x", "not for plan", "did you mean --config.workdir=x?"),
+    ("CONFIG --steps=5", "did you mean --config.trainer.steps=5?"),
+    ("CONFIG --out=x", "did you mean --config.workdir=x?"),
+    ("CONFIG --to=x", "--to=x is for export, not for run"),
+    ("CONFIG --seed=5", "Unknown flag: --seed=5; did you mean --config.seed=5?"),
+    ("CONFIG --lr=5", "did you mean --config.optimizer.learning_rate=5?"),
+    ("CONFIG --sync.mode=async", "did you mean --config.sync.mode=async?"),
+    ("CONFIG --confg.seed=5", "did you mean --config.seed=5?"),
+    ("CONFIG --zzz=1", "Unknown flag: --zzz=1; --help names all"),
+    ("CONFIG -x", "Unknown flag: -x"),
+    ("timeline", "give --workdir=runs/"),
+    ("timeline --workdir=", "give --workdir=runs/"),
+    ("timeline --workdir", "Missing value for flag --workdir. Write it as --NAME=VALUE"),
+    ("timeline --wokrdir=x", "did you mean --workdir=x?"),
+    ("timeline --workdir=no/such/run", "no/such/run is not a directory"),
+    ("timeline --workdir=README.md", "README.md is not a directory"),
+    ("timeline --workdir=tests", "tests holds no spans"),
+    ("timeline --workdir=tests --steps=x", "--steps=x", "3:8"),
+    ("timeline --workdir=tests --to=x", "--to=x is for export", "timeline takes --workdir, --out"),
+    ("timeline --workdir=tests CONFIG", "--config=configs/arithmetic.py is for run and plan"),
+    ("timeline --workdir=tests --dtype=x", "--dtype=x is for export, not for timeline"),
+    ("export --workdir=tests", "give --workdir=runs/… and --to="),
+    ("export --to=x", "give --workdir=runs/… and --to="),
+    ("export --workdir=tests --out=x", "--out=x is for timeline", "takes --workdir, --to, --dtype"),
+    ("export --workdir=tests --to=TMP/x", "tests is not the work directory", "config"),
+    ("export --workdir=README.md --to=TMP/x", "README.md/config.json cannot be read"),
+]
+
+NAMES = [
+    ("sync.intervall=2", "did you mean --config.sync.interval=2?"),
+    ("optimizer.lr=1", "Unknown setting", "did you mean --config.optimizer.learning_rate=1?"),
+    ("optimzer.lr=1", "did you mean --config.optimizer.learning_rate=1?"),
+    ("optimzer.lerning_rate=1", "did you mean --config.optimizer.learning_rate=1?"),
+    ("critic.lr=1", "did you mean --config.critic.learning_rate=1?"),
+    ("lr=1", "did you mean --config.optimizer.learning_rate=1?"),
+    ("learning_rate=1", "--config.critic.learning_rate=1 or --config.optimizer.learning_rate=1?"),
+    ("algorithm.clip=1", "did you mean --config.algorithm.clip_"),
+    ("algorithm.typo=1", "algorithm.typo; configs/base.py has all"),
+    ("sync.group_size=1", "did you mean --config.trainer.group_size=1?"),
+    ("synk.mode=x", "did you mean --config.sync.mode=x?"),
+    ("warmup.steps=1", "did you mean --config.warm_up.steps=1?"),
+    ("num_explorers=2", "did you mean --config.explorer.count=2?"),
+    ("lora_rank=8", "did you mean --config.model.lora.rank=8?"),
+    ("max_new_tokens=8", "did you mean --config.task.max_completion_tokens=8?"),
+    ("dataset.path=x", "did you mean --config.task.dataset.path=x?"),
+    ("sync=3", "--config.sync is a section", "--config.sync.mode"),
+    ("sync", "--config.sync is a section"),
+    ("=3", "Unknown setting"),
+    ("seed", "Missing value for flag --config.seed. Write it as"),
+]
+
+VALUES = [
+    ("seed=-1", "seed=-1 must be at least 0"),
+    ("seed=36893488147419103232", "config.seed=36893488147419103232 is too large", "4294967295"),
+    ("seed=1.5", "--config.seed=1.5 must be a whole number"),
+    ("seed=", "--config.seed= must be a whole number"),
+    ("name=", "name='' is part of a directory's name"),
+    ("name=a/b", "no slash"),
+    ("name=..", "name='..'"),
+    ("launch.colocate=maybe", "must be true or false"),
+    ("optimizer.learning_rate=fast", "must be a number"),
+    ("optimizer.name=sdg", "did you mean 'sgd'?"),
+    ("optimizer.schedule=cos", "did you mean 'cosine'?"),
+    ("optimizer.ramp_updates=99999999999999999999", "is too large"),
+    ("sync.mode=", "The modes are synchronous"),
+    ("sync.mode=async", "did you mean 'asynchronous'?"),
+    ("sync.interval=two", "sync.interval=two must be a whole number"),
+    ("sync.mode=custom sync.offset=1000000000", "sync.offset=1000000000 is beyond trainer.steps"),
+    ("sync.mode=asynchronous sync.max_staleness=99999999999999999999", "is too large"),
+    ("model.dtype=bf16", "did you mean 'bfloat16'?"),
+    ("model.remat=some", "model.remat='some' is not one of none, full"),
+    ("model.attention=dot", "did you mean 'dot_product'?"),
+    ("model.embed_dim=100000000000000000000", "is too large"),
+    ("model.path=", "model.path"),
+    ("model.path=~/nothing", "/nothing' is neither a directory nor a model"),
+    ("model.lora.targets=zzz", "model.lora.targets='zzz' must name some of q, k"),
+    ("model.lora.rank=-1", "model.lora.rank=-1"),
+    ("trainer.steps=0", "trainer.steps must be at least 1"),
+    ("trainer.steps=1000000000", "more than the 2,147,483,647 that an optimizer counts"),
+    ("trainer.steps=99999999999999999999", "is too large"),
+    ("trainer.groups_per_step=4000000000", "completions a step are more than arrays can hold"),
+    ("algorithm.over_sampling=1e9", "completions a step are more than arrays can hold"),
+    ("trainer.batching=bucket", "did you mean 'bucketed'?"),
+    ("trainer.compute_dtype=", "trainer.compute_dtype='' is not one of"),
+    ("critic.model=heads", "did you mean 'head'?"),
+    ("tokenizer.chat=yess", "did you mean 'yes'?"),
+    ("task.too_long=trunc", "did you mean 'truncate'?"),
+    ("task.name=", "task.name='' is not one of"),
+    ("task.max_prompt_tokens=1", "all prompts are longer"),
+    ("task.max_completion_tokens=-3", "must be at least 1"),
+    ("task.arithmetic.operators=*", "must be made of + -"),
+    ("task.arithmetic.greatest_operand=10000000", "more than 10,000,000 pairs"),
+    ("rollout.temperature=0", "rollout.temperature must be above 0, not 0"),
+    ("rollout.top_p=2", "rollout.top_p must be in (0, 1]"),
+    ("rollout.min_new_tokens=-1", "rollout.min_new_tokens must be at least 0, not -1"),
+    ("rollout.stop_ids=99999999999999", "must be token ids"),
+    ("rollout.swap=inflight", "did you mean 'in_flight'?"),
+    ("algorithm.name=GRPO", "did you mean 'grpo'?"),
+    ("sharding.vocab=tensor,tensor", "names an axis twice"),
+    ("master.port=5000 replay.port=5000", "master.port and replay.port are both 5000", "0 for any"),
+    ("master.port=-1", "master.port=-1 must be a port, from 1 to 65535"),
+    ("replay.port=70000", "replay.port=70000 must be a port"),
+    ("replay.address=there", "replay.address='there' must be HOST:PORT"),
+    ("replay.address=there:99999", "must be HOST:PORT"),
+    ("master.lease_secs=0", "master.lease_secs=0 is a time in seconds"),
+    ("master.reward_workers=100000", "from 0 to 1024"),
+    ("launch.start_secs=0", "launch.start_secs=0 is a time in seconds: it must be above 0"),
+    ("launch.wait_secs=-1", "launch.wait_secs=-1 is a time"),
+    ("launch.call_secs=0", "launch.call_secs=0 is a time"),
+    ("launch.master_lost_secs=0", "launch.master_lost_secs=0 is a time"),
+    ("launch.stop_secs=-3", "launch.stop_secs=-3 is a time"),
+    ("launch.wait_secs=1e30", "at most 1e+08"),
+    ("launch.remote_shell=ssh {hots}", "must say where {host} goes, as in 'ssh {host}'"),
+    ("launch.remote_shell=ssh {host} {}", "with that alone in braces"),
+    ("launch.remote_shell=ssh {host} {", "with that alone in braces"),
+    ("launch.remote_shell=ssh '{host}", "quotation marks that are closed"),
+    ("launch.remote_shell=ssh", "must say where {host} goes"),
+    ("launch.hosts=trainer=1,trainer=2 launch.host=1.2.3.4", "says twice where trainer is"),
+    ("launch.hosts=trainer=10.0.0.2 launch.host=", "needs launch.host"),
+    ("launch.host=203.0.113.1", "launch.host=203.0.113.1 must be an address of this machine"),
+    (f"launch.host={'a' * 70}", "cannot be looked up", "Give an address"),
+    ("workdir=README.md", "README.md cannot be made: File exists. Give another --config.workdir"),
+    ("workdir=README.md/x", "cannot be made: Not a directory"),
+    (f"workdir=TMP/{'a' * 300}", "cannot be made: File name too long"),
+    ("sync.transfer=checkpoint sync.directory=", "must be an absolute path"),
+]
+
+
+@pytest.mark.parametrize(("words", "parts"), [(first, rest) for first, *rest in FLAGS])
+def test_a_wrong_command_or_flag_is_refused(words, parts, mistake):
+    said = mistake(*words.replace("CONFIG", CONFIG).split())
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.parametrize(("setting", "parts"), [(first, rest) for first, *rest in NAMES])
+def test_an_unknown_setting_is_refused_with_the_one_that_was_meant(setting, parts, mistake):
+    said = mistake(CONFIG, f"--config.{setting}")
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.parametrize(("settings", "parts"), [(first, rest) for first, *rest in VALUES])
+def test_a_wrong_value_is_refused_with_the_rule(settings, parts, mistake):
+    values = [settings] if "remote_shell" in settings else settings.split()
+    own = [] if "workdir" in settings else ["--config.workdir=TMP/run"]
+    said = mistake(CONFIG, *own, *(f"--config.{value}" for value in values))
+    for part in parts:
+        assert part in said
+
+
+FILES = [
+    ("def get_config(:\n", ", line 1: SyntaxError"),
+    ("\0\x01\x02", "SyntaxError: source code string cannot contain null bytes"),
+    ("a = '\udcff'\n", "SyntaxError", "utf-8"),
+    ("", "has no function get_config()", "configs/arithmetic.py shows"),
+    ("get_config = 3\n", "has no function get_config()"),
+    ("\nimport nosuchmodule\n", ", line 2: ModuleNotFoundError: No module named 'nosuchmodule'"),
+    ("def get_config():\n    raise KeyError('x\\ny')\n", ", line 2: KeyError"),
+    ("def get_config():\n    raise RuntimeError()\n", ", line 2: RuntimeError: no reason given"),
+    ("import sys\nsys.exit(3)\n", ", line 2: SystemExit: 3"),
+    ("def get_config():\n    return get_config()\n", "RecursionError"),
+    ("def get_config():\n    pass\n", "get_config() returned nothing", "and return it"),
+    ("def get_config():\n    return {'seed': 1}\n", "get_config() returned a dict"),
+    ("def get_config(kind):\n    return kind\n", "missing 1 required positional argument"),
+    (
+        "import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict()\n",
+        "config lacks name, seed, task",
+        "start from configs/base.py",
+    ),
+    (
+        "import ml_collections\ndef get_config():\n"
+        "    return ml_collections.ConfigDict({'sync': 3, 'workdir': 5})\n",
+        "config lacks name",
+    ),
+    (
+        "from configs import base\ndef get_config():\n    config = base.get_config()\n"
+        "    config.trainer.stepz = 3\n    return config\n",
+        "config.trainer.stepz is not a setting; did you mean config.trainer.steps?",
+    ),
+    (
+        "from configs import base\ndef get_config():\n    config = base.get_config()\n"
+        "    config.seed = 'x'\n    return config\n",
+        ", line 4: TypeError: Could not override field 'seed'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), [(first, rest) for first, *rest in FILES])
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_broken_config_file_is_named_with_the_line(command, text, parts, mistake, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(text, errors="surrogateescape")
+    said = mistake(command, f"--config={path}")
+    for part in (str(path) if "config lacks" not in parts[0] else "", *parts):
+        assert part in said or "is not a setting" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        ("--config=", ["names no file"]),
+        ("--config", ["names no file"]),
+        ("--config=configs", ["--config=configs is a directory"]),
+        ("--config=nosuch.py", ["no such file. configs/arithmetic.py shows"]),
+        ("--config=arithmetic", ["did you mean --config=configs/arithmetic.py?"]),
+        ("--config=configs.arithmetic", ["did you mean --config=configs/arithmetic.py?"]),
+        ("--config=configs/arithmetik.py", ["did you mean --config=configs/arithmetic.py?"]),
+        ("--config=configs/arithmetic.py:x", ["takes 0 positional arguments but 1 was given"]),
+        ("--config=configs/jsonl.py", ["task.jsonl.path is not set"]),
+    ],
+)
+def test_a_config_that_is_not_there_is_refused(config, parts, mistake):
+    said = mistake(config)
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.parametrize("text", ['{"name": "ru', "[]", "\udcff", "[" * 5000])
+def test_a_torn_config_of_a_work_directory_is_named(text, mistake, tmp_path):
+    (tmp_path / "run" / "checkpoints" / "5").mkdir(parents=True)
+    path = tmp_path / "run" / "config.json"
+    path.write_text(text, errors="surrogateescape")
+    said = mistake("export", "--workdir=TMP/run", "--to=TMP/new")
+    assert f"{path} " in said
+    assert "put a copy of it back" in said
+
+
+def test_a_run_does_not_go_on_from_a_torn_config(mistake, tmp_path):
+    (tmp_path / "run" / "checkpoints" / "snapshot_00000005").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text('{"name": "ru')
+    said = mistake(CONFIG, "--config.workdir=TMP/run")
+    assert f"{tmp_path}/run/config.json cannot be read" in said
+
+
+def test_a_timeline_of_a_run_that_has_done_nothing_yet_is_refused(mistake, tmp_path):
+    (tmp_path / "spans").mkdir()
+    (tmp_path / "spans" / "trainer.jsonl").write_text("")
+    assert "holds no spans yet" in mistake("timeline", "--workdir=TMP")
+
+
+def test_ctrl_c_before_a_run_starts_ends_it_quietly(monkeypatch, capsys):
+    def interrupted(words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.command_line.parse", interrupted)
+    said = said_here(capsys, CONFIG)
+    assert said.status == 130
+    assert said.err == "\nInterrupted.\n"
