@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
 from rl_sync.runtime.ledger import read_consumed, read_ledger
+from tests.rewards.test_pool import lives
 from tests.runs.conftest import TEAMS, TIMEOUT_SECS, RunRecord, launch
 
 LONG = "--config.trainer.steps=100000"
@@ -77,6 +79,20 @@ def processes_of(workdir: Path) -> dict[str, int]:
             found[name] = int(entry.name)
         if "rl_sync.replay.embedded_server" in command and any(str(workdir) in w for w in command):
             found["replay"] = int(entry.name)
+    return found
+
+
+def descendants(process: int) -> set[int]:
+    """The processes that one has started, and those that these have."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(stat[1])
+    found: set[int] = set()
+    while more := {one for one, of in parents.items() if of in {process, *found}} - found:
+        found |= more
     return found
 
 
@@ -180,11 +196,18 @@ def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(starte
 
 
 def test_roles_end_when_the_launcher_is_killed(started):
-    process, workdir = started("--config.sync.mode=asynchronous")
+    """Those that roles have started, as the master its judges, and Python its helpers, too."""
+    process, workdir = started(
+        "--config.sync.mode=asynchronous", "--config.master.reward_workers=2"
+    )
+    assert {"master", "trainer", "explorer1", "replay"} <= set(processes_of(workdir))
+    family = descendants(process.pid)
+    assert len(family) >= 7, "four roles, two judges, and the helper of those"
     process.kill()
     deadline = time.monotonic() + 20
-    while processes_of(workdir) and time.monotonic() < deadline:
+    while any(map(lives, family)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert [one for one in family if lives(one)] == []
     assert processes_of(workdir) == {}
 
 
