@@ -24,6 +24,7 @@ from rl_sync.observe.spans import is_explorer
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
+from rl_sync.runtime import compilation_cache
 from rl_sync.runtime.buffer import check_replay, replay_tables
 from rl_sync.runtime.devices import VISIBLE, role_environment
 from rl_sync.runtime.hosts import check_own
@@ -334,3 +335,4 @@ def start(config: Mapping[str, Any]) -> int:
         print(report.opening(settings, resumed))
         print(f"{task.describe()}\n")
         return LocalRun(settings, resumed).run()
+    compilation_cache.check(settings.launch.compilation_cache, os.environ)

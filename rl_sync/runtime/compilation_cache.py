@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from typing import Any
 import filelock
 import jax
 from jax._src import compiler, distributed
+
+from rl_sync.runtime.records import ConfigError
 
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
 """The variable with which a user gives JAX a cache."""
@@ -67,7 +70,8 @@ def use(configured: str | None, environment: Mapping[str, str]) -> Programs:
     """Has JAX keep programs; call it before anything is compiled.
 
     The oldest go when there are too many. A cache that the environment gives JAX keeps the limits
-    that the environment gives it. A directory that cannot be used is warned of, and done without.
+    that the environment gives it. A directory that cannot be used, or that others may write to, is
+    warned of, and done without.
 
     Args:
       configured, environment: see `directory`.
@@ -83,6 +87,7 @@ def use(configured: str | None, environment: Mapping[str, str]) -> Programs:
         return programs
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
+        _refuse_open(path)
         _drop_unfinished(Path(path))
     except OSError as error:
         _log.warning(
@@ -97,6 +102,45 @@ def use(configured: str | None, environment: Mapping[str, str]) -> Programs:
     jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_COMPILE_SECS)
     return programs
+
+
+def check(configured: str | None, environment: Mapping[str, str]) -> None:
+    """Refuses a directory that others may write to; one that JAX was given is its giver's.
+
+    Args:
+      configured, environment: see `directory`.
+
+    Raises:
+      ConfigError: others may write there.
+    """
+    path = directory(configured, environment)
+    if path is None or DIRECTORY in environment or not os.path.isdir(path):
+        return
+    try:
+        _refuse_open(path)
+    except PermissionError as error:
+        raise ConfigError(
+            f"Compiled programs cannot be kept in {path}: {error}. Or name another directory with"
+            " --config.launch.compilation_cache, or none with an empty one."
+        ) from error
+
+
+def _refuse_open(path: str) -> None:
+    """Raises PermissionError if others than this user, and root, may write to a directory.
+
+    A sticky one is no exception: there, too, others can put a program before we do.
+    """
+    status = os.stat(path)
+    if status.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(
+            f"user {status.st_uid} owns it, and who writes there runs code as you. Use one of your"
+            " own"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"its mode is {stat.S_IMODE(status.st_mode):03o}, so others may write there, and who"
+            f" does runs code as you. Take that from them with chmod go-w {path}"
+        )
 
 
 class _Cluster:

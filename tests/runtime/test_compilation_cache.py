@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_sync.runtime import compilation_cache
+from rl_sync.runtime.records import ConfigError
 
 # Compiles one program that takes longer than what is kept at least takes.
 PROCESS = """
@@ -102,6 +103,32 @@ def test_a_directory_that_cannot_be_used_is_warned_of_and_done_without(tmp_path)
     assert f"cannot be kept in {taken}" in errors
     assert "launch.compilation_cache" in errors
     assert taken.read_text() == "mine"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+def test_a_directory_that_others_may_write_to_is_refused_with_the_way_out(tmp_path, mode):
+    """Whoever can put a program there has it run as somebody else."""
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"mode is {mode:o}.* chmod go-w {tmp_path}\. Or name"):
+        compilation_cache.check(str(tmp_path), {})
+    read, errors = finish(start(tmp_path))
+    assert read == 0
+    assert "others may write there" in errors
+    assert not entries(tmp_path)
+    tmp_path.chmod(0o755)
+    compilation_cache.check(str(tmp_path), {})
+
+
+def test_a_directory_of_another_user_is_refused_but_not_what_jax_was_given(tmp_path, monkeypatch):
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    if owner == 0:
+        os.chown(tmp_path, owner + 2, -1)
+    with pytest.raises(ConfigError, match="owns it"):
+        compilation_cache.check(str(tmp_path), {})
+    compilation_cache.check(str(tmp_path), {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)})
+    compilation_cache.check(str(tmp_path / "to be made"), {})
+    compilation_cache.check("", {})
 
 
 def test_where_programs_are_kept():
