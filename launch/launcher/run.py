@@ -182,6 +182,7 @@ class LocalRun:
         started = time.monotonic()
         with LiveDisplay() as display:
             while self._supervisor.living(roles):
+                host=self._host,
                 # A server that never served knows why, and what to do about it.
                 ready = ready or self._replay_ready(time.monotonic() - started)
                 deaths = self._supervisor.deaths()

@@ -164,7 +164,7 @@ def _responses(drawn: list[Drawn], table: str) -> Iterator[pb.SampleStreamRespon
         yield response
 
 
-def start(replay: EmbeddedReplay, port: int, host: str = "0.0.0.0") -> tuple[grpc.Server, int]:
+def start(replay: EmbeddedReplay, port: int, host: str) -> tuple[grpc.Server, int]:
     """Starts serving, in threads of this process.
 
     Args:
@@ -218,7 +218,7 @@ def main() -> int:
         replay = EmbeddedReplay(
             tables.from_json(args.tables), args.checkpoint_dir, restore=args.restore
         )
-        server, port = start(replay, args.port)
+        server, port = start(replay, args.port, args.host)
         wait(port)
         server.stop(grace=None).wait()
 

@@ -40,12 +40,17 @@ class ServerProcess:
     """
 
     def __init__(
-        self, backend: Backend, port: int, popen: subprocess.Popen[bytes], log_path: pathlib.Path
+        self,
+        backend: Backend,
+        host: str,
+        port: int,
+        popen: subprocess.Popen[bytes],
+        log_path: pathlib.Path,
     ) -> None:
         self.popen = popen
         self.log_path = log_path
         self._backend = backend
-        self._port = port
+        self._host, self._port = host, port
         self._ready = threading.Event()
         self._since = time.monotonic()
         self._reader = threading.Thread(target=self._read_output, name="replay-server", daemon=True)
@@ -59,8 +64,8 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        """`host:port` for clients on this machine; with port 0, known once the server is ready."""
-        return f"localhost:{self._port}"
+        """`host:port` for clients; with port 0, known once the server is ready."""
+        return f"{self._host}:{self._port}"
 
     @property
     def port(self) -> int:
@@ -121,7 +126,8 @@ class ServerProcess:
         status = self.popen.returncode
         if status == PORT_TAKEN:
             return (
-                f"The replay server cannot listen on port {self._port}: another process does."
+                f"The replay server cannot listen on port {self._port} of {self._host}: another"
+                " process does."
                 " Choose another port, or 0 for any free one."
             )
         advice = ""
@@ -150,6 +156,7 @@ def start_server(
     tables: Sequence[TableSpec],
     port: int,
     *,
+    host: str = "127.0.0.1",
     log_path: str | os.PathLike[str],
     checkpoint_dir: str | os.PathLike[str] | None = None,
     restore: str | os.PathLike[str] | None = None,
@@ -161,7 +168,8 @@ def start_server(
       backend: `reverb`, the real server, in an environment that uv makes for it; `embedded`, ours,
         in this process's environment.
       tables: what it holds.
-      port: what it listens on, on all interfaces; 0 for any free port.
+      port: what it listens on; 0 for any free port.
+      host: the address of this machine that it listens at.
       log_path: where its output goes.
       checkpoint_dir: where it writes checkpoints.
       restore: the path of a checkpoint, of the same backend, to start from.
@@ -173,7 +181,7 @@ def start_server(
       ReplayServerError: it cannot be started.
     """
     table_specs.check_names(tables)
-    command = [*_interpreter(backend), "--port", str(port)]
+    command = [*_interpreter(backend), "--port", str(port), "--host", host]
     command += ["--tables", table_specs.to_json(tables)]
     if checkpoint_dir is not None:
         command += ["--checkpoint-dir", os.path.abspath(checkpoint_dir)]
@@ -194,7 +202,7 @@ def start_server(
             start_new_session=True,
             env=environment if backend == "reverb" else None,
         )
-    server = ServerProcess(backend, port, popen, log)
+    server = ServerProcess(backend, host, port, popen, log)
     if start_timeout_secs is not None:
         try:
             server.wait_ready(start_timeout_secs)

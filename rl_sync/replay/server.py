@@ -15,10 +15,12 @@ process that started it, and on SIGTERM. It imports nothing of rl_sync.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -28,6 +30,8 @@ from typing import Any
 PORT_TAKEN = 98
 REFUSED = 97
 STOP_TIMEOUT_SECS = 3.0
+_ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER
+_NETWORK_HEADER = -0x100000  # Linux's SKF_NET_OFF: where a filter finds a packet's header
 NEEDED_FIELDS = ("name", "max_size")
 DEFAULTS = {
     "sampler": "fifo",
@@ -57,6 +61,9 @@ def run(serve: Serve, description: str) -> int:
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, required=True, help="0 for any free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0: all"
+    )
     parser.add_argument("--tables", required=True, help="JSON list of tables")
     parser.add_argument("--checkpoint-dir", help="where checkpoints are written")
     parser.add_argument("--restore", help="a checkpoint to start from")
@@ -89,7 +96,7 @@ def run(serve: Serve, description: str) -> int:
         signal.signal(number, leave)
     threading.Thread(target=watch_stdin, name="life line", daemon=True).start()
     try:
-        args.port = free_port(args.port)
+        args.port = free_port(args.port, args.host)
         serve(args, wait)
     except PortTakenError as error:
         print(error, file=sys.stderr)
@@ -101,8 +108,8 @@ def run(serve: Serve, description: str) -> int:
     os._exit(0)  # without TensorFlow's slow tear-down
 
 
-def free_port(port: int) -> int:
-    """Returns `port`, or a free one for 0.
+def free_port(port: int, host: str) -> int:
+    """Returns `port` of an address of this machine, or a free one for 0.
 
     Raises:
       PortTakenError: another process listens there. (gRPC itself would share the port silently.)
@@ -110,11 +117,12 @@ def free_port(port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind((host, port))
             probe.listen()
         except OSError as error:
             raise PortTakenError(
-                f"Port {port} cannot be used: {error.strerror}. Choose another, or 0 for any."
+                f"Port {port} of {host} cannot be used: {error.strerror}. Choose another, or 0 for"
+                " any."
             ) from error
         return probe.getsockname()[1]
 
@@ -133,11 +141,75 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
             os.path.join(folder, f"server-{time.time_ns()}"),
             fallback_checkpoint_path=args.restore,
         )
-    free_port(args.port)  # again, after the seconds that the import took
+    free_port(args.port, args.host)  # again, after the seconds that the import took
     tables = [make_table(reverb, spec) for spec in specs]
     server = reverb.Server(tables, args.port, checkpointer)
+    answer_at(args.host, args.port)
     wait(args.port)
     server.stop()
+
+
+def answer_at(host: str, port: int) -> None:
+    """Has this process's server at a port answer those alone who call one address.
+
+    Reverb listens on all interfaces, and cannot be told otherwise. So the kernel is told to drop
+    what comes to its socket for other addresses, as a firewall would.
+    """
+    address = socket.gethostbyname(host)
+    if address == "0.0.0.0":
+        return
+    code = b"".join(struct.pack("HBBI", *step) for step in address_filter(address))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    described = struct.pack("HP", len(code) // 8, ctypes.addressof(buffer))
+    for listening in listening_sockets(port):
+        with listening:
+            try:
+                listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
+            except OSError as error:
+                print(f"Port {port} is open at all addresses: {error}", file=sys.stderr)
+
+
+def address_filter(address: str) -> list[tuple[int, int, int, int]]:
+    """Returns a program of classic BPF that keeps packets to an IPv4 address, and drops others.
+
+    With an address of the loopback interface, it keeps those to IPv6's as well.
+    """
+    keep, drop = (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)
+
+    def load(code: int, offset: int) -> tuple[int, int, int, int]:
+        return code, 0, 0, (_NETWORK_HEADER + offset) & 0xFFFFFFFF
+
+    def equal(words: list[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
+        """Keeps packets whose header has these values at these offsets."""
+        steps: list[tuple[int, int, int, int]] = []
+        for left, (offset, value) in enumerate(reversed(words)):
+            steps[:0] = [load(0x20, offset), (0x15, 0, 2 * left + 1, value)]
+        return [*steps, keep, drop]
+
+    (wanted,) = struct.unpack("!I", socket.inet_aton(address))
+    is_loopback = address.startswith("127.")
+    version_4 = equal([(16, wanted)])
+    version_6 = equal([(24, 0), (28, 0), (32, 0), (36, 1)]) if is_loopback else [drop]
+    shift = (0x74, 0, 0, 4)  # The first half of the first byte is the version.
+    return [load(0x30, 0), shift, (0x15, 0, len(version_4), 4), *version_4, *version_6]
+
+
+def listening_sockets(port: int) -> list[socket.socket]:
+    """Returns copies of the sockets of this process that listen on a port."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # No socket, or closed since.
+            continue
+        is_listening = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        )
+        if is_listening and copy.getsockname()[1] == port:
+            found.append(copy)
+        else:
+            copy.close()
+    return found
 
 
 def read_tables(text: str) -> list[dict[str, Any]]:

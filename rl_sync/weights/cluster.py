@@ -28,7 +28,7 @@ def init_cluster(
     On CPU collectives go over gloo, on GPU and TPU over the hardware's own transport.
 
     Args:
-      coordinator_address: `host:port`, where process 0 listens.
+      coordinator_address: `host:port`, where process 0 listens, on that interface alone.
       num_processes: how many there are.
       process_id: which this is, from 0.
       timeout_secs: how long to wait for the others.
@@ -59,6 +59,7 @@ def init_cluster(
         f"Process {process_id} waited {timeout_secs:.0f} s for the {num_processes} processes of the"
         f" cluster at {coordinator_address}: one did not start, or cannot reach that address.",
         coordinator_address=coordinator_address,
+        coordinator_bind_address=coordinator_address,
         num_processes=num_processes,
         process_id=process_id,
         # JAX aborts the process without a word of Python when its own deadline passes.
@@ -92,9 +93,9 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
 
 def _check_port(coordinator_address: str) -> None:
     """Binds the port for a moment, since JAX may crash on one that is taken."""
-    port = coordinator_address.rpartition(":")[2]
+    host, _, port = coordinator_address.rpartition(":")
     try:
-        socket.create_server(("", int(port))).close()
+        socket.create_server((host, int(port))).close()
     except OSError as error:
         raise WeightsTransferError(
             f"The cluster's coordinator cannot listen on port {port} of {coordinator_address}:"

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -94,8 +95,35 @@ def test_a_server_that_stops_tells_those_who_wait(tmp_path):
 @pytest.mark.parametrize("backend", ["embedded", "reverb"])
 def test_a_taken_port_is_named(backend, servers, tmp_path):
     port = servers["reverb"].port
-    with pytest.raises(ReplayServerError, match=f"port {port}: another process"):
+    with pytest.raises(ReplayServerError, match=f"port {port} of 127.0.0.1: another"):
         start_server(backend, TABLES, port, log_path=tmp_path / "log", start_timeout_secs=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+@pytest.mark.parametrize("backend", ["embedded", "reverb"])
+def test_a_server_answers_at_its_own_address_alone(backend, servers):
+    """Reverb listens everywhere, and what comes to other addresses is dropped."""
+    port = servers[backend].port
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    with pytest.raises((ConnectionRefusedError, TimeoutError)):
+        socket.create_connection(("127.0.0.2", port), timeout=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="filters are Linux's")
+def test_what_is_not_sent_to_the_wanted_address_is_dropped():
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
+        port = listening.getsockname()[1]
+
+        def answers(address: str) -> bool:
+            try:
+                socket.create_connection((address, port), timeout=1).close()
+            except OSError:
+                return False
+            return True
+
+        assert [answers(a) for a in ("127.0.0.1", "127.0.0.2", "::1")] == [True, True, True]
+        server.answer_at("localhost", port)
+        assert [answers(a) for a in ("127.0.0.1", "127.0.0.2", "::1")] == [True, False, True]
 
 
 def test_a_missing_uv_names_both_ways_out(monkeypatch, tmp_path):

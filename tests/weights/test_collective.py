@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 
@@ -123,6 +124,32 @@ init_cluster("127.0.0.1:{port}", 2, 0, timeout_secs=1)
     )
     assert result.returncode == 1
     assert "Process 0 waited 1 s for the 2 processes of the cluster" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_the_coordinator_listens_at_its_own_address_alone():
+    (port,) = free_ports("127.0.0.1", 1)
+    program = f"""
+from rl_sync.weights.cluster import init_cluster
+init_cluster("127.0.0.1:{port}", 2, 0, timeout_secs=60)
+"""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=10).close()
+                break
+            except ConnectionRefusedError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=10)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch):
