@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-HOST = "127.0.0.1"
+HOST, SECRET = "127.0.0.1", "only ours"
 TIMEOUT_SECS = 300.0
 COLUMNS = 1024
 
@@ -83,7 +83,7 @@ def publisher_of(case: Case, places: Places) -> Any:
         publisher = ServerPublisher(like_of(case, 0), host=HOST, places=there)
         address = Path(places.directory, "address")
         temporary = address.with_suffix(".tmp")
-        temporary.write_text(HolderServer(publisher, HOST).address)
+        temporary.write_text(HolderServer(publisher, HOST, SECRET).address)
         temporary.rename(address)
         return publisher
     from rl_sync.weights.collective import CollectivePublisher
@@ -111,7 +111,7 @@ def puller_of(case: Case, places: Places) -> Any:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
-        holder = RemoteHolder(address.read_text(), TIMEOUT_SECS)
+        holder = RemoteHolder(address.read_text(), TIMEOUT_SECS, SECRET)
         return ServerPuller(like, f"explorer{places.number}", lambda: [holder], int, host=HOST)
     from rl_sync.weights.collective import CollectivePuller
     from rl_sync.weights.link import Link

@@ -30,6 +30,8 @@ from rl_sync.runtime.devices import VISIBLE, role_environment
 from rl_sync.runtime.hosts import check_own
 from rl_sync.runtime.ports import HeldPorts
 from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.runtime.secret import FILE as SECRET_FILE
+from rl_sync.runtime.secret import forget, is_open, secret_of
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.topology import members_of, number_of, programs_of
 
@@ -101,6 +103,7 @@ class LocalRun:
         finally:
             self._supervisor.end_all()
             self._ports.close()
+            forget(self._workdir)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -110,6 +113,7 @@ class LocalRun:
 
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
+        secret = self._new_secret()
         try:
             free = self._ports.take(2)
         except OSError as error:
@@ -127,7 +131,18 @@ class LocalRun:
         self._addresses = [f"--master={master}", f"--replay={replay}"]
         self._start_role("master", "master", self._addresses)
         self._start_programs(programs_of(settings))
-        self._master = RpcClient(master, "master")
+        self._master = RpcClient(master, "master", secret)
+
+    def _new_secret(self) -> str:
+        """Makes the secret that the processes of this run, and no others, know."""
+        forget(self._workdir)
+        secret = secret_of(self._workdir)
+        if is_open(self._workdir):
+            print(
+                f"Others on this machine can read {self._workdir / SECRET_FILE}, with which they"
+                " can call the run's processes: its file system keeps no modes."
+            )
+        return secret
 
     def _start_programs(self, programs: Sequence[str]) -> None:
         """Starts all processes of programs, at new ports: who dies may leave theirs in use."""
@@ -167,6 +182,7 @@ class LocalRun:
                 cast(Backend, settings.backend),
                 replay_tables(self._settings),
                 port,
+                host=self._host,
                 log_path=log,
                 checkpoint_dir=self._workdir / work.REPLAY_DIR,
             )
@@ -182,7 +198,6 @@ class LocalRun:
         started = time.monotonic()
         with LiveDisplay() as display:
             while self._supervisor.living(roles):
-                host=self._host,
                 # A server that never served knows why, and what to do about it.
                 ready = ready or self._replay_ready(time.monotonic() - started)
                 deaths = self._supervisor.deaths()
@@ -330,10 +345,10 @@ def start(config: Mapping[str, Any]) -> int:
         check_own("launch.host", settings.launch.host)
     if settings.replay.address:
         _check_replay(settings, settings.replay.address)
+    compilation_cache.check(settings.launch.compilation_cache, os.environ)
     directory = Path(settings.workdir)
     with work.held(directory):
         resumed = work.prepare(directory, settings)
         print(report.opening(settings, resumed))
         print(f"{task.describe()}\n")
         return LocalRun(settings, resumed).run()
-    compilation_cache.check(settings.launch.compilation_cache, os.environ)

@@ -16,6 +16,7 @@ from rl_sync.runtime import programs
 from rl_sync.runtime.places import Addresses, Place
 from rl_sync.runtime.records import ConfigError
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.secret import secret_of
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.team import Team
 from rl_sync.weights.local import LocalPublisher
@@ -114,7 +115,7 @@ class Crew:
         except Exception as error:
             _log.exception("%s failed", role)
             self._failures.append(error)
-            master = RpcClient(self.master, "master")
+            master = RpcClient(self.master, "master", secret_of(self.settings.workdir))
             try:
                 master.call("stop", self.settings.launch.call_secs, reason=f"{role} failed")
             except PeerLostError as lost:

@@ -91,9 +91,11 @@ class ExplorerProgram:
 
     def _grant(self, state: ExplorerState | None) -> Grant | None:
         """What is to be generated next; the first process asks."""
-        return self.session.agree("grant", lambda: self._lease(state))
+        answer = self.session.agree("grant", lambda: self._lease(state))
+        return Grant.from_answer(answer) if answer["kind"] == "grant" else None
 
-    def _lease(self, state: ExplorerState | None) -> Grant | None:
+    def _lease(self, state: ExplorerState | None) -> dict[str, Any]:
+        """The master's answer, once it does not hold the explorer back any more."""
         patience = self.session.patience("prompts", "the master")
         asking = {"explorer": self.number, "unfinished": len(state.unfinished) if state else 0}
         answer = self.session.call("lease", **asking, poll_secs=0.0)
@@ -103,7 +105,7 @@ class ExplorerProgram:
                 while answer["kind"] == "hold" and answer["reason"] == reason:
                     patience()
                     answer = self.session.call("lease", **asking, poll_secs=_POLL_SECS)
-        return Grant.from_answer(answer) if answer["kind"] == "grant" else None
+        return answer
 
     def _pull(self, grant: Grant, state: ExplorerState | None) -> ExplorerState:
         """Waits for the version that is due, then receives it; keeps what is unfinished."""

@@ -35,6 +35,7 @@ from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
 from rl_sync.runtime.ledger import Ledger, balance
 from rl_sync.runtime.rpc import RpcServer
+from rl_sync.runtime.secret import secret_of
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.tasks.order import prompt_at
 from rl_sync.weights.rendezvous import MeetingPoint, Request
@@ -269,7 +270,7 @@ def run_master(settings: RunSettings, address: str) -> None:
     """Serves as the master, at `host:port`, until it is told to close, or to terminate."""
     program = MasterProgram(settings)
     host, _, port = address.rpartition(":")
-    server = RpcServer(program.methods, int(port), host)
+    server = RpcServer(program.methods, int(port), host, secret=secret_of(settings.workdir))
     signal.signal(signal.SIGTERM, lambda *_: program.closed.set())
     program.closed.wait()
     server.close()

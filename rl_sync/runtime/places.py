@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from rl_sync.models.sharding import Layout
+from rl_sync.runtime.secret import secret_of
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.team import Follower, Leader, Team
 from rl_sync.runtime.topology import Member, cluster_size, device_share, indices_of, layout_of
@@ -73,8 +74,9 @@ def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
     processes = settings.processes_of(member.program)
     if processes == 1:
         return Team()
+    secret = secret_of(settings.workdir)
     if member.process == 0:
-        return Leader(member.program, processes - 1, addresses.team)
+        return Leader(member.program, processes - 1, addresses.team, secret)
     launch = settings.launch
     return Follower(
         member.program,
@@ -83,4 +85,5 @@ def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
         start_secs=launch.start_secs,
         # The first process's own waits end before.
         wait_secs=launch.wait_secs + launch.call_secs,
+        secret=secret,
     )

@@ -178,7 +178,7 @@ class ServerPublishing(_Offering):
             on_ready=lambda version: session.tell("published", version=version),
         )
         super().__init__(session, schedule, SpanKind.SYNC_SERVER, publisher)
-        self._server = HolderServer(publisher, host)
+        self._server = HolderServer(publisher, host, session.secret)
         session.call_alone("hold", process=jax.process_index(), address=self._server.address)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.session import RunStoppedError, Session
@@ -32,9 +33,10 @@ class ExplorerRendezvous:
           TimeoutError: no grant came; the request is withdrawn.
           RunStoppedError: the run is being stopped; the request is withdrawn.
         """
-        return self._session.agree(
+        grant = self._session.agree(
             "grant", lambda: self._request(explorer, exactly, at_least, timeout_secs)
         )
+        return Grant(*grant)
 
     def newest(self) -> int:
         """The newest version announced; -1 if there is none."""
@@ -42,7 +44,7 @@ class ExplorerRendezvous:
 
     def _request(
         self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
-    ) -> Grant:
+    ) -> list[Any]:
         call = self._session.call
         deadline = time.monotonic() + timeout_secs
         ticket = call("weights_ask", explorer=explorer, exactly=exactly, at_least=at_least)
@@ -59,7 +61,7 @@ class ExplorerRendezvous:
             grant = grant or call("weights_withdraw", ticket=ticket)
         if grant is not None:
             self.granted_secs = self._session.spans.now()
-            return Grant(*grant)
+            return grant
         if stopped is not None:
             raise stopped
         raise TimeoutError(f"the trainer granted nothing within {timeout_secs:.0f} s")
@@ -92,9 +94,10 @@ class TrainerRendezvous:
         Raises:
           RunStoppedError: the run is being stopped.
         """
-        return self._session.agree("explorers that wait", lambda: self._look(timeout_secs))
+        requests = self._session.agree("explorers that wait", lambda: self._look(timeout_secs))
+        return [Request(*request) for request in requests]
 
-    def _look(self, timeout_secs: float) -> list[Request]:
+    def _look(self, timeout_secs: float) -> list[list[Any]]:
         self._session.check()
         requests = self._session.call("weights_waiting", timeout_secs=0.0)
         if not requests and timeout_secs > 0:
@@ -104,7 +107,7 @@ class TrainerRendezvous:
                 self._waits = True
             poll = min(timeout_secs, _POLL_SECS)
             requests = self._session.call("weights_waiting", timeout_secs=poll)
-        return [Request(*request) for request in requests]
+        return requests
 
     def grant(self, request: Request, version: int, digest: str) -> bool:
         """Grants a request; False when it was withdrawn."""

@@ -1,19 +1,25 @@
 """Remote calls between the roles: named methods with plain arguments, msgpack over gRPC.
 
 Arguments and results are what msgpack knows: numbers, strings, bytes, lists, string-keyed dicts.
+Every call carries the secret of its run; one that does not is refused before it is read.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import hmac
 import logging
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
 import msgpack
 
 _METHOD = "/rl_sync.Role/Call"
+_SECRET = "rl-sync-secret"
+# Of who is given none: nobody but this process can know it.
+_OWN = secrets.token_hex(32)
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -45,22 +51,24 @@ class RpcServer:
       port: 0 for any free one.
       host: the interface to listen on.
       threads: calls served at the same time; long polls hold one each.
+      secret: what callers must know; if left out, only this process's own calls are answered.
 
     Raises:
       ValueError: the port is taken.
     """
 
     def __init__(
-        self, methods: Mapping[str, Method], port: int, host: str = "127.0.0.1", threads: int = 32
+        self,
+        methods: Mapping[str, Method],
+        port: int,
+        host: str = "127.0.0.1",
+        threads: int = 32,
+        secret: str = _OWN,
     ):
         self._methods = methods
         executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self._server = grpc.server(executor, options=_OPTIONS)
-        handler = grpc.unary_unary_rpc_method_handler(self._serve)
-        service, name = _METHOD.strip("/").split("/")
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {name: handler}),)
-        )
+        self._server.add_generic_rpc_handlers((_Door(self._serve, secret),))
         try:
             self.port = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
@@ -83,30 +91,69 @@ class RpcServer:
         self._server.stop(grace_secs).wait()
 
 
+class _Door(grpc.GenericRpcHandler):
+    """Lets calls in that carry the secret.
+
+    Args:
+      serve: handles those.
+      secret: see `RpcServer`.
+    """
+
+    def __init__(self, serve: Callable[[bytes, grpc.ServicerContext], bytes], secret: str):
+        self._serve, self._secret = serve, secret.encode()
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        """Chooses who handles a call, of which only the metadata has been read."""
+        if handler_call_details.method != _METHOD:
+            return None
+        presented = dict(handler_call_details.invocation_metadata).get(_SECRET, "")
+        if hmac.compare_digest(presented.encode(), self._secret):
+            return grpc.unary_unary_rpc_method_handler(self._serve)
+        # One that takes a stream need not take the message in.
+        return grpc.stream_unary_rpc_method_handler(_refuse)
+
+
+def _refuse(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
+    del requests
+    _log.warning("A call from %s is refused: it lacks the secret of this run.", context.peer())
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call lacks the secret of the run")
+
+
 class RpcClient:
     """Calls the methods of one server; thread-safe.
 
     Args:
       address: `host:port`.
       peer: what to call the other side in errors, such as "master".
+      secret: the run's; if left out, that of servers of this process that were given none.
     """
 
-    def __init__(self, address: str, peer: str):
+    def __init__(self, address: str, peer: str, secret: str = _OWN):
         self._peer = f"the {peer} at {address}"
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._call = self._channel.unary_unary(_METHOD)
+        self._metadata = ((_SECRET, secret),)
 
     def call(self, method: str, deadline_secs: float, /, **arguments: Any) -> Any:
         """Calls a method and waits for what it returns.
 
         Raises:
-          RemoteError: the method raised.
+          RemoteError: the method raised, or the server belongs to another run.
           PeerLostError: nobody answered within `deadline_secs`.
         """
         request = msgpack.packb((method, arguments))
         try:
-            reply = self._call(request, timeout=deadline_secs, wait_for_ready=False)
+            reply = self._call(
+                request, timeout=deadline_secs, wait_for_ready=False, metadata=self._metadata
+            )
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
+            if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise RemoteError(
+                    f"{method!r} is refused by {self._peer}: {error.details()}. Another run has"
+                    " that address, or this process was started with another work directory."
+                ) from error
             reason = error.details() if isinstance(error, grpc.Call) else str(error)
             raise PeerLostError(
                 f"No answer from {self._peer} to {method!r} within {deadline_secs:g} s: {reason}"

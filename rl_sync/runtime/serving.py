@@ -70,9 +70,10 @@ class HolderServer:
     Args:
       holder: whose methods are called.
       host: the interface to listen on.
+      secret: the run's.
     """
 
-    def __init__(self, holder: Holder, host: str):
+    def __init__(self, holder: Holder, host: str, secret: str):
         methods: dict[str, Callable[..., Any]] = {
             "manifest": holder.manifest,
             "open": holder.open,
@@ -80,7 +81,7 @@ class HolderServer:
             "taken": holder.taken,
             "close_line": holder.close_line,
         }
-        self._server = RpcServer(methods, 0, host, _THREADS)
+        self._server = RpcServer(methods, 0, host, _THREADS, secret)
         self.address = f"{host}:{self._server.port}"
 
     def close(self) -> None:
@@ -94,10 +95,11 @@ class RemoteHolder:
     Args:
       address: of its `HolderServer`.
       call_secs: the longest that it takes to answer, besides what it is asked to wait.
+      secret: the run's.
     """
 
-    def __init__(self, address: str, call_secs: float):
-        self._client = RpcClient(address, "trainer")
+    def __init__(self, address: str, call_secs: float, secret: str):
+        self._client = RpcClient(address, "trainer", secret)
         self._call_secs = call_secs
 
     def manifest(self) -> list[Any]:
@@ -205,4 +207,5 @@ class ServedPuller:
                     f" serve weights after {settings.launch.call_secs:g} s"
                 )
             time.sleep(_POLL_SECS)
-        return [RemoteHolder(address, settings.launch.call_secs) for address in addresses]
+        call_secs, secret = settings.launch.call_secs, self._session.secret
+        return [RemoteHolder(address, call_secs, secret) for address in addresses]

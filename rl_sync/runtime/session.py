@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.spans import SpanKind, SpanRecorder, spans_path
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.secret import secret_of
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.team import Team
 
@@ -47,7 +48,8 @@ class Session:
         self.spans = SpanRecorder(path, role)
         self.facts: dict[str, Any] = {}
         self.team = team
-        self._master = RpcClient(master_address, "master")
+        self.secret = secret_of(settings.workdir)
+        self._master = RpcClient(master_address, "master", self.secret)
         self._stop: str | None = None
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

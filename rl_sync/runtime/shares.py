@@ -15,22 +15,24 @@ import numpy as np
 from jaxtyping import Array, Shaped
 
 from rl_sync.actors.trainer import Trainer
+from rl_sync.runtime.messages import record
 from rl_sync.runtime.session import Session
 from rl_sync.types import TrainBatch
 from rl_sync.weights.regions import Region, device_regions
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Share:
     """What the devices of one process hold of an array.
 
     Attributes:
-      shape, dtype: of the whole array.
+      shape, dtype: of the whole array; the latter by its name.
       blocks: by their regions; of devices that hold the same, it is here once.
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: str
     blocks: Mapping[Region, Shaped[np.ndarray, "*block"]]
 
     @classmethod
@@ -46,7 +48,7 @@ class Share:
             region: np.ascontiguousarray(array[tuple(slice(*interval) for interval in region)])
             for region in of_process
         }
-        return cls(array.shape, array.dtype, blocks)
+        return cls(array.shape, array.dtype.name, blocks)
 
     def placed(self, sharding: jax.sharding.Sharding) -> Array:
         """The array, as far as this process's devices hold it."""
@@ -59,9 +61,9 @@ class Share:
 
 
 def _regions(
-    shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding
+    shape: tuple[int, ...], dtype: np.dtype | str, sharding: jax.sharding.Sharding
 ) -> Mapping[jax.Device, Region]:
-    return device_regions(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+    return device_regions(jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=sharding))
 
 
 class BatchPlacer:

@@ -8,12 +8,12 @@ handed on to the *followers*, which wait for it at the same point of the program
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rl_sync.runtime.messages import decode, encode
 from rl_sync.runtime.rpc import PeerLostError, RpcClient, RpcServer
 from rl_sync.weights.agreement import Agree, alone
 
@@ -66,18 +66,21 @@ class Leader(Team):
       program: its name.
       followers: how many there are.
       address: `host:port` to serve at.
+      secret: the run's.
 
     Raises:
       ValueError: the port is taken.
     """
 
-    def __init__(self, program: str, followers: int, address: str):
+    def __init__(self, program: str, followers: int, address: str, secret: str):
         self._program, self._followers = program, followers
         self._changed = threading.Condition()
         self._said: dict[tuple[str, int], tuple[str, Sequence[bytes]]] = {}
         self._heard: dict[tuple[str, int], set[int]] = {}
         host, _, port = address.rpartition(":")
-        self._server = RpcServer({"hear": self._hear}, int(port), host, threads=4 * followers + 4)
+        self._server = RpcServer(
+            {"hear": self._hear}, int(port), host, threads=4 * followers + 4, secret=secret
+        )
         self.agree = self._program_thread = _Speaker(self, "program")
 
     def thread(self, name: str) -> Agree:
@@ -149,7 +152,7 @@ class _Speaker:
             return thunk()
 
         def told(result: T) -> list[bytes]:
-            return [pickle.dumps((True, result))] * self._leader.followers
+            return [encode((True, result))] * self._leader.followers
 
         return self._do(what, thunk, told)
 
@@ -159,7 +162,7 @@ class _Speaker:
 
         def told(result: T) -> list[bytes]:
             indices = range(1, 1 + self._leader.followers)
-            return [pickle.dumps((True, share(result, index))) for index in indices]
+            return [encode((True, share(result, index))) for index in indices]
 
         return self._do(what, thunk, told)
 
@@ -169,7 +172,7 @@ class _Speaker:
             result = thunk()
             outcomes = told(result)
         except BaseException as error:
-            failed = pickle.dumps((False, _portable(error)))
+            failed = encode((False, error))
             self._leader.say(self._name, self._turn, what, [failed] * self._leader.followers)
             raise
         finally:
@@ -187,13 +190,22 @@ class Follower(Team):
       address: where the leader serves.
       start_secs: until the leader is up.
       wait_secs: the longest that the leader takes from one agreement to the next.
+      secret: the run's.
     """
 
     leads = False
 
-    def __init__(self, program: str, index: int, address: str, start_secs: float, wait_secs: float):
+    def __init__(
+        self,
+        program: str,
+        index: int,
+        address: str,
+        start_secs: float,
+        wait_secs: float,
+        secret: str,
+    ):
         self._program, self._index, self._wait_secs = program, index, wait_secs
-        self._client = RpcClient(address, f"first process of {program}")
+        self._client = RpcClient(address, f"first process of {program}", secret)
         self._started = time.monotonic()
         self._start_secs = start_secs
         self._has_heard = False
@@ -206,7 +218,7 @@ class Follower(Team):
         def agree(what: str, thunk: Callable[[], T]) -> T:
             nonlocal turn
             turn += 1
-            succeeded, result = pickle.loads(self._hear(name, turn, what))
+            succeeded, result = decode(self._hear(name, turn, what))
             if not succeeded:
                 raise result
             return result
@@ -244,12 +256,3 @@ class Follower(Team):
             return None
         self._has_heard = True
         return heard
-
-
-def _portable(error: BaseException) -> BaseException:
-    """The error, or one that says the same where it would not survive the journey."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

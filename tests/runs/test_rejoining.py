@@ -17,6 +17,7 @@ from rl_sync.runtime.buffer import replay_tables
 from rl_sync.runtime.ledger import CONSUMED_FILE, read_consumed, read_ledger
 from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.rpc import RpcClient
+from rl_sync.runtime.secret import secret_of
 from rl_sync.runtime.settings import RunSettings
 from tests.runs import tiny
 from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly
@@ -60,7 +61,7 @@ def start(settings, tmp_path):
             )
         return processes[role]
 
-    start.master = RpcClient(f"{HOST}:{master}", "master")
+    start.master = RpcClient(f"{HOST}:{master}", "master", secret_of(settings.workdir))
     yield start
     for process in processes.values():
         process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,6 +12,7 @@ from rl_sync.runtime.colocation import Crew, allot
 from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.records import ConfigError
 from rl_sync.runtime.rpc import RpcServer
+from rl_sync.runtime.secret import secret_of
 from tests.runtime.test_settings import settings_with
 
 TWO = {"sync__mode": "multi_explorer", "explorer__count": 2, "launch__colocate": True}
@@ -44,7 +46,7 @@ def test_sharing_needs_one_process():
 
 
 @pytest.fixture
-def stops():
+def stops(tmp_path, monkeypatch):
     """A master that keeps the reasons for which it was told to stop the run."""
     reasons, stopped = [], threading.Event()
 
@@ -53,7 +55,10 @@ def stops():
         stopped.set()
 
     (port,) = free_ports("127.0.0.1", 1)
-    server = RpcServer({"stop": stop}, port, "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    directory = Path(settings_with(**TWO).workdir)
+    directory.mkdir()
+    server = RpcServer({"stop": stop}, port, "127.0.0.1", secret=secret_of(directory))
     yield f"127.0.0.1:{port}", reasons, stopped
     server.close()
 

@@ -1,9 +1,13 @@
 """Remote calls: what comes back, and what a caller is told that gets no answer."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 
+import grpc
+import msgpack
 import pytest
 
 from rl_sync.runtime.ports import free_ports
@@ -91,6 +95,47 @@ def test_a_proxy_for_downloads_is_not_asked(serve, port, monkeypatch):
     serve(echo=lambda: "here")
     with contextlib.closing(RpcClient(f"{HOST}:{port}", "master")) as client:
         assert client.call("echo", 10.0) == "here"
+
+
+@pytest.mark.parametrize("secret", ["", "another run's", "schlüssel"])
+def test_who_does_not_know_the_secret_is_refused_and_that_is_logged(port, secret, caplog):
+    called = []
+    server = RpcServer({"stop": lambda: called.append("stop")}, port, HOST, secret="ours")
+    metadata = [("rl-sync-secret", secret)] if secret.isascii() else []
+    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+        call = channel.unary_unary("/rl_sync.Role/Call")
+        with pytest.raises(grpc.RpcError) as refusal:
+            call(msgpack.packb(("stop", {})), timeout=10, metadata=metadata)
+    assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "lacks the secret of this run" in caplog.text
+    assert "ours" not in caplog.text
+    with contextlib.closing(RpcClient(f"{HOST}:{port}", "master", "ours")) as client:
+        client.call("stop", 10.0)
+    assert called == ["stop"]
+    server.close(0.0)
+
+
+def test_who_calls_another_runs_master_is_told(port):
+    server = RpcServer({}, port, HOST, secret="theirs")
+    told = rf"'lease' is refused by the master at {HOST}:{port}.* Another run has that address"
+    with (
+        contextlib.closing(RpcClient(f"{HOST}:{port}", "master", "ours")) as client,
+        pytest.raises(RemoteError, match=told),
+    ):
+        client.call("lease", 10.0)
+    server.close(0.0)
+
+
+def test_a_server_without_a_secret_answers_this_process_alone(serve, port):
+    serve(echo=lambda: "here")
+    program = f"""
+from rl_sync.runtime.rpc import RpcClient
+RpcClient("{HOST}:{port}", "master").call("echo", 10.0)
+"""
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "RemoteError: 'echo' is refused" in other.stderr
 
 
 def test_a_port_that_is_taken_is_named(serve, port):

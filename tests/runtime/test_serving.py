@@ -23,14 +23,14 @@ from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.server_publisher import ServerPublisher
 
-MASTER = "127.0.0.1:1"
+MASTER, SECRET = "127.0.0.1:1", "only ours"
 LIKE = {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
 
 
 class Session:
     """A role's, with a master that only remembers."""
 
-    role = "explorer1"
+    role, secret = "explorer1", SECRET
 
     def __init__(self, transfer="server", phase="rl"):
         self.settings = SimpleNamespace(
@@ -70,7 +70,7 @@ class Session:
 @contextlib.contextmanager
 def trainer(version: int):
     publisher = ServerPublisher(LIKE, host="127.0.0.1")
-    server = HolderServer(publisher, "127.0.0.1")
+    server = HolderServer(publisher, "127.0.0.1", SECRET)
     publisher.publish(version, {"w": jnp.full((4, 8), version, jnp.float32)})
     yield server.address
     server.close()
@@ -128,4 +128,4 @@ def test_a_trainer_that_refuses_is_quoted():
         trainer(0) as address,
         pytest.raises(ConnectionError, match="explorer9 has no line to the trainer"),
     ):
-        RemoteHolder(address, 10.0).offer("explorer9", [0], None, None, 1.0)
+        RemoteHolder(address, 10.0, SECRET).offer("explorer9", [0], None, None, 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from types import SimpleNamespace
 
 import jax
@@ -13,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_sync.models.placement import put, shardings
 from rl_sync.runtime import shares
+from rl_sync.runtime.messages import decode, encode
 from rl_sync.runtime.shares import BatchPlacer, Share
 from rl_sync.types import Demonstrations, Packing, TrainBatch
 
@@ -68,7 +68,7 @@ def test_columns_go_to_the_devices_that_read_them(in_two_processes):
 @pytest.mark.parametrize("dtype", [np.int32, np.float32, bool, jnp.bfloat16])
 def test_a_share_that_is_placed_is_the_array(axes, dtype):
     array = ROWS.astype(dtype)
-    share = pickle.loads(pickle.dumps(Share.of(array, sharding(*axes), 0)))
+    share = decode(encode(Share.of(array, sharding(*axes), 0)))
     placed = share.placed(sharding(*axes))
     assert placed.sharding == sharding(*axes)
     assert placed.dtype == dtype
@@ -102,7 +102,7 @@ def test_the_other_processes_place_what_the_first_one_laid_out():
 
     def hand_out(what, thunk, share):
         batch = thunk()
-        told.append(pickle.dumps(share(batch, 1)))
+        told.append(encode(share(batch, 1)))
         return batch
 
     def nothing():
@@ -110,9 +110,7 @@ def test_the_other_processes_place_what_the_first_one_laid_out():
 
     first = BatchPlacer(SimpleNamespace(leads=True, hand_out=hand_out), Rows(), [5, 0])
     placed = first.place(make_batch)
-    session = SimpleNamespace(
-        leads=False, hand_out=lambda what, thunk, share: pickle.loads(told.pop())
-    )
+    session = SimpleNamespace(leads=False, hand_out=lambda what, thunk, share: decode(told.pop()))
     other = BatchPlacer(session, Rows(), [5, 0]).place(nothing)
     assert jax.tree.structure(other) == jax.tree.structure(placed)
     assert shardings(other) == shardings(placed)

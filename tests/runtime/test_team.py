@@ -15,6 +15,7 @@ from rl_sync.runtime.team import Follower, Leader, Team
 from rl_sync.weights.interface import WeightsMismatchError, WeightsTimeoutError
 
 WAIT_SECS = 20.0
+SECRET = "only ours"
 
 
 def nobody() -> None:
@@ -27,10 +28,9 @@ def team():
     (port,) = free_ports("127.0.0.1", 1)
     address = f"127.0.0.1:{port}"
     with contextlib.ExitStack() as closing:
-        leader = Leader("trainer", 2, address)
+        leader = Leader("trainer", 2, address, SECRET)
         followers = [
-            Follower("trainer", index, address, start_secs=WAIT_SECS, wait_secs=WAIT_SECS)
-            for index in (1, 2)
+            Follower("trainer", index, address, WAIT_SECS, WAIT_SECS, SECRET) for index in (1, 2)
         ]
         for member in (leader, *followers):
             closing.callback(member.close)

@@ -30,7 +30,7 @@ from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller
 from rl_sync.weights.server_transport import start_server
 
-HOST = "127.0.0.1"
+HOST, SECRET = "127.0.0.1", "only ours"
 # Large enough that the C library gives their memory back to the system when they are freed.
 LIKE = {f"w{i}": jax.ShapeDtypeStruct((10 << 20,), jnp.float32) for i in range(2)}
 
@@ -47,12 +47,12 @@ def say(*words: object) -> None:
 def train() -> None:
     publisher = ServerPublisher(LIKE, host=HOST)
     publisher.publish(0, make_params(0))
-    say(HolderServer(publisher, HOST).address)
+    say(HolderServer(publisher, HOST, SECRET).address)
     time.sleep(1000)
 
 
 def explore(reader: str, address: str, how: str) -> None:
-    holder = RemoteHolder(address, call_secs=30)
+    holder = RemoteHolder(address, call_secs=30, secret=SECRET)
     if how == "pull":
         puller = ServerPuller(LIKE, reader, lambda: [holder], lambda: 0, host=HOST)
         version, params = puller.pull(timeout_secs=30)
@@ -94,13 +94,15 @@ def train_together(index: str, coordinator: str) -> None:
     )
     publisher = ServerPublisher(like, host=HOST)
     publisher.publish(5, make())
-    say(HolderServer(publisher, HOST).address)
+    say(HolderServer(publisher, HOST, SECRET).address)
     time.sleep(1000)
 
 
 def explore_together(index: str, coordinator: str, addresses: str) -> None:
     like = join(int(index), coordinator, PartitionSpec(None, "a"))
-    holders = [RemoteHolder(address, call_secs=30) for address in addresses.split(",")]
+    holders = [
+        RemoteHolder(address, call_secs=30, secret=SECRET) for address in addresses.split(",")
+    ]
     puller = ServerPuller(like, f"explorer1.{index}", lambda: holders, lambda: 5, host=HOST)
     version, params = puller.pull(exactly=5, timeout_secs=60)
     mine = [np.asarray(shard.data).sum() for shard in params["large"].addressable_shards]

@@ -14,6 +14,8 @@ from rl_sync.runtime.team import Follower, Leader
 from rl_sync.weights import checkpoint
 from rl_sync.weights.checkpoint import CheckpointPublisher
 
+SECRET = "of this test"
+
 
 class NotedStorage:
     """Notes what is written, by the thread's publisher, and takes its time."""
@@ -39,7 +41,10 @@ def test_the_processes_of_a_trainer_save_the_same_versions_whoever_is_behind(
     monkeypatch.setattr(NotedStorage, "written", {})
     (port,) = free_ports("127.0.0.1", 1)
     address = f"127.0.0.1:{port}"
-    team = [Leader("trainer", 1, address), Follower("trainer", 1, address, 20.0, 20.0)]
+    team = [
+        Leader("trainer", 1, address, SECRET),
+        Follower("trainer", 1, address, 20.0, 20.0, SECRET),
+    ]
     saved, failures = [], []
 
     def run(index: int) -> None:

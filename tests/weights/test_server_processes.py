@@ -18,7 +18,7 @@ from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller
-from tests.weights.server_process import HOST, LIKE, make_params
+from tests.weights.server_process import HOST, LIKE, SECRET, make_params
 
 SCRIPT = Path(__file__).with_name("server_process.py")
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def start():
 def trainer():
     """A publisher in this process, and where it is reached."""
     publisher = ServerPublisher(LIKE, host=HOST)
-    server = HolderServer(publisher, HOST)
+    server = HolderServer(publisher, HOST, SECRET)
     yield publisher, server.address
     server.close()
     publisher.close()
@@ -84,7 +84,7 @@ def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(trainer, st
     await_stopped(resting[0])
     assert said(resting[1]) == "asked"
     # Another one is served meanwhile, over the same calls, and the trainer goes on.
-    holder = RemoteHolder(address, call_secs=30)
+    holder = RemoteHolder(address, call_secs=30, secret=SECRET)
     third = ServerPuller(LIKE, "explorer3", lambda: [holder], lambda: 0, host=HOST)
     for version in range(4):
         publisher.publish(version, make_params(version))
@@ -119,7 +119,7 @@ def test_what_the_dead_never_fetched_goes(returns):
 def test_a_trainer_that_dies_is_named_within_seconds(start):
     process = start("trainer")
     address = said(process)
-    holder = RemoteHolder(address, call_secs=30)
+    holder = RemoteHolder(address, call_secs=30, secret=SECRET)
     puller = ServerPuller(LIKE, "explorer1", lambda: [holder], lambda: 0, host=HOST)
     assert puller.pull(timeout_secs=30)[0] == 0
     process.kill()
@@ -132,7 +132,7 @@ def test_a_trainer_that_dies_is_named_within_seconds(start):
 
 def test_a_trainer_that_stands_still_in_the_middle_is_named(start, monkeypatch):
     process = start("trainer")
-    holder = RemoteHolder(said(process), call_secs=30)
+    holder = RemoteHolder(said(process), call_secs=30, secret=SECRET)
 
     class Stopping(RemoteHolder):
         """Stops the trainer as soon as it has offered, before anything is fetched."""

@@ -1,0 +1,114 @@
+"""Values as bytes, for the other processes of a program: msgpack with tuples, arrays and records.
+
+Reading one runs no code of the sender's: a record is made of a class that was registered here, and
+an error of one that has only a message.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+from rl_sync.types import Demonstrations, Packing, TrainBatch
+
+_TUPLE, _ARRAY, _RECORD, _ERROR = range(1, 5)
+_records: dict[str, type] = {}
+
+C = TypeVar("C", bound=type)
+
+
+def record(cls: C) -> C:
+    """Lets objects of a class be sent, as the values of its annotated fields; a decorator."""
+    _records[cls.__name__] = cls
+    return cls
+
+
+for _class in (TrainBatch, Packing, Demonstrations):
+    record(_class)
+
+
+def encode(value: Any) -> bytes:
+    """Encodes numbers, text, bytes, arrays, registered records and errors; and collections of them.
+
+    Raises:
+      TypeError: the value, or a part of it, is none of these.
+    """
+    return msgpack.packb(value, default=_extension, strict_types=True)
+
+
+def decode(data: bytes) -> Any:
+    """Returns the value that was encoded.
+
+    Raises:
+      ValueError: the data is no such thing.
+    """
+    return msgpack.unpackb(data, ext_hook=_value, strict_map_key=False)
+
+
+def _extension(value: Any) -> msgpack.ExtType:
+    """Encodes what msgpack does not know."""
+    if (name := type(value).__name__) in _records and type(value) is _records[name]:
+        fields = [getattr(value, field) for field in value.__annotations__]
+        return msgpack.ExtType(_RECORD, encode([name, fields]))
+    if type(value) is tuple:
+        return msgpack.ExtType(_TUPLE, encode(list(value)))
+    if isinstance(value, np.ndarray | np.generic):
+        return msgpack.ExtType(_ARRAY, encode(_plain(np.asarray(value))))
+    if isinstance(value, BaseException):
+        return msgpack.ExtType(_ERROR, encode(_described(value)))
+    raise TypeError(f"A {type(value).__name__} cannot be sent to the program's other processes.")
+
+
+def _value(code: int, data: bytes) -> Any:
+    """Decodes what `_extension` encoded."""
+    value = decode(data)
+    if code == _TUPLE:
+        return tuple(value)
+    if code == _ARRAY:
+        name, shape, content = value
+        array = np.frombuffer(content, np.dtype(name)).reshape(shape).copy()
+        return array if shape else array[()]
+    if code == _RECORD:
+        name, fields = value
+        if name not in _records:
+            raise ValueError(f"A {name} is no record that processes of a program send.")
+        return _records[name](*fields)
+    if code == _ERROR:
+        return _error(*value)
+    raise ValueError(f"Extension {code} is none of those that processes of a program send.")
+
+
+def _plain(array: np.ndarray) -> list[Any]:
+    if array.dtype.kind not in "biufcV" or array.dtype.fields:
+        raise TypeError(f"An array of {array.dtype} cannot be sent to other processes.")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return [array.dtype.name, list(array.shape), array.tobytes()]
+
+
+def _described(error: BaseException) -> list[str]:
+    """The module and name of an error's class, and its message."""
+    kind, message = type(error), str(error)
+    if isinstance(error, Exception) and error.args in ((), (message,)):
+        return [kind.__module__, kind.__name__, message]
+    return ["builtins", "RuntimeError", f"{kind.__name__}: {message}"]
+
+
+def _error(module: str, name: str, message: str) -> Exception:
+    """An error of the class that was named, if that is ours or Python's; else one that names it."""
+    found: Any = None
+    if module == builtins.__name__ or module.partition(".")[0] == __name__.partition(".")[0]:
+        found = vars(sys.modules.get(module, builtins)).get(name)
+    make: Callable[[str], Exception] = RuntimeError
+    if isinstance(found, type) and issubclass(found, Exception):
+        make = found
+    else:
+        message = f"{name}: {message}"
+    try:
+        return make(message)
+    except TypeError:  # Its class wants more than a message.
+        return RuntimeError(f"{name}: {message}")

@@ -1,0 +1,60 @@
+"""The secret of a run: only processes that know it may call the run's roles.
+
+It stands in a file of the work directory that its owner alone can read, so that it is in no command
+line and in no environment that is handed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+
+FILE = ".secret"
+_BYTES = 32
+_WRITTEN_SECS = 10.0
+_POLL_SECS = 0.02
+
+
+def secret_of(workdir: str | os.PathLike[str]) -> str:
+    """Reads the secret of the run in a work directory; makes one if there is none.
+
+    Raises:
+      OSError: the directory cannot be written, or somebody began to make one and did not finish.
+    """
+    path = Path(workdir) / FILE
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _read(path)
+    made = secrets.token_hex(_BYTES)
+    with os.fdopen(opened, "w") as file:
+        file.write(made)
+    return made
+
+
+def forget(workdir: str | os.PathLike[str]) -> None:
+    """Removes the secret: the next run in the directory has another one."""
+    with contextlib.suppress(FileNotFoundError):
+        (Path(workdir) / FILE).unlink()
+
+
+def is_open(workdir: str | os.PathLike[str]) -> bool:
+    """Whether others than its owner can read the secret, as where a file system has no modes."""
+    return bool((Path(workdir) / FILE).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+def _read(path: Path) -> str:
+    """Reads a secret that another process may be writing at this moment."""
+    deadline = time.monotonic() + _WRITTEN_SECS
+    while len(found := path.read_text()) < 2 * _BYTES:
+        if time.monotonic() > deadline:
+            raise OSError(
+                f"{path} holds no secret of {2 * _BYTES} characters: whoever began to write it has"
+                " ended. Remove it, and start the run again."
+            )
+        time.sleep(_POLL_SECS)
+    return found
