@@ -19,6 +19,7 @@ from launcher import report
 from launcher import workdir as work
 from launcher.remote import remote_command
 from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
+from launcher.vigil import Vigil
 from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.observe.spans import is_explorer
 from rl_sync.replay.client import ReplayClient
@@ -39,6 +40,7 @@ INTERRUPTED = 130
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
 _ANSWER_SECS = 10.0
+_KILL_SECS = 0.5
 _LOOPBACK = "127.0.0.1"
 
 
@@ -61,7 +63,7 @@ class _ReplayProcess:
         self.server.stop()
 
     def kill(self) -> None:
-        self.server.stop()
+        self.server.stop(_KILL_SECS)
 
 
 class LocalRun:
@@ -78,6 +80,7 @@ class LocalRun:
         self._host = settings.launch.host or _LOOPBACK
         self._ports = HeldPorts(self._host)
         self._supervisor = Supervisor()
+        self._vigil = Vigil(settings, self._supervisor)
         self._master: RpcClient | None = None
         self._server: ServerProcess | None = None
         self._interrupts = 0
@@ -193,6 +196,7 @@ class LocalRun:
 
     def _watch(self) -> None:
         """Until all roles have ended well, one has died, or the user wants the run stopped."""
+        assert self._master is not None
         ready, shown = False, 0.0
         roles = [member.name for member in members_of(self._settings)]
         started = time.monotonic()
@@ -200,7 +204,7 @@ class LocalRun:
             while self._supervisor.living(roles):
                 # A server that never served knows why, and what to do about it.
                 ready = ready or self._replay_ready(time.monotonic() - started)
-                deaths = self._supervisor.deaths()
+                deaths = self._supervisor.deaths() or self._vigil.look(self._master)
                 if deaths and not self._start_again(deaths):
                     self._fail(deaths)
                 if self._interrupts:
@@ -274,8 +278,10 @@ class LocalRun:
 
     def _fail(self, deaths: Sequence[Death]) -> None:
         """A role is gone: lets the others save what can be saved, then says what happened."""
+        assert self._master is not None
+        deaths = [*self._vigil.suspects(self._master, self._server), *deaths]
         if all(death.name != "master" for death in deaths):
-            self._stop(f"{deaths[0].name} died")
+            self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}")
             with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
                 self._close()
         # Who was killed may be seen as dead after those that fell with it. The master and the

@@ -96,13 +96,20 @@ class RoleProcess:
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """A child that ended when it should not have."""
+    """A child that ended when it should not have, or was ended since it hung.
+
+    Attributes:
+      hung: how it was noticed that it hung, in a sentence that begins with its name.
+    """
 
     name: str
     status: int
     log: Path
+    hung: str | None = None
 
     def __str__(self) -> str:
+        if self.hung is not None:
+            return self.hung
         if self.status < 0:
             how = f"was killed by {signal.Signals(-self.status).name}"
         else:
@@ -159,6 +166,18 @@ class Supervisor:
         for name in names:
             if name in self._processes:
                 self._processes.pop(name).kill()
+
+    def end_hung(self, name: str, why: str) -> Death | None:
+        """Ends a child that lives and does nothing; None if there is no such child.
+
+        Args:
+          why: see `Death.hung`.
+        """
+        process = self._processes.get(name)
+        if process is None or process.poll() is not None:
+            return None
+        self.end([name])
+        return Death(name, -signal.SIGKILL, process.log, why)
 
     def living(self, names: Sequence[str]) -> list[str]:
         """Those of the named children that still run."""

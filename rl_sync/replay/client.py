@@ -165,8 +165,9 @@ class ReplayClient:
         request = reverb_pb2.MutatePrioritiesRequest(table=table, delete_keys=keys)
         self._ask(self._mutate_priorities, request, f"delete items of table {table!r}")
 
-    def info(self) -> dict[str, TableInfo]:
-        response = self._ask(self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself")
+    def info(self, timeout_secs: float = RPC_TIMEOUT_SECS) -> dict[str, TableInfo]:
+        request = reverb_pb2.ServerInfoRequest()
+        response = self._ask(self._server_info, request, "describe itself", timeout_secs)
         return {table.name: wire.read_info(table) for table in response.table_info}
 
     def checkpoint(self) -> str:

@@ -96,7 +96,7 @@ class ExplorerProgram:
 
     def _lease(self, state: ExplorerState | None) -> dict[str, Any]:
         """The master's answer, once it does not hold the explorer back any more."""
-        patience = self.session.patience("prompts", "the master")
+        patience = self.session.patience("prompts", "the master, which waits for the trainer")
         asking = {"explorer": self.number, "unfinished": len(state.unfinished) if state else 0}
         answer = self.session.call("lease", **asking, poll_secs=0.0)
         while answer["kind"] == "hold":

@@ -33,6 +33,7 @@ from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
+from rl_sync.runtime.attendance import Attendance
 from rl_sync.runtime.ledger import Ledger, balance
 from rl_sync.runtime.rpc import RpcServer
 from rl_sync.runtime.secret import secret_of
@@ -65,6 +66,7 @@ class MasterProgram:
         self._transfer: str | None = None
         self._holders: dict[int, str] = {}
         self._started = time.monotonic()
+        self._attendance = Attendance(self._started)
         self.closed = threading.Event()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
@@ -84,6 +86,8 @@ class MasterProgram:
             "newest": self._newest,
             "position": self._position,
             "heartbeat": self._heartbeat,
+            "leave": self._attendance.left,
+            "silences": self._silences,
             "metrics": self._write_metrics,
             "phase": self._set_phase,
             "result": self._set_result,
@@ -201,11 +205,20 @@ class MasterProgram:
         with self._changed:
             return master.position(self._state)._asdict()
 
-    def _heartbeat(self, role: str, status: dict[str, Any]) -> dict[str, Any]:
+    def _heartbeat(
+        self, role: str, status: dict[str, Any], name: str = "", process: int = 0, doing: str = ""
+    ) -> dict[str, Any]:
+        """A sign of life of one process of a role; the first one speaks for the role."""
+        self._attendance.heard(name or role, process, doing, time.monotonic())
+        if name not in ("", role):
+            return {"stop": self._state.stopping}
         self._roles[role] = RoleStatus.from_dict(status)
         if role.startswith("explorer"):
             self._apply(ExplorerSeen(int(role.removeprefix("explorer")), time.monotonic()))
         return {"stop": self._state.stopping}
+
+    def _silences(self, at_least_secs: float) -> list[list[Any]]:
+        return [list(silence) for silence in self._attendance.silences(at_least_secs)]
 
     def _write_metrics(self, phase: str, step: int, values: dict[str, Any]) -> None:
         self._metrics.write(phase, step, values)
@@ -241,6 +254,7 @@ class MasterProgram:
             return {"result": self._result, "balance": balance(self._state)}
 
     def _explorer_died(self, explorer: int) -> None:
+        self._attendance.lost(f"explorer{explorer}")
         self._apply(ExplorerDied(explorer))
 
     def _stop(self, reason: str) -> None:
@@ -263,6 +277,7 @@ class MasterProgram:
 
     def _tick(self) -> None:
         while not self.closed.wait(_TICK_SECS):
+            self._attendance.ticked(time.monotonic(), _TICK_SECS)
             self._apply(Ticked(time.monotonic()))
 
 

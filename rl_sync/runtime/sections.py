@@ -348,7 +348,7 @@ class LaunchSettings:
       explorer_restarts: how often each explorer that died is started again. With collective
         transfer, and in one process with the trainer, its death ends the run.
       start_secs: until a role or a server is up.
-      wait_secs: the longest that a role waits for another.
+      wait_secs: the longest that a role waits for another, and that one gives no sign of life.
       call_secs: the longest that the master takes to answer.
       master_lost_secs: a role ends itself when the master was silent for so long.
       stop_secs: from asking a role to stop to killing it.

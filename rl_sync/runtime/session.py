@@ -1,10 +1,12 @@
 """What every role's process has: settings, a line to the master, spans, signs of life.
 
-Of a program of several processes the first alone has all that; the others agree with it.
+Of a program of several processes the first alone has spans; the others agree with it, but give
+signs of life of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -14,8 +16,10 @@ from typing import Any, TypeVar
 
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.spans import SpanKind, SpanRecorder, spans_path
-from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.attendance import SILENT_SECS, Silence
+from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.runtime.secret import secret_of
+from rl_sync.runtime.sections import process_name
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.team import Team
 
@@ -44,6 +48,7 @@ class Session:
     def __init__(self, settings: RunSettings, role: str, master_address: str, team: Team):
         self.settings = settings
         self.role = role
+        self.name = process_name(role, team.process)
         path = spans_path(settings.workdir, role) if team.leads else None
         self.spans = SpanRecorder(path, role)
         self.facts: dict[str, Any] = {}
@@ -53,8 +58,7 @@ class Session:
         self._stop: str | None = None
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        if team.leads:
-            self._heart.start()
+        self._heart.start()
 
     @property
     def leads(self) -> bool:
@@ -112,7 +116,14 @@ class Session:
         lost_since = None
         while not self._closed.wait(HEARTBEAT_SECS):
             try:
-                reply = self._call("heartbeat", role=self.role, status=self.status().to_dict())
+                reply = self._call(
+                    "heartbeat",
+                    role=self.role,
+                    status=self.status().to_dict(),
+                    name=self.name,
+                    process=os.getpid(),
+                    doing=self._doing(),
+                )
                 self._stop, lost_since = reply["stop"], None
             except PeerLostError as error:
                 lost_since = lost_since or time.monotonic()
@@ -120,12 +131,32 @@ class Session:
                     _log.error("The master is lost, so %s ends: %s", self.role, error)
                     logging.shutdown()
                     os._exit(3)  # The main thread may stand in a collective that nothing ends.
+            except Exception:
+                _log.exception("A sign of life of %s failed", self.name)
+        with contextlib.suppress(PeerLostError, RemoteError):
+            self._call("leave", name=self.name)
+
+    def _doing(self) -> str:
+        """What this process does, for who wonders later where it got stuck."""
+        current = self.spans.current
+        if current is None:
+            return "between two spans"
+        waits = current.kind is SpanKind.WAIT
+        of_step = f" (step {current.attributes['step']})" if "step" in current.attributes else ""
+        return (f"waiting for {current.reason}" if waits else f"at {current.kind}") + of_step
+
+    def silences(self) -> list[Silence]:
+        """The other processes that give the master no signs of life; none if it gives none."""
+        try:
+            told = self._master.call("silences", SILENT_SECS, at_least_secs=SILENT_SECS)
+        except (PeerLostError, RemoteError):
+            return []
+        return [silence for one in told if (silence := Silence(*one)).name != self.name]
 
     def close(self) -> None:
         """Ends the signs of life and closes the spans."""
         self._closed.set()
-        if self.leads:
-            self._heart.join(timeout=2 * HEARTBEAT_SECS)
+        self._heart.join(timeout=2 * HEARTBEAT_SECS)
         self.spans.close()
         self._master.close()
 
@@ -159,4 +190,5 @@ class Patience:
             raise TimeoutError(
                 f"{self._session.role} has waited for {self._what} from {self._whom} for"
                 f" {waited:.0f} s, which is over launch.wait_secs={self._timeout_secs:g}."
+                + "".join(f" {silence}." for silence in self._session.silences())
             )

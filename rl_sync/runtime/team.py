@@ -30,10 +30,12 @@ class Team:
 
     Attributes:
       leads: whether this process talks to the outside.
+      process: which of the program's processes this is.
       agree: for the thread that runs the program.
     """
 
     leads: bool = True
+    process: int = 0
     agree: Agree = staticmethod(alone)
 
     def thread(self, name: str) -> Agree:
@@ -204,7 +206,7 @@ class Follower(Team):
         wait_secs: float,
         secret: str,
     ):
-        self._program, self._index, self._wait_secs = program, index, wait_secs
+        self._program, self.process, self._wait_secs = program, index, wait_secs
         self._client = RpcClient(address, f"first process of {program}", secret)
         self._started = time.monotonic()
         self._start_secs = start_secs
@@ -241,12 +243,12 @@ class Follower(Team):
             if outcome is not None:
                 return outcome
         raise TimeoutError(
-            f"Process {self._index} of {self._program} has waited {self._wait_secs:.0f} s for the"
+            f"Process {self.process} of {self._program} has waited {self._wait_secs:.0f} s for the"
             f" first to come to {what!r}."
         )
 
     def _ask(self, thread: str, turn: int, what: str) -> bytes | None:
-        asking = {"follower": self._index, "thread": thread, "turn": turn, "what": what}
+        asking = {"follower": self.process, "thread": thread, "turn": turn, "what": what}
         try:
             heard = self._client.call("hear", 4 * _POLL_SECS, **asking, poll_secs=_POLL_SECS)
         except PeerLostError:

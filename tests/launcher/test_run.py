@@ -11,6 +11,7 @@ from launcher import report
 from launcher.run import LocalRun, RunFailedError
 from launcher.supervisor import RoleProcess
 
+from rl_sync.observe.display import RunStatus
 from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.rpc import RpcClient, RpcServer
 from rl_sync.runtime.settings import RunSettings
@@ -62,6 +63,34 @@ def test_a_master_that_died_last_is_reported_as_dead(ending, tmp_path):
         run._finish()
     assert "master ended with exit status 3" in str(error.value)
     assert "out of ideas" in str(error.value)
+
+
+def test_a_role_that_hangs_is_named_and_not_who_waits_for_it(ending, tmp_path):
+    run, port = ending
+    for name in ("master", "trainer", "explorer1"):
+        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        run._supervisor.add(RoleProcess.start(name, command, tmp_path / f"{name}.log", {}))
+    stopped = []
+
+    def stop(reason: str) -> None:
+        stopped.append(reason)
+        run._supervisor.end(["explorer1"])
+
+    status = RunStatus("rl", 3, 12, (), 0, 12, 1.0, "")
+    methods = {
+        "silences": lambda at_least_secs: [["trainer", 7, 601.0, "at train (step 4)"]],
+        "status": status.to_dict,
+        "stop": stop,
+        "close": lambda: {},
+    }
+    server = RpcServer(methods, port, HOST)
+    with pytest.raises(RunFailedError) as error:
+        run._watch()
+    server.close(0.0)
+    assert stopped == ["trainer hangs"]
+    assert str(error.value).startswith("trainer (process 7) hangs, or was stopped: it has given no")
+    assert "for 601 s" in str(error.value)
+    assert "at train (step 4)" in str(error.value)
 
 
 def test_who_was_killed_is_named_even_if_those_it_brought_down_were_seen_before(ending, tmp_path):

@@ -1,0 +1,123 @@
+"""Processes that live and do nothing are named, and ended, by the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import pytest
+from launcher.supervisor import RoleProcess, Supervisor
+from launcher.vigil import Vigil
+
+from rl_sync.replay.process import start_server
+from rl_sync.replay.tables import queue
+from rl_sync.runtime.ports import free_ports
+from rl_sync.runtime.rpc import RpcClient, RpcServer
+from tests.runtime.test_settings import settings_with
+
+HOST = "127.0.0.1"
+WAIT = {"launch__wait_secs": 20.0}
+SILENT = ["trainer", 123, 25.0, "at train (step 2)"]
+
+
+class Master:
+    """Tells who has been silent, as the master does."""
+
+    def __init__(self) -> None:
+        self.silent: list[list] = []
+        self.asked: list[float] = []
+
+    def silences(self, at_least_secs: float) -> list[list]:
+        self.asked.append(at_least_secs)
+        return [silence for silence in self.silent if silence[2] >= at_least_secs]
+
+
+@pytest.fixture
+def master():
+    return Master()
+
+
+@pytest.fixture
+def client(master):
+    (port,) = free_ports(HOST, 1)
+    server = RpcServer({"silences": master.silences}, port, HOST)
+    with contextlib.closing(RpcClient(f"{HOST}:{port}", "master")) as client:
+        client.server = server
+        yield client
+    server.close(0.0)
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    supervisor = Supervisor()
+    for name in ("master", "trainer", "trainer+explorers"):
+        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        supervisor.add(RoleProcess.start(name, command, tmp_path / f"{name}.log", {}))
+    yield supervisor
+    supervisor.end_all(0.1)
+
+
+def test_who_has_been_silent_for_the_longest_wait_is_ended_and_named(master, client, supervisor):
+    vigil = Vigil(settings_with(**WAIT), supervisor)
+    assert vigil.look(client) == []
+    assert master.asked == [20.0]
+    assert vigil.look(client) == [], "asked too often"
+    assert master.asked == [20.0]
+    master.silent = [SILENT]
+    vigil._next_secs = 0.0
+    (death,) = vigil.look(client)
+    assert death.name == "trainer"
+    assert death.report([]).startswith("trainer (process 123) hangs, or was stopped: it has given")
+    assert supervisor.living(["trainer", "master"]) == ["master"]
+    assert supervisor.deaths() == [], "it is not dead once more"
+
+
+def test_of_roles_in_one_process_that_process_is_ended_once(master, client, supervisor):
+    settings = settings_with(**WAIT, launch__colocate=True)
+    master.silent = [SILENT, ["explorer1", 123, 24.0, "at rollout"]]
+    (death,) = Vigil(settings, supervisor).look(client)
+    assert death.name == "trainer+explorers"
+    assert "trainer (process 123) hangs" in str(death)
+
+
+def test_a_shorter_silence_is_suspect_where_something_else_has_ended(master, client, supervisor):
+    master.silent = [["trainer", 123, 12.0, "at train (step 2)"]]
+    vigil = Vigil(settings_with(**WAIT), supervisor)
+    assert vigil.look(client) == []
+    (death,) = vigil.suspects(client, None)
+    assert death.name == "trainer"
+
+
+def test_a_master_that_answered_and_does_so_no_more_is_ended(client, supervisor):
+    vigil = Vigil(settings_with(launch__wait_secs=0.5), supervisor)
+    client.server.close(0.0)
+    time.sleep(0.6)
+    assert vigil.look(client) == [], "it was not up yet"
+    vigil._answered_secs, vigil._next_secs = time.monotonic(), 0.0
+    assert vigil.look(client) == []
+    time.sleep(0.6)
+    (death,) = vigil.look(client)
+    assert str(death) == "master hangs, or was stopped: it has not answered for 1 s"
+    assert supervisor.living(["master"]) == []
+
+
+def test_a_replay_server_that_stands_still_is_suspect_and_one_that_starts_is_not(
+    client, supervisor, tmp_path, monkeypatch
+):
+    from launcher.run import _ReplayProcess
+
+    monkeypatch.setattr("launcher.vigil._ANSWER_SECS", 0.5)
+    server = start_server("embedded", [queue("groups", 3)], 0, log_path=tmp_path / "replay.log")
+    supervisor.add(_ReplayProcess("replay", tmp_path / "replay.log", server))
+    vigil = Vigil(settings_with(**WAIT), supervisor)
+    assert vigil.suspects(client, server) == []
+    server.wait_ready(60)
+    assert vigil.suspects(client, server) == []
+    os.kill(server.popen.pid, signal.SIGSTOP)
+    (death,) = vigil.suspects(client, server)
+    assert death.name == "replay"
+    assert f"replay server (process {server.popen.pid}) hangs" in str(death)
+    assert supervisor.living(["replay"]) == []
