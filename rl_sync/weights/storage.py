@@ -14,12 +14,25 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
 from rl_sync.models.placement import put
 from rl_sync.weights.locations import Location, absolute
 
 TEMPORARY = ".orbax-checkpoint-tmp"
 """What the name of a directory contains while it is being written."""
+
+
+def _no_metrics(*_: Any, **__: Any) -> list[Any]:
+    """What Orbax gets instead of TensorStore's counters.
+
+    It asks for them before and after each save and restore, to log a rate that nobody reads, and
+    TensorStore never frees what it answers: some kilobytes each time, for as long as a run lasts.
+    """
+    return []
+
+
+tensorstore.experimental_collect_matching_metrics = _no_metrics
 
 
 class ArrayStorage:
@@ -82,22 +95,28 @@ class ArrayStorage:
         full = {name: x for name, x in like.items() if math.prod(x.shape)}
         restore_args = {name: _restore_args(x) for name, x in full.items()}
         path = absolute(directory)
-        stored = self._checkpointer.metadata(path).item_metadata
+        args = ocp.args.PyTreeRestore(
+            item=dict.fromkeys(full, 0) if partial else None,
+            restore_args=restore_args,
+            partial_restore=partial,
+        )
+        try:
+            read = self._checkpointer.restore(path, args=args)
+        except Exception:
+            self._check_stored(path, full, partial)  # Which says what is wrong, if it can.
+            raise
+        _check(path, read, full, partial)
+        return {name: _place(read.get(name), x) for name, x in like.items()}
+
+    def _check_stored(self, directory: Location, like: Mapping[str, Any], partial: bool) -> None:
+        """Compares what is stored with what is wanted without reading it.
+
+        It is not for every read: TensorStore leaks some kilobytes for each array that it describes.
+        """
+        stored = self._checkpointer.metadata(directory).item_metadata
         if stored is None:
             raise FileNotFoundError(f"{directory} holds no arrays.")
-        names = set(stored.tree) & set(full) if partial else set(stored.tree)
-        _check_names(directory, names, set(full))
-        for name, x in full.items():
-            _check_array(directory, name, stored.tree[name], x)
-        read = self._checkpointer.restore(
-            path,
-            args=ocp.args.PyTreeRestore(
-                item=dict.fromkeys(full, 0) if partial else None,
-                restore_args=restore_args,
-                partial_restore=partial,
-            ),
-        )
-        return {name: _place(read.get(name), x) for name, x in like.items()}
+        _check(directory, stored.tree, like, partial)
 
     def close(self) -> None:
         """Frees what Orbax holds."""
@@ -150,6 +169,18 @@ def _place(value: Any, like: Any) -> Any:
     if isinstance(like, np.ndarray):
         return np.asarray(value)
     return value if isinstance(value, jax.Array) else put(value, placement(like))
+
+
+def _check(
+    directory: Location, stored: Mapping[str, Any], like: Mapping[str, Any], partial: bool
+) -> None:
+    """Raises the ValueError of `ArrayStorage.read`."""
+    # Of a part that is not stored Orbax gives back the placeholder.
+    names = {name for name, x in stored.items() if hasattr(x, "shape")}
+    names = names & set(like) if partial else names
+    _check_names(directory, names, set(like))
+    for name, x in like.items():
+        _check_array(directory, name, stored[name], x)
 
 
 def _check_names(directory: Location, stored: set[str], expected: set[str]) -> None:
