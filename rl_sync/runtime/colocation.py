@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -19,6 +18,7 @@ from rl_sync.runtime.rpc import PeerLostError, RpcClient
 from rl_sync.runtime.secret import secret_of
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.team import Team
+from rl_sync.runtime.topology import TRAINER
 from rl_sync.weights.local import LocalPublisher
 
 _log = logging.getLogger(__name__)
@@ -27,12 +27,13 @@ _log = logging.getLogger(__name__)
 def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
     """Runs the trainer and all explorers, each in a thread of its own.
 
-    When one fails the run is stopped, so that the others save what they have.
+    When one fails the run is stopped, and a trainer that has begun to learn saves what it has.
 
     Raises:
       ConfigError: there are too few devices.
       Exception: what the first role to fail failed with.
     """
+    settings.load_task()  # Before there are threads, which find it loaded and share it.
     # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
     needed = [settings.mesh_of(role).devices for role in settings.roles]
     wanted = max(needed) if settings.launch.share_devices else sum(needed)
@@ -79,14 +80,21 @@ def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, lis
 
 @dataclasses.dataclass
 class Crew:
-    """Threads that end together."""
+    """Threads that end together.
+
+    Who has nothing to save is not waited for: explorers, and a trainer that has not begun to learn.
+    """
 
     settings: RunSettings
     master: str
     _failures: list[Exception] = dataclasses.field(default_factory=list)
+    _learns: bool = False
 
     def run(self, work: dict[str, Callable[[], None]]) -> None:
-        """Runs all to their end; raises what the first failure was."""
+        """Runs all to their end; raises what the first failure was.
+
+        After a failure it waits for a trainer that has something to save, and for nobody else.
+        """
         threads = [
             threading.Thread(target=self._do, args=item, name=item[0], daemon=True)
             for item in work.items()
@@ -96,29 +104,38 @@ class Crew:
         while not self._failures and any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(timeout=0.1)
-        deadline = time.monotonic() + self.settings.launch.stop_secs
-        for thread in threads:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
-        late = [thread.name for thread in threads if thread.is_alive()]
-        if late:
-            _log.error(
-                "%s did not end within launch.stop_secs=%g of the failure.",
-                ", ".join(late),
-                self.settings.launch.stop_secs,
-            )
         if self._failures:
+            self._let_save([thread for thread in threads if thread.name == TRAINER])
             raise self._failures[0]
+
+    def _let_save(self, trainers: Sequence[threading.Thread]) -> None:
+        """Waits for the end of a trainer that learns."""
+        stop_secs = self.settings.launch.stop_secs
+        for thread in trainers if self._learns else ():
+            thread.join(timeout=stop_secs)
+            if thread.is_alive():
+                _log.error(
+                    "%s did not end within launch.stop_secs=%g of the failure.",
+                    thread.name,
+                    stop_secs,
+                )
 
     def _do(self, role: str, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
             _log.exception("%s failed", role)
+            self._stop(f"{role} failed")
             self._failures.append(error)
-            master = RpcClient(self.master, "master", secret_of(self.settings.workdir))
-            try:
-                master.call("stop", self.settings.launch.call_secs, reason=f"{role} failed")
-            except PeerLostError as lost:
-                _log.error("The run cannot be stopped in order: %s", lost)
-            finally:
-                master.close()
+
+    def _stop(self, reason: str) -> None:
+        """Has the run stopped, having seen whether its trainer learns."""
+        master = RpcClient(self.master, "master", secret_of(self.settings.workdir))
+        try:
+            phase = master.call("status", self.settings.launch.call_secs)["phase"]
+            self._learns = phase != "start"
+            master.call("stop", self.settings.launch.call_secs, reason=reason)
+        except PeerLostError as lost:
+            _log.error("The run cannot be stopped in order: %s", lost)
+        finally:
+            master.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 
 from rl_sync.spelling import hint
 from rl_sync.tasks import arithmetic, dataset, jsonl, pretrained
@@ -17,6 +18,7 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer, Tokenizer
 
 TASKS = ("arithmetic", "jsonl", "dataset")
+_loading = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +54,22 @@ class TaskConfig:
         return LengthLimits(self.max_prompt_tokens, self.max_completion_tokens, self.too_long)
 
 
-@functools.lru_cache(maxsize=1)  # A role asks more than once.
 def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
     """Loads the problems of the named task, and the tokenizer that they are read with.
+
+    Threads that ask for the same task at the same time get one, which is loaded once: to load it
+    may import `transformers` or `datasets`, whose names are not there yet for a second thread
+    while a first one imports them.
 
     Raises:
       ValueError, OSError: they cannot be had; the message says where it fails.
     """
+    with _loading:
+        return _load(config, tokenizer, seed)
+
+
+@functools.lru_cache(maxsize=1)  # A role asks more than once.
+def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
     problems = _problems(config, seed)
     return fit(problems, _tokenizer(tokenizer, problems), config.limits)
 

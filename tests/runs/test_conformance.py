@@ -8,8 +8,9 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SpanKind
 from rl_sync.observe.summary import SYNC_KINDS, overlap_secs, union_secs
 from rl_sync.runtime.programs import SYNC_SPANS
-from tests.runs.conftest import EMBEDDED, TEAMS, assert_same_bits, flags
+from tests.runs.conftest import EMBEDDED, ROOT, TEAMS, assert_same_bits, flags
 
+CHECKPOINT = f"--config.model.path={ROOT / 'tests' / 'data' / 'models' / 'qwen2'}"
 SYNCHRONOUS = flags("synchronous")
 ONE_STEP = flags("one_step_off_policy")
 ASYNCHRONOUS = flags("asynchronous")
@@ -43,8 +44,14 @@ RUNS = {
     "one step off-policy, on shared devices": flags(
         "one_step_off_policy", colocate=True, share_devices=True
     ),
-    "two explorers, in one process": flags(
-        "multi_explorer", count=2, transfer="collective", colocate=True, steps=30
+    # Both threads need what the checkpoint's tokenizer takes, which nobody has imported.
+    "one step off-policy from a checkpoint, on shared devices": (
+        *flags("one_step_off_policy", colocate=True, share_devices=True, steps=4),
+        CHECKPOINT,
+    ),
+    "two explorers from a checkpoint, in one process": (
+        *flags("multi_explorer", count=2, transfer="collective", colocate=True, steps=30),
+        CHECKPOINT,
     ),
     "two explorers, collective": flags("multi_explorer", count=2, transfer="collective", steps=300),
     "asynchronous, in teams": (*flags("asynchronous", steps=12), *TEAMS),

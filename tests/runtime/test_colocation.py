@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -45,56 +47,100 @@ def test_sharing_needs_one_process():
         settings_with(**{"launch__share_devices": True})
 
 
-@pytest.fixture
-def stops(tmp_path, monkeypatch):
-    """A master that keeps the reasons for which it was told to stop the run."""
-    reasons, stopped = [], threading.Event()
+class Master:
+    """A master that keeps the reasons for which it was told to stop the run.
 
-    def stop(reason: str) -> None:
-        reasons.append(reason)
-        stopped.set()
+    Args:
+      phase: what it says that the run is in.
+    """
 
-    (port,) = free_ports("127.0.0.1", 1)
+    def __init__(self, phase: str) -> None:
+        self.phase, self.reasons, self.stopped = phase, [], threading.Event()
+
+    def stop(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.stopped.set()
+
+
+@pytest.fixture(autouse=True)
+def workdir(tmp_path, monkeypatch):
+    """The run's work directory, where its secret lies."""
     monkeypatch.chdir(tmp_path)
     directory = Path(settings_with(**TWO).workdir)
     directory.mkdir()
-    server = RpcServer({"stop": stop}, port, "127.0.0.1", secret=secret_of(directory))
-    yield f"127.0.0.1:{port}", reasons, stopped
+    return directory
+
+
+@pytest.fixture
+def master(workdir):
+    """A master of a run that learns, with its address."""
+    one = Master("rl")
+    methods = {"stop": one.stop, "status": lambda: {"phase": one.phase}}
+    (port,) = free_ports("127.0.0.1", 1)
+    server = RpcServer(methods, port, "127.0.0.1", secret=secret_of(workdir))
+    yield one, f"127.0.0.1:{port}"
     server.close()
 
 
-def test_when_one_fails_the_run_is_stopped_and_the_others_save_first(stops):
-    address, reasons, stopped = stops
+def fail() -> None:
+    raise RuntimeError("no more memory")
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def seconds_until_it_fails(address: str, work: dict[str, Callable[[], None]]) -> float:
+    """How long a crew takes to raise, of which `launch.stop_secs` would be a minute."""
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="no more memory"):
+        Crew(settings_with(**TWO), address).run(work)
+    return time.monotonic() - started
+
+
+def test_when_one_fails_the_run_is_stopped_and_a_trainer_that_learns_saves_first(master):
+    one, address = master
     saved = []
 
-    def fail() -> None:
-        raise RuntimeError("no more memory")
-
     def train() -> None:
-        assert stopped.wait(20)
+        assert one.stopped.wait(20)
+        time.sleep(0.5)
         saved.append("snapshot")
 
-    crew = Crew(settings_with(**TWO), address)
-    with pytest.raises(RuntimeError, match="no more memory"):
-        crew.run({"explorer1": fail, "trainer": train})
-    assert reasons == ["explorer1 failed"]
+    assert seconds_until_it_fails(address, {"explorer1": fail, "trainer": train}) < 20
+    assert one.reasons == ["explorer1 failed"]
     assert saved == ["snapshot"]
 
 
-def test_one_that_does_not_end_holds_the_failure_back_only_until_the_deadline(stops):
-    address, _, _ = stops
+def test_a_trainer_that_has_not_begun_to_learn_is_not_waited_for(master):
+    one, address = master
+    one.phase = "start"
+    assert seconds_until_it_fails(address, {"explorer1": fail, "trainer": hang}) < 20
+    assert one.reasons == ["explorer1 failed"]
 
-    def fail() -> None:
-        raise RuntimeError("no more memory")
 
+def test_explorers_are_not_waited_for(master):
+    one, address = master
+    assert seconds_until_it_fails(address, {"explorer1": hang, "trainer": fail}) < 20
+    assert one.reasons == ["trainer failed"]
+
+
+def test_a_failure_before_there_is_a_master_ends_the_others_at_once():
+    (port,) = free_ports("127.0.0.1", 1)
+    work = {"explorer1": fail, "trainer": hang}
+    assert seconds_until_it_fails(f"127.0.0.1:{port}", work) < 20
+
+
+def test_a_trainer_that_does_not_end_holds_the_failure_back_only_until_the_deadline(master):
+    _, address = master
     crew = Crew(settings_with(**TWO, **{"launch__stop_secs": 0.2}), address)
     with pytest.raises(RuntimeError, match="no more memory"):
-        crew.run({"explorer1": fail, "trainer": threading.Event().wait})
+        crew.run({"explorer1": fail, "trainer": hang})
 
 
-def test_all_run_to_their_end(stops):
-    address, reasons, _ = stops
+def test_all_run_to_their_end(master):
+    one, address = master
     done = []
     Crew(settings_with(**TWO), address).run({n: lambda n=n: done.append(n) for n in "abc"})
     assert sorted(done) == ["a", "b", "c"]
-    assert reasons == []
+    assert one.reasons == []
