@@ -37,7 +37,8 @@ _MESSAGE_ITEMS = 64
 _MESSAGE_BYTES = 1 << 20
 _REQUEST_SAMPLES = 256
 _DRAW_SECS = 2.0
-_LOOK_SECS = 0.005
+_LOOK_SECS, _MOST_LOOK_SECS = 0.005, 0.05
+_LOOK_SHARE = 0.02  # Of how long there has been nothing: who waits long need not look all the time.
 _FRESH_SECS = 0.1
 
 
@@ -59,6 +60,7 @@ class ReplayClient:
         self._streams: dict[str, InsertStream] = {}
         self._there: dict[str, int] = {}
         self._looked_secs = 0.0
+        self._empty_since_secs: dict[str, float] = {}
         # A call that the calling thread itself drives takes half as long as one that gRPC's
         # threads drive.
         driven_by_caller = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
@@ -123,12 +125,13 @@ class ReplayClient:
             # and loses them. So a request does not wait for items: it asks for what is there.
             there = self._drawable(table)
             if there:
+                self._empty_since_secs.pop(table, None)
                 wanted = min(count - len(samples), there, _REQUEST_SAMPLES)
                 drawn = self._draw(table, wanted, _DRAW_SECS)
                 samples += drawn
                 self._there[table] = there - wanted if len(drawn) == wanted else 0
             elif time.monotonic() < deadline:
-                time.sleep(min(_LOOK_SECS, max(0.0, deadline - time.monotonic())))
+                time.sleep(min(self._pause_secs(table), max(0.0, deadline - time.monotonic())))
             elif samples:
                 break
             else:
@@ -137,6 +140,12 @@ class ReplayClient:
                     f" {table!r} at {self.address}; {self._state_of(table)}."
                 )
         return samples
+
+    def _pause_secs(self, table: str) -> float:
+        """How long to wait before looking again into a table that is empty."""
+        now = time.monotonic()
+        empty_secs = now - self._empty_since_secs.setdefault(table, now)
+        return min(max(_LOOK_SECS, _LOOK_SHARE * empty_secs), _MOST_LOOK_SECS)
 
     def _drawable(self, table: str) -> int:
         """How many items can be drawn at once, as far as this client can know."""

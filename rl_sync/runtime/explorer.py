@@ -18,7 +18,7 @@ from rl_sync.types import Group, Lease, Params, Prompt
 from rl_sync.weights.interface import Puller, WeightsTimeoutError
 
 _POLL_SECS = 1.0
-_NEWEST_POLL_SECS = 0.02
+_PAUSE_SECS = 0.02
 _RECEIVE_POLL_SECS = 10.0
 _IN_FLIGHT_POLL_SECS = 0.1
 
@@ -128,9 +128,9 @@ class ExplorerProgram:
             return
         wait = {"reason": "synchronization", "for_whom": "the trainer"}
         with self.session.spans.span(SpanKind.WAIT, version=version, **wait):
-            while self.puller.newest() < version:
+            while self.puller.newest(version, _POLL_SECS) < version:
                 patience()
-                time.sleep(_NEWEST_POLL_SECS)
+                time.sleep(_PAUSE_SECS)  # Of a run that is being stopped it is told at once.
 
     def _receive(self, wanted: dict[str, int], patience: Callable[[], None]) -> tuple[int, Params]:
         while True:

@@ -198,8 +198,17 @@ class MasterProgram:
     def _grant_weights(self, request: list[Any], version: int, digest: str) -> bool:
         return self._meeting.grant(Request(*request), version, digest)
 
-    def _newest(self) -> int:
-        return -1 if self._state.newest is None else self._state.newest
+    def _newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """The newest version; waits for one of `at_least`, unless the run is being stopped."""
+
+        def newest() -> int:
+            return -1 if self._state.newest is None else self._state.newest
+
+        with self._changed:
+            self._changed.wait_for(
+                lambda: newest() >= at_least or self._state.stopping is not None, timeout_secs
+            )
+            return newest()
 
     def _position(self) -> dict[str, Any]:
         with self._changed:

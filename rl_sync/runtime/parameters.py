@@ -125,9 +125,9 @@ class MergingPuller:
         )
         return version, self._merge(adapters, self._base)
 
-    def newest(self) -> int:
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """See `Puller`."""
-        return self._puller.newest()
+        return self._puller.newest(at_least, timeout_secs)
 
     def close(self) -> None:
         """See `Puller`."""

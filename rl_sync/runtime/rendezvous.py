@@ -38,9 +38,9 @@ class ExplorerRendezvous:
         )
         return Grant(*grant)
 
-    def newest(self) -> int:
-        """The newest version announced; -1 if there is none."""
-        return self._session.call("newest")
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `rl_sync.weights.rendezvous.Rendezvous`."""
+        return self._session.call("newest", at_least=at_least, timeout_secs=timeout_secs)
 
     def _request(
         self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float

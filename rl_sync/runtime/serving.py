@@ -159,7 +159,7 @@ class ServedPuller:
             like,
             f"{session.role}.{jax.process_index()}",
             self._find_holders,
-            lambda: session.call("newest"),
+            lambda version, secs: session.call("newest", at_least=version, timeout_secs=secs),
             host=interface_towards(master_address),
             check_digest=session.settings.sync.verify,
             agree=session.agree,
@@ -181,9 +181,9 @@ class ServedPuller:
                 raise RunStoppedError("the trainer has finished") from None
             raise
 
-    def newest(self) -> int:
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """See `rl_sync.weights.interface.Puller`."""
-        return self._puller.newest()
+        return self._puller.newest(at_least, timeout_secs)
 
     def close(self) -> None:
         """Tells the trainer, if it is still there."""

@@ -316,13 +316,19 @@ class CheckpointPuller:
                 )
             time.sleep(self._directory.poll_secs)
 
-    def newest(self) -> int:
-        """The newest version that could be pulled now; -1 if there is none."""
-        return self._agree("newest", self._newest)
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `interface.Puller`."""
+        return self._agree("newest", lambda: self._await(at_least, timeout_secs))
 
     def close(self) -> None:
         """Frees what Orbax holds."""
         self._storage.close()
+
+    def _await(self, at_least: int, timeout_secs: float) -> int:
+        deadline = time.monotonic() + timeout_secs
+        while (newest := self._newest()) < at_least and time.monotonic() < deadline:
+            time.sleep(self._directory.poll_secs)
+        return newest
 
     def _newest(self) -> int:
         return max(self._directory.versions(), default=-1)

@@ -259,9 +259,9 @@ class CollectivePuller:
             raise WeightsMismatchError(grant.version, grant.digest, received)
         return grant.version, params
 
-    def newest(self) -> int:
-        """The newest version that the trainer announced; -1 if there is none."""
-        return self._rendezvous.newest()
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """The newest version that the trainer announced; see `interface.Puller`."""
+        return self._rendezvous.newest(at_least, timeout_secs)
 
     def close(self) -> None:
         """Nothing is held between pulls."""

@@ -71,8 +71,14 @@ class Puller(Protocol):
           WeightsMismatchError: what arrived is not what was published.
         """
 
-    def newest(self) -> int:
-        """The newest version that could be pulled now; -1 if there is none."""
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """The newest version that could be pulled now; -1 if there is none.
+
+        Args:
+          at_least: a version to wait for.
+          timeout_secs: how long to wait for it; who hears earlier that it will not come, because
+            the run is being stopped, may return earlier.
+        """
 
     def close(self) -> None:
         """Frees what the puller holds."""

@@ -69,8 +69,13 @@ class LocalPublisher:
             self._offers = [*self._offers, offer][-self._keep :]
             self._changed.notify_all()
 
-    def newest(self) -> int:
-        """The newest version offered; -1 if there is none."""
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """The newest version offered; -1 if there is none. See `interface.Puller`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._newest() >= at_least, timeout_secs)
+            return self._newest()
+
+    def _newest(self) -> int:
         return self._offers[-1].version if self._offers else -1
 
     def close(self) -> None:
@@ -164,9 +169,9 @@ class LocalPuller:
                 raise WeightsMismatchError(offer.version, published, received)
         return offer.version, params
 
-    def newest(self) -> int:
-        """The newest version that could be pulled now; -1 if there is none."""
-        return self._publisher.newest()
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `interface.Puller`."""
+        return self._publisher.newest(at_least, timeout_secs)
 
     def close(self) -> None:
         """Nothing is held between pulls."""

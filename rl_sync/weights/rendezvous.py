@@ -50,8 +50,11 @@ class Rendezvous(Protocol):
           TimeoutError: no grant came, and none will: the request is withdrawn.
         """
 
-    def newest(self) -> int:
-        """The newest version that was announced; -1 if none was."""
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """The newest version that was announced; -1 if none was.
+
+        Waits for one of `at_least`, for `timeout_secs` at most.
+        """
 
 
 class TrainerRendezvous(Protocol):
@@ -127,9 +130,10 @@ class MeetingPoint:
                     del self._requests[explorer]
             return self._grants.pop(ticket, None)
 
-    def newest(self) -> int:
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """See `Rendezvous`."""
         with self._changed:
+            self._changed.wait_for(lambda: self._newest >= at_least, timeout_secs)
             return self._newest
 
     def waiting(self, timeout_secs: float) -> list[Request]:

@@ -57,7 +57,8 @@ class ServerPuller:
       like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to pull into.
       reader: a name that no other running puller of the trainer has.
       find_holders: finds the trainer's processes, by their index; asked again after a failure.
-      newest: asks for the newest version that is offered; -1 if there is none.
+      newest: asks for the newest version that is offered, -1 if there is none; told which version
+        to wait for, and for how many seconds.
       host: this process's own interface.
       check_digest: whether to compare what arrived with what was published.
       agree: how the explorer's processes agree; the first of them chooses the version.
@@ -72,7 +73,7 @@ class ServerPuller:
         like: Params,
         reader: str,
         find_holders: Callable[[], Sequence[Holder]],
-        newest: Callable[[], int],
+        newest: Callable[[int, float], int],
         *,
         host: str,
         check_digest: bool = True,
@@ -127,9 +128,9 @@ class ServerPuller:
             raise WeightsMismatchError(version, published[0], received)
         return version, params
 
-    def newest(self) -> int:
-        """The newest version that could be pulled now; -1 if there is none."""
-        return self._newest()
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `interface.Puller`."""
+        return self._newest(at_least, timeout_secs)
 
     def close(self) -> None:
         """Tells the trainer that this process will not ask again."""

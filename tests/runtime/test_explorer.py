@@ -20,8 +20,10 @@ class Weights:
     def __init__(self):
         self.version, self.looks, self.withdrawn = 3, 0, False
 
-    def newest(self):
+    def newest(self, at_least=-1, timeout_secs=0.0):
         self.looks += 1
+        if timeout_secs:
+            self.version = max(self.version, at_least)
         return self.version
 
     def pull(self, *, at_least, timeout_secs):
@@ -146,3 +148,9 @@ def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(
     judged = ("judged", {"judged": [(7, [1.0, 1.0]), (8, [0.0, 1.0])]})
     assert told[1:] == ([judged] if replaces else [])
     assert program.session.facts["reward"] == 0.75
+
+
+def test_a_version_is_waited_for_and_not_asked_for_again_and_again(program, weights):
+    program.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
+    program._await(7, patience=lambda: None)
+    assert (weights.version, weights.looks) == (7, 2)

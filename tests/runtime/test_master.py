@@ -66,6 +66,35 @@ def test_explorers_that_wait_do_not_keep_the_master_busy(master):
     assert time.process_time() - started < 0.3
 
 
+def asked_for_version(methods, version: int) -> tuple[threading.Thread, list[int]]:
+    """Asks for the newest version, and waits up to 20 s for one; with what it is to be told."""
+    answers: list[int] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(methods["newest"](at_least=version, timeout_secs=20.0))
+    )
+    thread.start()
+    return thread, answers
+
+
+def test_who_waits_for_a_version_is_told_at_its_publication_without_asking_again(master):
+    master["published"](version=0)
+    waiting, answers = asked_for_version(master, 1)
+    assert master["newest"]() == 0
+    waiting.join(timeout=0.3)
+    assert waiting.is_alive()
+    master["published"](version=1)
+    waiting.join(timeout=10)
+    assert answers == [1]
+
+
+def test_who_waits_for_a_version_is_told_when_the_run_is_being_stopped(master):
+    master["published"](version=0)
+    waiting, answers = asked_for_version(master, 1)
+    master["stop"](reason="because")
+    waiting.join(timeout=10)
+    assert answers == [0]
+
+
 def test_groups_whose_lease_is_over_are_named_when_the_trainer_takes_them(master):
     fill(master)
     assert master["claim"](lease_ids=[0, 1, 100_000]) == [100_000]

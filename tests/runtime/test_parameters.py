@@ -30,7 +30,7 @@ class Pulled:
     def pull(self, *, exactly=None, at_least=None, timeout_secs):
         return 7, self.params
 
-    def newest(self):
+    def newest(self, at_least=-1, timeout_secs=0.0):
         return 7
 
 

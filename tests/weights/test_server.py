@@ -90,7 +90,9 @@ def publishing(like, **options):
 
 
 def puller_of(like, *holders, reader="explorer1", newest=0, **options) -> ServerPuller:
-    return ServerPuller(like, reader, lambda: holders, lambda: newest, host=HOST, **options)
+    return ServerPuller(
+        like, reader, lambda: holders, lambda version, secs: newest, host=HOST, **options
+    )
 
 
 def assert_same_bits(params: dict, version: int) -> None:
