@@ -50,7 +50,7 @@ class ExplorerProgram:
       number: which explorer, from 1.
       task: the problems.
       explorer: the actor.
-      blank: parameters of the right shapes, to compile with before there are real ones.
+      blank: makes parameters of the right shapes, to compile with before there are real ones.
       puller: where weights come from.
       granted_secs: when the transfer of the last pull began, if the puller had to be let in.
       sync_kind: the kind of span that a pull is recorded as.
@@ -61,7 +61,7 @@ class ExplorerProgram:
     number: int
     task: Task
     explorer: Explorer
-    blank: Params
+    blank: Callable[[], Params]
     puller: Puller
     granted_secs: Callable[[], float]
     sync_kind: SpanKind
@@ -78,7 +78,7 @@ class ExplorerProgram:
         """
         state: ExplorerState | None = None
         with self.session.spans.span(SpanKind.COMPILE):
-            self.explorer.compile(self.blank)
+            self.explorer.compile(self.blank())
         try:
             while (grant := self._grant(state)) is not None:
                 if state is None or state.version != grant.version:

@@ -189,7 +189,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             number,
             task,
             explorer,
-            parameters.blank(),
+            parameters.blank,
             parameters.receiving(puller),
             lambda: rendezvous.granted_secs,
             SYNC_SPANS[transfer],

@@ -45,7 +45,16 @@ def program(weights, monkeypatch):
     spans = types.SimpleNamespace(span=lambda kind: contextlib.nullcontext({}))
     session = types.SimpleNamespace(spans=spans, agree=alone)
     program = ExplorerProgram(
-        session, 1, None, None, None, weights, lambda: 0.0, SpanKind.SYNC_CHECKPOINT, None, "groups"
+        session,
+        1,
+        None,
+        None,
+        lambda: None,
+        weights,
+        lambda: 0.0,
+        SpanKind.SYNC_CHECKPOINT,
+        None,
+        "groups",
     )
     program.clock = clock
     return program
