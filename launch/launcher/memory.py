@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from launcher import resident
+from launcher.resident import Resident
 from rl_sync.actors.critic import Critic
 from rl_sync.actors.opt_state import opt_state_like
 from rl_sync.models import lora, memory
@@ -61,6 +63,8 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         names = [name for name in parts if name.endswith("optimizer")]
         offloaded |= {name: parts.pop(name) for name in names}
     activations = by_policy[model.remat]
+    kept = sum(parts.values()) + sum(offloaded.values()) - parts["gradients"]
+    process = resident.trainer(settings, task, rows, kept, parts["gradients"] + activations)
     most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Some are cut, some are not.
     return (
         f"  trainer    {_mesh(settings.trainer.mesh.shape)}{_list(parts)}, activations"
@@ -68,6 +72,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         f" {format_bytes(sum(parts.values()) + activations)}\n"
         f"             (activations with model.remat={model.remat}; {', '.join(others)})"
         + (f"\n             in the host's memory: {_list(offloaded)}" if offloaded else "")
+        + _on_cpus(process, kept, "a step or a snapshot")
     )
 
 
@@ -84,6 +89,24 @@ def _explorer(settings: RunSettings, task: Task) -> str:
         f"  explorer   {_mesh(settings.explorer.mesh.shape)}{_list(parts)} for"
         f" {slots // layout.batch_shards} slots of {model.max_length} tokens:"
         f" {format_bytes(sum(parts.values()))}"
+        + _on_cpus(resident.explorer(settings, task), sum(parts.values()), "a step or a transfer")
+    )
+
+
+def _on_cpus(process: Resident, held: int, moment: str) -> str:
+    """The process where its devices are CPUs.
+
+    Args:
+      held: bytes that are there besides all the time.
+      moment: during which the rest is.
+    """
+    parts = [f"{format_bytes(process.program)} for programs"]
+    if process.weights:
+        parts.append(f"{format_bytes(process.weights)} for published versions")
+    parts.append(f"{format_bytes(process.work)} during {moment}")
+    return (
+        f"\n             (a process on CPUs: {', '.join(parts)}; with the above about"
+        f" {format_bytes(held + sum(process))} resident)"
     )
 
 

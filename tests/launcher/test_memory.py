@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from launcher.memory import describe_memory, format_bytes
+from launcher.resident import (
+    EXPLORER_PROGRAM_BYTES,
+    SAMPLING_ARRAYS,
+    TRAINER_PROGRAM_BYTES,
+    trainer,
+)
 
+from rl_sync.models import memory
+from rl_sync.rollout import slots as core
 from rl_sync.runtime.settings import RunSettings
 from tests.launcher.command import launcher
 from tests.runs import tiny
@@ -24,8 +36,8 @@ CACHE = 4 * 2 * (6 * 2) * 2 * 10 * 8
 BLOCK_INPUT = 4 * 6 * 10 * 32
 
 
-def described(**fields: object) -> dict[str, dict[str, str]]:
-    """For each role, each part's size as it is printed; `model__remat` stands for model.remat."""
+def settings_with(**fields: object) -> RunSettings:
+    """The tiny config with some settings changed; `model__remat` stands for model.remat."""
     config = {**tiny.get_config().to_dict(), "workdir": "none"}
     for name, value in fields.items():
         *sections, field = name.split("__")
@@ -33,7 +45,12 @@ def described(**fields: object) -> dict[str, dict[str, str]]:
         for part in sections:
             section = section[part]
         section[field] = value
-    settings = RunSettings.from_config(config)
+    return RunSettings.from_config(config)
+
+
+def described(**fields: object) -> dict[str, dict[str, str]]:
+    """For each role, each part's size as it is printed."""
+    settings = settings_with(**fields)
     return parts_of(describe_memory(settings, settings.load_task()))
 
 
@@ -51,7 +68,7 @@ def parts_of(text: str) -> dict[str, dict[str, str]]:
 def size(text: str) -> float:
     """Bytes of what `format_bytes` printed."""
     number, unit = text.split()
-    return float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[unit]
+    return float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
 
 
 def assert_parts(found: dict[str, str], **expected: int) -> None:
@@ -146,3 +163,63 @@ def test_rematerialization_and_microbatches_save_activations_and_nothing_else():
     assert more == pytest.approx(4 * BLOCK_INPUT, rel=2e-2)
     half = described(model__remat="full", trainer__microbatch_rows=3)["trainer"]
     assert size(half["activations"]) == pytest.approx(size(full["activations"]) / 2, rel=2e-2)
+
+
+def resident(role: str, **fields: object) -> float:
+    """Bytes that a role's process is said to hold on CPUs."""
+    settings = settings_with(**fields)
+    _, _, lines = describe_memory(settings, settings.load_task()).partition(f"\n  {role} ")
+    return size(re.findall(r"about (\d[\d.]* [kMG]B) resident", lines)[0])
+
+
+BIG = {"model__path": str(Path(__file__).resolve().parents[1] / "data" / "models" / "qwen2")}
+
+
+def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
+    found = described()
+    least = {role: size(found[role]["total"]) for role in ("trainer", "explorer")}
+    printed = 0.99  # To three digits.
+    assert resident("explorer") > printed * (EXPLORER_PROGRAM_BYTES + least["explorer"])
+    assert resident("trainer") > printed * (TRAINER_PROGRAM_BYTES + least["trainer"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "transfer", "versions"),
+    [
+        ("asynchronous", "server", 1),
+        ("asynchronous", "collective", 2),
+        ("asynchronous", "checkpoint", 5),
+        ("synchronous", "checkpoint", 2),
+    ],
+)
+def test_versions_that_travel_take_what_their_transfer_does(mode, transfer, versions):
+    settings = settings_with(sync__mode=mode, sync__transfer=transfer)
+    process = trainer(settings, settings.load_task(), rows=1, state=0, step=0)
+    assert process.weights == versions * PARAMETERS
+
+
+def test_a_snapshot_may_take_more_than_a_step():
+    settings = settings_with(sync__mode="asynchronous", sync__transfer="server")
+    task = settings.load_task()
+    stepping = trainer(settings, task, rows=1, state=PARAMETERS, step=5 * PARAMETERS)
+    saving = trainer(settings, task, rows=1, state=4 * PARAMETERS, step=2 * PARAMETERS)
+    assert stepping.weights + stepping.work == 6 * PARAMETERS
+    assert saving.weights + saving.work == 6 * PARAMETERS
+
+
+def test_sampling_takes_as_much_as_the_compiled_program_does():
+    settings = settings_with(**BIG, rollout__slots=64)
+    task = settings.load_task()
+    model = dataclasses.replace(settings.explorer_model(task), vocab_size=20_000)
+    slots = jax.eval_shape(lambda: core.empty_slots(model, 64, model.max_length, 4))
+    compiled = core.decode_chunk.lower(
+        model,
+        memory.param_shapes(model),
+        slots,
+        jax.ShapeDtypeStruct((64,), bool),
+        jax.ShapeDtypeStruct((), np.int32),
+        span=model.max_length,
+        chunk_tokens=16,
+    ).compile()
+    taken = compiled.memory_analysis().temp_size_in_bytes
+    assert SAMPLING_ARRAYS * 4 * 64 * model.vocab_size == pytest.approx(taken, rel=0.2)
