@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -58,7 +59,8 @@ def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
       path: how to call the mapping in errors, such as `config.sync`.
 
     Raises:
-      ConfigError: a field is unknown (names the nearest), missing, or of another type.
+      ConfigError: a field is unknown (names the nearest), missing, of another type, or a number
+        that is not finite.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} must be a section, not {values!r}.")
@@ -79,8 +81,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return build(hint, value, path)
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if float in allowed and type(value) is int:
-        return float(value)
+    if float in allowed and type(value) in (int, float):
+        return _finite(value, path)
     if not any(type(value) is kind for kind in allowed):
         wanted = " or ".join("nothing" if k is types.NoneType else k.__name__ for k in allowed)
         raise ConfigError(f"{path}={value!r} must be {wanted}, not {type(value).__name__}.")
@@ -92,3 +94,16 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 def _most(path: str) -> int:
     """The largest integer of a setting: what 32 bits hold, of sizes in bytes 63."""
     return 2**63 - 1 if path.endswith("_bytes") else 2**32 - 1
+
+
+def _finite(value: float, path: str) -> float:
+    """The number as a float; every float setting passes here, for NaN escapes most comparisons."""
+    try:
+        number = float(value)
+    except OverflowError:  # An integer of over 308 digits.
+        number = math.inf
+    if not math.isfinite(number):
+        raise ConfigError(
+            f"{path}={number} must be a finite number: leave it out for its default, or give one."
+        )
+    return number

@@ -262,6 +262,32 @@ def test_whole_numbers_are_taken_for_fractions():
     assert settings_with(optimizer__learning_rate=0).optimizer.learning_rate == 0.0
 
 
+def float_settings(section: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """The names, as `config_with` takes them, of all settings that are fractions."""
+    names = []
+    for name, value in section.items():
+        if isinstance(value, dict):
+            names += float_settings(value, (*path, name))
+        elif isinstance(value, float):
+            names.append("__".join((*path, name)))
+    return names
+
+
+def test_numbers_that_are_not_finite_are_refused_in_every_setting():
+    names = float_settings(settings_with(critic__learning_rate=0.1).resolved())
+    assert len(names) > 40
+    assert {"optimizer__learning_rate", "algorithm__group_mean_high"} < set(names)
+    for name in names:
+        for value in (float("nan"), float("inf"), -float("inf")):
+            path = rf"config\.{name.replace('__', '.')}={value} must be a finite number"
+            with pytest.raises(ConfigError, match=path):
+                settings_with(**{name: value})
+    config = config_with(arithmetic.get_config())
+    config["optimizer"]["learning_rate"] = 10**400
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=inf must be"):
+        RunSettings.from_config(config)
+
+
 def test_the_users_own_file_without_a_path_is_refused():
     settings = RunSettings.from_config(config_with(jsonl.get_config()))
     with pytest.raises(ConfigError, match=r"task.jsonl.path is not set"):
