@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
 import threading
@@ -13,6 +15,11 @@ from typing import Any
 import numpy as np
 
 _BLOCK_BYTES = 65536
+_log = logging.getLogger(__name__)
+
+
+class RecordsError(OSError):
+    """Records that a run relies on cannot be written; the message says where, and why."""
 
 
 def plain(value: Any) -> Any:
@@ -36,16 +43,24 @@ def plain(value: Any) -> Any:
 
 
 class JsonLinesWriter:
-    """Appends objects to a file, each as one line in one write, from any thread.
+    """Appends objects to a file, each as one whole line or not at all, from any thread.
 
-    A line that an earlier writer left unfinished when it died is cut off first, so that only the
-    last line of a file can ever be torn.
+    A line that an earlier writer left unfinished when it died, or that this one could not finish
+    as the disk was full, is cut off, so that only the last line of a file can ever be torn.
+
+    Args:
+      path: the file.
+      vital: whether a line that cannot be written is an error. Else that is said once, lines are
+        left out, and the file goes on as soon as it can be written again.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], *, vital: bool = True):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(self.path)
+        self._vital = vital
+        self._lost = 0
+        self._torn_at: int | None = None
         self._lock = threading.Lock()
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
 
@@ -54,34 +69,86 @@ class JsonLinesWriter:
 
         Raises:
           ValueError: the writer is closed.
+          RecordsError: it cannot be written, and is vital.
         """
         line = json.dumps(plain(record), separators=(",", ":"), allow_nan=False) + "\n"
         with self._lock:
-            self._file.write(line.encode())
+            try:
+                self._append(line.encode())
+            except OSError as error:
+                self._give_up(error)
+            else:
+                self._recovered()
 
     def close(self) -> None:
         """Closes the file; closing twice is fine."""
         with self._lock:
             self._file.close()
 
+    def _append(self, line: bytes) -> None:
+        if self._torn_at is not None:
+            self._file.truncate(self._torn_at)
+            self._torn_at = None
+        end = self._file.seek(0, os.SEEK_END)
+        left = memoryview(line)
+        try:
+            while left:  # A disk that becomes full takes a part, and says so the next time.
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._torn_at = end
+            with contextlib.suppress(OSError):  # Else before the next line.
+                self._file.truncate(end)
+                self._torn_at = None
+            raise
 
-def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    def _give_up(self, error: OSError) -> None:
+        """Says that a line is lost."""
+        cause = f"{self.path} cannot be written: {error.strerror or error}"
+        if self._vital:
+            raise RecordsError(
+                f"{cause}. The run relies on these records: make room, and run it again."
+            ) from error
+        if not self._lost:
+            _log.warning("%s. The run goes on, and leaves out what belongs there.", cause)
+        self._lost += 1
+
+    def _recovered(self) -> None:
+        if self._lost:
+            _log.warning("%s is written again; it lacks %d lines.", self.path, self._lost)
+        self._lost = 0
+
+
+def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> list[dict[str, Any]]:
     """Reads all whole lines; an unfinished last line, of a writer that was killed, is left out.
+
+    Args:
+      strict: whether a broken line in the middle is an error. Else such lines are left out, and how
+        many there are is said.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: a line in the middle is not a JSON object; the message says which.
     """
     lines = Path(path).read_bytes().split(b"\n")
-    records = []
+    records, broken = [], []
     for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError(f"it is {record!r}")
         except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number} is not a JSON object: {record!r}")
-        records.append(record)
+            if strict:
+                raise ValueError(f"{path}, line {number} is not a JSON object: {error}") from error
+            broken.append(number)
+        else:
+            records.append(record)
+    if broken:
+        _log.warning(
+            "%s: %d lines are broken and left out, the first of them line %d.",
+            path,
+            len(broken),
+            broken[0],
+        )
     return records
 
 

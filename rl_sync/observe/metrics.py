@@ -20,5 +20,5 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
       FileNotFoundError: the work directory has no metrics.
       ValueError: a line is not a JSON object; the message says which.
     """
-    lines = read_json_lines(Path(workdir) / METRICS_FILE)
+    lines = read_json_lines(Path(workdir) / METRICS_FILE, strict=False)
     return [line for line in lines if phase is None or line.get("phase") == phase]

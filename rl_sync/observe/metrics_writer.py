@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain
 from rl_sync.observe.metrics import METRICS_FILE, PHASES, TENSORBOARD_DIR
 
 _RESERVED = ("phase", "step", "time")
+_FLUSH_SECS = 10.0
+_log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
@@ -24,8 +29,8 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: str | os.PathLike[str]):
-        self._lines = JsonLinesWriter(Path(workdir) / METRICS_FILE)
-        self._events = SummaryWriter(str(Path(workdir) / TENSORBOARD_DIR), flush_secs=10)
+        self._lines = JsonLinesWriter(Path(workdir) / METRICS_FILE, vital=False)
+        self._events = _Events(Path(workdir) / TENSORBOARD_DIR)
 
     def write(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Writes one step's values; numbers that are not finite become null.
@@ -46,9 +51,8 @@ class MetricsWriter:
         now = time.time()
         said = {name: plain(value) for name, value in values.items()}
         self._lines.write({"phase": phase, "step": int(step), "time": now, **said})
-        for name, value in said.items():
-            if isinstance(value, int | float):
-                self._events.add_scalar(f"{phase}/{name}", value, int(step), walltime=now)
+        scalars = {f"{phase}/{name}": v for name, v in said.items() if isinstance(v, int | float)}
+        self._events.write(int(step), now, scalars)
 
     def close(self) -> None:
         """Flushes and closes both files; closing twice is fine."""
@@ -60,3 +64,42 @@ class MetricsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Events:
+    """The numbers for TensorBoard, until they cannot be written: then `metrics.jsonl` has to do.
+
+    Written at once: tensorboardX's own thread dies of a full disk, and its queue then blocks.
+    """
+
+    def __init__(self, directory: Path):
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._writer = EventsWriter(str(directory / "events"))
+        self._broken, self._flushed = False, 0.0
+
+    def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+        values = [Summary.Value(tag=name, simple_value=v) for name, v in scalars.items()]
+        event = Event(step=step, wall_time=now, summary=Summary(value=values))
+        self._try(lambda: self._writer.write_event(event))
+        if now - self._flushed > _FLUSH_SECS:
+            self._flushed = now
+            self._try(self._writer.flush)
+
+    def close(self) -> None:
+        self._try(self._writer.close)
+        self._broken = True
+
+    def _try(self, write: Callable[[], object]) -> None:
+        if self._broken:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._broken = True
+            _log.warning(
+                "%s cannot be written: %s. The run goes on; %s has the same numbers.",
+                self._directory,
+                error.strerror or error,
+                METRICS_FILE,
+            )

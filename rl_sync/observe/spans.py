@@ -141,7 +141,7 @@ class SpanRecorder:
 
     def __init__(self, path: str | os.PathLike[str] | None, role: str):
         self.role = role
-        self._writer = None if path is None else JsonLinesWriter(path)
+        self._writer = None if path is None else JsonLinesWriter(path, vital=False)
         self._lock = threading.Lock()
         self._open: list[_Open] = []
         self._unix_minus_monotonic = time.time() - time.monotonic()
@@ -235,7 +235,7 @@ def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
         )
     spans = []
     for path in paths:
-        for number, record in enumerate(read_json_lines(path), start=1):
+        for number, record in enumerate(read_json_lines(path, strict=False), start=1):
             try:
                 spans.append(Span.from_json(record))
             except (KeyError, ValueError, TypeError) as error:

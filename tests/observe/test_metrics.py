@@ -7,6 +7,7 @@ import pytest
 
 from rl_sync.observe.metrics import METRICS_FILE, read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
+from tests.observe.full_disk import files_of_at_most
 
 
 def _strict(constant: str) -> None:
@@ -45,6 +46,21 @@ def test_an_unknown_phase_and_a_reserved_name_are_refused(tmp_path):
             writer.write("testing", 1, {})
         with pytest.raises(ValueError, match="time"):
             writer.write("rl", 1, {"time": 3.0})
+
+
+def test_a_full_disk_is_said_once_and_blocks_nobody(tmp_path, caplog):
+    """TensorBoard's own thread would die of it, and its queue be full after ten numbers."""
+    with MetricsWriter(tmp_path) as writer:
+        writer.write("rl", 1, {"reward": 0.25})
+        with files_of_at_most(100):
+            for step in range(2, 40):
+                writer.write("rl", step, {f"value{i}": 0.5 for i in range(20)})
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.split(" cannot be written: ")[0] for line in said] == [
+        str(tmp_path / METRICS_FILE),
+        str(tmp_path / "tensorboard"),
+    ]
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
 
 
 def test_tensorboard_gets_the_finite_numbers(tmp_path):

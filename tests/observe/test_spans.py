@@ -3,11 +3,12 @@
 import json
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
-from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
+from rl_sync.observe.jsonlines import JsonLinesWriter, RecordsError, read_json_lines
 from rl_sync.observe.spans import (
     Span,
     SpanKind,
@@ -16,6 +17,7 @@ from rl_sync.observe.spans import (
     role_order,
     spans_path,
 )
+from tests.observe.full_disk import files_of_at_most
 
 
 def test_spans_of_all_roles_are_read_in_order_of_their_start(tmp_path):
@@ -143,11 +145,71 @@ def test_a_file_that_is_one_torn_line_starts_anew(tmp_path):
     assert path.read_text() == ""
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
+def test_a_broken_line_in_the_middle_is_named(tmp_path, caplog):
     path = tmp_path / "lines.jsonl"
-    path.write_text('{"a":1}\nnonsense\n{"a":2}\n')
+    path.write_text('{"a":1}\nnonsense\n{"a":2}\n3\n')
     with pytest.raises(ValueError, match=r"lines\.jsonl, line 2"):
         read_json_lines(path)
+    assert read_json_lines(path, strict=False) == [{"a": 1}, {"a": 2}]
+    (said,) = caplog.messages
+    assert said.endswith("lines.jsonl: 2 lines are broken and left out, the first of them line 2.")
+
+
+def test_a_line_that_found_no_room_is_an_error_and_leaves_no_part_of_itself(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    writer = JsonLinesWriter(path)
+    writer.write({"a": 1})
+    with (
+        files_of_at_most(12),
+        pytest.raises(
+            RecordsError, match=r"lines\.jsonl cannot be written: File too large\. .*room"
+        ),
+    ):
+        writer.write({"a": 2})
+    assert path.read_text() == '{"a":1}\n'
+    writer.write({"a": 3})
+    assert path.read_text() == '{"a":1}\n{"a":3}\n'
+
+
+def test_lines_that_a_run_can_do_without_are_left_out_and_that_is_said_once(tmp_path, caplog):
+    path = tmp_path / "lines.jsonl"
+    writer = JsonLinesWriter(path, vital=False)
+    writer.write({"a": 1})
+    with files_of_at_most(12):
+        for _ in range(3):
+            writer.write({"a": 2})
+    writer.write({"a": 3})
+    assert path.read_text() == '{"a":1}\n{"a":3}\n'
+    assert len(caplog.messages) == 2
+    assert "lines.jsonl cannot be written: File too large. The run goes on" in caplog.messages[0]
+    assert caplog.messages[1].endswith("lines.jsonl is written again; it lacks 3 lines.")
+
+
+def test_a_part_that_could_not_be_taken_back_is_cut_off_before_the_next_line(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    writer = JsonLinesWriter(path)
+    file, truncates = writer._file, iter([False, True])
+
+    def truncate(size):
+        if not next(truncates):
+            raise OSError("not now")
+        file.truncate(size)
+
+    broken = types.SimpleNamespace(write=file.write, seek=file.seek, truncate=truncate)
+    writer._file = broken
+    with files_of_at_most(3), pytest.raises(RecordsError):
+        writer.write({"a": 1})
+    assert path.read_text() == '{"a'
+    writer.write({"a": 2})
+    assert path.read_text() == '{"a":2}\n'
+
+
+def test_spans_around_a_torn_line_are_read(tmp_path):
+    path = spans_path(tmp_path, "trainer")
+    with SpanRecorder(path, "trainer") as recorder:
+        recorder.record(SpanKind.TRAIN, 1.0, 2.0)
+    path.write_text('{"role":' + path.read_text() + path.read_text())
+    assert [span.start_secs for span in read_spans(tmp_path)] == [1.0]
 
 
 def test_a_line_that_is_no_span_is_named(tmp_path):
