@@ -138,6 +138,7 @@ def get_config() -> ConfigDict:
             "weight_decay": 0.0,
             "max_gradient_norm": 1.0,
             "updates_per_batch": 4,
+            "max_skipped_updates": 20,
         }
     )
     config.trainer = ConfigDict(

@@ -15,6 +15,7 @@ from rl_sync.observe.metrics import METRICS_FILE, TENSORBOARD_DIR
 from rl_sync.observe.spans import SPANS_DIR, read_spans
 from rl_sync.runtime import compilation_cache
 from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.skipped import PHASES
 
 
 def opening(settings: RunSettings, resumed: int | None) -> str:
@@ -56,6 +57,8 @@ def how_to_go_on(workdir: Path) -> str:
 
 def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:
     lines = []
+    if "resumed" in result:
+        lines.append(f"Went on from the snapshot of trainer step {result['resumed']}.")
     if "warm_up" in result:
         values = result["warm_up"]
         lines.append(f"Warm-up: {values['steps']} steps, loss {values['loss']:.3f}")
@@ -73,6 +76,12 @@ def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:
             else f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )
+    for phase, what in PHASES.items():
+        if found := result.get(f"skipped_in_{phase}"):
+            lines.append(
+                f"ALARM: {found['updates']} updates, from {what} {found['first_step']} to"
+                f" {found['last_step']}, were skipped, as they were NaN or infinite."
+            )
     if "transfer" in result:
         lines.append(result["transfer"])
     if "logprob_gap" in result:

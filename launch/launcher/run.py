@@ -308,6 +308,10 @@ class LocalRun:
             ) from error
         interrupted = bool(self._interrupts)
         print(report.final_report(self._settings, summary))
+        if reason := summary["result"].get("failed"):
+            raise RunFailedError(
+                f"The run was stopped: {reason}\n{report.how_to_go_on(self._workdir)}"
+            )
         if interrupted:
             print(report.how_to_go_on(self._workdir))
         return INTERRUPTED if interrupted else 0

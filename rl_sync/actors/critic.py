@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rl_sync.actors.objective import Experience, Metrics, Totals
 from rl_sync.actors.opt_state import Descent
@@ -159,13 +159,16 @@ class Critic:
             return params
         return constrain_like(params, self.params_like(trained))
 
-    def learn(self, state: CriticState, gradient: Params, trained: Params) -> CriticState:
+    def learn(
+        self, state: CriticState, gradient: Params, trained: Params, learns: Bool[Array, ""]
+    ) -> CriticState:
         """One update.
 
         Args:
           trained: see `held`.
+          learns: see `Descent.update`.
         """
-        return CriticState(*self.descent(trained).update(*state, gradient))
+        return CriticState(*self.descent(trained).update(*state, gradient, learns))
 
 
 def value_loss(

@@ -54,26 +54,33 @@ class Descent:
         params: Params,
         opt_state: Any,
         gradient: Params,
-        learns: Bool[Array, ""] | None = None,
+        learns: Bool[Array, ""],
     ) -> tuple[Params, Any]:
         """One update of parameters and of the optimizer's state; each device updates its shards.
 
         Args:
-          learns: whether anything changes; None for yes.
+          learns: whether anything changes. It must not depend on the update, or the old and the new
+            state are in memory at once.
         """
         if self.offloaded:
             opt_state = move(opt_state, self._on_devices)
         updates, after = self.transformation.update(gradient, opt_state, params)
         updated = optax.apply_updates(params, updates), after
-        if learns is not None:
-            updated = jax.tree.map(
-                lambda new, old: jnp.where(learns, new, old), updated, (params, opt_state)
-            )
-        if self.layout is None:
-            return updated
-        params = constrain_like(updated[0], self.like)
-        opt_state = constrain_like(updated[1], self._on_devices)
-        return params, move(opt_state, self.state_like()) if self.offloaded else opt_state
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(learns, new, old), updated, (params, opt_state)
+        )
+        if self.layout is not None:
+            params = constrain_like(params, self.like)
+            opt_state = constrain_like(opt_state, self._on_devices)
+        if self.offloaded:
+            opt_state = move(opt_state, self.state_like())
+        return params, opt_state
+
+
+def all_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether no number of a pytree of arrays is NaN or infinite."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in leaves], bool))
 
 
 def opt_state_like(

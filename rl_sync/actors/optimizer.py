@@ -29,6 +29,8 @@ class OptimizerConfig:
       weight_decay: of adamw and lion.
       max_gradient_norm: longer gradients are scaled down to it.
       updates_per_batch: optimizer updates a trainer step, each on an equal share of the groups.
+      max_skipped_updates: the run stops when so many updates in a row were skipped, because their
+        loss or their gradient is NaN or infinite.
 
     Raises:
       ValueError: an unknown name, or a value outside its range.
@@ -45,6 +47,7 @@ class OptimizerConfig:
     weight_decay: float
     max_gradient_norm: float
     updates_per_batch: int
+    max_skipped_updates: int
 
     def __post_init__(self) -> None:
         for field, names in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
@@ -53,7 +56,12 @@ class OptimizerConfig:
                     f"optimizer.{field}={value!r} is not one of {', '.join(names)}"
                     + hint(value, names)
                 )
-        for field in ("warm_up_learning_rate", "max_gradient_norm", "updates_per_batch"):
+        for field in (
+            "warm_up_learning_rate",
+            "max_gradient_norm",
+            "updates_per_batch",
+            "max_skipped_updates",
+        ):
             if getattr(self, field) <= 0:
                 raise ValueError(f"optimizer.{field} must be above 0, not {getattr(self, field)}.")
         for field in ("learning_rate", "ramp_updates", "weight_decay"):

@@ -45,10 +45,11 @@ def next_coefficient(
     Args:
       before: the step.
       metrics: of the step.
-      learns: whether the policy did; else the weight stays.
+      learns: whether the policy did; else the weight stays. So it does where the divergence is not
+        finite.
     """
     if before.kl_coefficient is None:
         return None
     target, horizon = algorithm.kl_target, algorithm.kl_horizon_steps
     after = adapted_coefficient(before.kl_coefficient, metrics["kl_reference"], target, horizon)
-    return jnp.where(learns, after, before.kl_coefficient)
+    return jnp.where(learns & jnp.isfinite(after), after, before.kl_coefficient)

@@ -17,7 +17,7 @@ from rl_sync.actors.critic import Critic, CriticConfig, CriticState, value_loss
 from rl_sync.actors.forward import Forward
 from rl_sync.actors.microbatches import gradient
 from rl_sync.actors.objective import Metrics, Totals, policy_loss
-from rl_sync.actors.opt_state import Descent
+from rl_sync.actors.opt_state import Descent, all_finite
 from rl_sync.actors.optimizer import OptimizerConfig
 from rl_sync.actors.preparation import Preparation, Rows
 from rl_sync.actors.train_state import TrainState
@@ -38,7 +38,8 @@ from rl_sync.models.transformer import init_params
 from rl_sync.types import Demonstrations, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
-
+_DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
+"""The metrics without which an update is skipped, where they are not finite."""
 
 Of = ParamSpec("Of")
 Result = TypeVar("Result")
@@ -161,7 +162,10 @@ class Trainer:
     def warm_up_step(
         self, state: TrainState, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
     ) -> tuple[TrainState, Metrics]:
-        """One supervised update on demonstrations; `mask` is true where the model is to learn."""
+        """One supervised update on demonstrations; `mask` is true where the model is to learn.
+
+        It is skipped, and counted in `skipped_updates`, where it is not finite; see `step`.
+        """
         trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
         forward = dataclasses.replace(self._forward, temperature=1.0)
@@ -171,9 +175,11 @@ class Trainer:
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)
-        trained, opt_state = self._warming.update(trained, state.opt_state, descent)
-        params = self._forward.join(trained, frozen)
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(descent)}
+        finite = all_finite(metrics)
+        trained, opt_state = self._warming.update(trained, state.opt_state, descent, finite)
+        metrics["skipped_updates"] = (~finite).astype(jnp.float32)
+        params = self._forward.join(trained, frozen)
         return state._replace(params=params, opt_state=opt_state), metrics
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -182,6 +188,9 @@ class Trainer:
         """One trainer step: `updates_per_batch` updates, each on an equal share of the groups.
 
         Advantages come from whole groups, and the loss is a mean over the tokens of an update.
+
+        An update whose loss or gradient is not finite is skipped: it changes nothing, and
+        `skipped_updates` counts it. `skipped_at_end` is how many of the last ones were in a row.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
@@ -226,12 +235,16 @@ class Trainer:
             metrics["gradient_norm"] = optax.tree.norm(descent[0])
             if learned.critic is not None:
                 metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
-            return self._learn(learned, descent, learns), metrics
+            finite = all_finite([metrics[name] for name in _DECISIVE if name in metrics])
+            return self._learn(learned, descent, learns, finite), metrics | {"skipped": ~finite}
 
         learned = _Learned(trained, state.opt_state, state.critic)
         (trained, opt_state, critic), of_updates = jax.lax.scan(update, learned, shares)
         params = self._forward.join(trained, frozen)
+        skipped = of_updates.pop("skipped").astype(jnp.float32)
         metrics = objective.summary(of_updates) | of_batch
+        metrics["skipped_updates"] = skipped.sum()
+        metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         if self.algorithm.refresh_reference_steps:
             kept = reference.refreshed(self.algorithm, state, trained)
             kept = move(kept, self._ref_like) if self.offload_reference else kept
@@ -279,13 +292,21 @@ class Trainer:
         return trained if self.layout is None else constrain_like(trained, self._trained_like)
 
     def _learn(
-        self, before: _Learned, descent: tuple[Params, Params], learns: Bool[Array, ""]
+        self,
+        before: _Learned,
+        descent: tuple[Params, Params],
+        learns: Bool[Array, ""],
+        finite: Bool[Array, ""],
     ) -> _Learned:
-        """One update; of the critic alone, where the policy is not to learn yet."""
+        """One update; of the critic alone, where the policy is not to learn yet.
+
+        Args:
+          finite: whether the gradient is, and the loss; else nothing changes.
+        """
         critic = before.critic
         if critic is not None:
-            critic = self._critic.learn(critic, descent[1], self._trained_like)
-        held = learns if self._critic_steps else None
+            critic = self._critic.learn(critic, descent[1], self._trained_like, finite)
+        held = finite & learns if self._critic_steps else finite
         return _Learned(
             *self._reinforcing.update(before.trained, before.opt_state, descent[0], held), critic
         )

@@ -25,6 +25,11 @@ from rl_sync.types import Params
 
 CachePolicy = Literal["keep", "recompute"]
 
+
+class NonFiniteLogitsError(RuntimeError):
+    """The weights give logits that are NaN or infinite, from which nothing can be drawn."""
+
+
 _REFILLED_SHARE = 8
 
 
@@ -156,6 +161,7 @@ class Engine:
 
         Raises:
           ValueError: there are no weights.
+          NonFiniteLogitsError: the weights are broken, or too large for the model's dtype.
         """
         if not self._batch.loaded:
             raise ValueError("The engine has no weights: call load(params, version) first.")
@@ -177,6 +183,11 @@ class Engine:
         done = {}
         for slot, sequence in self._live().items():
             drawn = int((tokens[:steps, slot] >= 0).sum())
+            if not np.isfinite(logprobs[:drawn, slot]).all():
+                raise NonFiniteLogitsError(
+                    "The model's logits are NaN or infinite: its weights are, or what it computes"
+                    f" with them in {self._config.dtype} is."
+                )
             sequence.append(tokens[:drawn, slot], logprobs[:drawn, slot], self._version)
             if not goes_on[slot]:
                 sequence.cut(self._decode)

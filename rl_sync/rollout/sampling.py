@@ -257,7 +257,8 @@ def draw(
       greedy: rows that take the likeliest token instead: all mass is on it.
 
     Returns:
-      (tokens, logprobs): the tokens, and the logarithm of the probability they were drawn with.
+      (tokens, logprobs): the tokens, and the logarithm of the probability they were drawn with. It
+      is NaN where a score is NaN or +∞, or nothing but −∞: the token then means nothing.
     """
     B, V = scores.shape
     width = 1 << ((V - 1).bit_length() + 1) // 2
@@ -272,7 +273,8 @@ def draw(
     chosen = jnp.take_along_axis(scores, tokens[:, None], axis=-1)[:, 0]
     logprobs = chosen - peak - jnp.log(of_blocks.sum(axis=-1))
     best = jax.lax.cond(greedy.any(), lambda: _likeliest(scores, peak), lambda: tokens)
-    return jnp.where(greedy, best, tokens), jnp.where(greedy, 0.0, logprobs)
+    certain = jnp.where(jnp.isfinite(peak), 0.0, jnp.nan)
+    return jnp.where(greedy, best, tokens), jnp.where(greedy, certain, logprobs)
 
 
 def _likeliest(scores: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Array, " B"]:

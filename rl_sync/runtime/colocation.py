@@ -12,6 +12,7 @@ import jax
 
 from rl_sync.models.sharding import Layout
 from rl_sync.runtime import programs
+from rl_sync.runtime.failures import log_failure
 from rl_sync.runtime.places import Addresses, Place
 from rl_sync.runtime.records import ConfigError
 from rl_sync.runtime.rpc import PeerLostError, RpcClient
@@ -124,7 +125,7 @@ class Crew:
         try:
             work()
         except Exception as error:
-            _log.exception("%s failed", role)
+            log_failure(_log, role, error)
             self._stop(f"{role} failed")
             self._failures.append(error)
 

@@ -9,9 +9,10 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.observe import accuracy
 from rl_sync.observe.spans import SpanKind
-from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.request import Request
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime.failures import RunError
 from rl_sync.runtime.session import Session
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
@@ -69,9 +70,12 @@ class Evaluator:
             self.model, self.rows, decode=self.task.tokenizer.decode, layout=self.layout
         )
         engine.load(params, version=0)
+        try:
+            generated = engine.generate(requests)
+        except NonFiniteLogitsError as error:
+            raise RunError(f"The policy cannot be evaluated. {error}") from error
         completions = [
-            self.task.tokenizer.decode(completion.tokens.tolist())
-            for (completion,) in engine.generate(requests)
+            self.task.tokenizer.decode(completion.tokens.tolist()) for (completion,) in generated
         ]
         items = [
             [prompt.text, completion, prompt.answer]

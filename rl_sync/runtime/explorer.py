@@ -12,6 +12,8 @@ import numpy as np
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
+from rl_sync.rollout.engine import NonFiniteLogitsError
+from rl_sync.runtime.failures import RunError
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params, Prompt
@@ -147,7 +149,12 @@ class ExplorerProgram:
         ) as attributes:
             attributes["resumed"] = len(state.unfinished)
             newer = self._newer if self.session.settings.rollout.swap == "in_flight" else None
-            state, groups = self.explorer.rollout(state, grant.leases, newer)
+            try:
+                state, groups = self.explorer.rollout(state, grant.leases, newer)
+            except NonFiniteLogitsError as error:
+                raise RunError(
+                    f"With the weights of version {self.explorer.engine.version}: {error}"
+                ) from error
             attributes["carried_over"] = len(state.unfinished)
             stats = self.explorer.engine.stats - before
             attributes["tokens"] = tokens = stats.decode_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from rl_sync.actors.events import (
 )
 from rl_sync.observe import accuracy
 from rl_sync.observe.display import RoleStatus, RunStatus
+from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
@@ -96,6 +98,7 @@ class MasterProgram:
             "summary": self._summary,
             "explorer_died": self._explorer_died,
             "stop": self._stop,
+            "fail": self._fail,
             "close": self._close,
             "decide_transfer": self._decide_transfer,
             "decided_transfer": lambda: self._transfer,
@@ -112,9 +115,7 @@ class MasterProgram:
         """Takes an event under the lock, keeps the ledger, and returns the actor's answers."""
         with self._changed:
             self._state, commands = master.transition(self._state, event)
-            for command in commands:
-                if isinstance(command, Record):
-                    self._ledger.write(command)
+            self._keep(commands)
             # Requests and signs of life make nothing possible that was not; were they announced,
             # explorers that wait for the same thing would keep waking each other up.
             if not isinstance(event, LeaseRequested | ExplorerSeen) and (
@@ -122,6 +123,19 @@ class MasterProgram:
             ):
                 self._changed.notify_all()
             return tuple(command for command in commands if not isinstance(command, Record))
+
+    def _keep(self, commands: tuple[Any, ...]) -> None:
+        """Keeps the ledger."""
+        for command in commands:
+            if isinstance(command, Record):
+                self._write(functools.partial(self._ledger.write, command))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Writes to the ledger; a run whose ledger has holes is stopped."""
+        try:
+            write()
+        except RecordsError as error:
+            self._fail(str(error))
 
     def _begin(self, step: int, next_ordinal: int, again: list[list[int]], next_lease: int) -> None:
         places = tuple((ordinal, replacement) for ordinal, replacement in again)
@@ -236,7 +250,8 @@ class MasterProgram:
         self._phase, self._message = phase, message or self._message
 
     def _set_result(self, values: dict[str, Any]) -> None:
-        self._result = {**self._result, **values}
+        with self._changed:
+            self._result = {**self._result, **values}
 
     def _evaluated(self, moment: str, values: dict[str, Any]) -> None:
         self._result.setdefault("evaluations", {})[moment] = values
@@ -269,15 +284,21 @@ class MasterProgram:
     def _stop(self, reason: str) -> None:
         self._apply(StopRequested(reason))
 
+    def _fail(self, reason: str) -> None:
+        """Stops the run, which then has failed for this reason; the first one counts."""
+        with self._changed:
+            if "failed" in self._result:
+                return
+            self._result["failed"] = self._message = reason
+            self._apply(StopRequested(reason))
+
     def _close(self) -> dict[str, Any]:
         """Closes the ledger's account, once the explorers have left; the process ends after it."""
         with self._changed:
             if not self.closed.is_set():
                 self._state, commands = master.end(self._state)
-                for command in commands:
-                    if isinstance(command, Record):
-                        self._ledger.write(command)
-                self._ledger.write_balance(self._state)
+                self._keep(commands)
+                self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
                 self._metrics.close()
                 self._judges.close()

@@ -13,6 +13,8 @@ from typing import Any
 
 from rl_sync.spelling import hint, nearest
 
+_GREATEST = 3.4e38  # About the greatest of float32, in which settings are computed with.
+
 
 class ConfigError(ValueError):
     """A config that cannot run: the rule, the value and the way out, for the user to read."""
@@ -102,8 +104,9 @@ def _finite(value: float, path: str) -> float:
         number = float(value)
     except OverflowError:  # An integer of over 308 digits.
         number = math.inf
-    if not math.isfinite(number):
+    if not abs(number) <= _GREATEST:
         raise ConfigError(
-            f"{path}={number} must be a finite number: leave it out for its default, or give one."
+            f"{path}={number} must be a finite number, also in float32: leave it out for its"
+            " default, or give another."
         )
     return number

@@ -37,6 +37,7 @@ def main() -> int:
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
     from rl_sync.runtime import compilation_cache
+    from rl_sync.runtime.failures import log_failure
     from rl_sync.runtime.settings import RunSettings
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
@@ -44,8 +45,8 @@ def main() -> int:
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:
         _run(arguments, settings)
-    except Exception:
-        _log.exception("%s failed", arguments.role)
+    except Exception as error:
+        log_failure(_log, arguments.role, error)
         return FAILED
     if compiled.needed:
         _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)

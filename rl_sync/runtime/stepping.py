@@ -12,10 +12,12 @@ import numpy as np
 
 from rl_sync.actors.batching import Batching
 from rl_sync.actors.trainer import Metrics, TrainState
+from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.session import Session
+from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
 
 Shown = Callable[[int], Demonstrations]
@@ -55,6 +57,7 @@ class Stepping:
         self._reporter = ThreadPoolExecutor(1, "reporter")
         self._reported: Future[None] | None = None
         self._apart: dict[str, float] = {}
+        self._skipped = SkippedUpdates(session, "rl")
 
     def take(
         self, state: TrainState, step: int, groups: list[Group], left_out: list[int]
@@ -120,6 +123,7 @@ class Stepping:
         ready: Future[dict[str, float]],
     ) -> None:
         values = ready.result()
+        at_end = int(values.pop("skipped_at_end"))
         self._session.facts.update(
             step=step,
             version=step,
@@ -131,7 +135,12 @@ class Stepping:
         self._session.tell("trained", step=step, lease_ids=leases, left_out=left_out, values=values)
         self._session.tell("result", values={"rl": {"step": step, **values}})
         self._compare(step, values["logprob_gap"])
-        self._consumed.write(step, groups)
+        updates = self._session.settings.optimizer.updates_per_batch
+        self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
+        try:
+            self._consumed.write(step, groups)
+        except RecordsError as error:
+            self._session.tell("fail", reason=str(error))
 
     def _compare(self, step: int, gap: float) -> None:
         """Gives the alarm where trainer and explorers disagree on how likely tokens were."""

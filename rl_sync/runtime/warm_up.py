@@ -8,6 +8,7 @@ from rl_sync.actors.trainer import Metrics, Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.session import Session
+from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.types import Demonstrations
@@ -36,6 +37,7 @@ class WarmUp:
           RunStoppedError: the run is being stopped; the warm-up is to be done again.
         """
         settings, step = self.session.settings.warm_up, 0
+        skipped = SkippedUpdates(self.session, "warm_up")
         metrics: Metrics = {}
         if settings.steps:
             self.session.call("phase", phase="warm-up")
@@ -47,7 +49,9 @@ class WarmUp:
                     self.session.check()
                     self.session.facts["step"] = step
                     state, metrics = self.trainer.warm_up_step(state, *self._batch(step))
+                    skipped.watch(step, metrics["skipped_updates"])
                 values = {name: float(value) for name, value in metrics.items()}
+                values["skipped_updates"] = skipped.settle()
                 attributes["last_step"] = step
             probe = self.evaluator.accuracy(state.params, settings.probe_problems)
             values |= {f"probe_{name}": x for name, x in probe.items() if "accuracy" in name}

@@ -32,6 +32,11 @@ def test_the_weight_stays_while_the_policy_is_held():
     assert _next(5.0, learns=False) == 0.5
 
 
+@pytest.mark.parametrize("kl", [jnp.nan, jnp.inf])
+def test_the_weight_stays_where_the_divergence_is_not_known(kl):
+    assert np.isfinite(_next(kl))
+
+
 def test_a_weight_without_a_target_is_not_in_the_state():
     still = dataclasses.replace(ALGORITHM, kl_target=0.0)
     assert reference.first_coefficient(still, None) is None

@@ -311,6 +311,29 @@ def test_groups_without_spread_change_nothing():
     _assert_close(after.params, _state(trainer).params, atol=0)
 
 
+@pytest.mark.parametrize(("broken", "at_end"), [(0, 0), (1, 1)])
+def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(broken, at_end):
+    trainer = _trainer({"kl_coefficient": 0.1}, TWICE)
+    batch = _batch(UNEVEN, updates=2)
+    rewards = jnp.asarray(batch.rewards).at[8 * broken].set(jnp.nan)
+    after, metrics = trainer.step(_state(trainer), batch._replace(rewards=rewards))
+    assert (metrics["skipped_updates"], metrics["skipped_at_end"]) == (1, at_end)
+    assert after.opt_state[1][0].count == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    assert not np.array_equal(after.params["final_norm"]["scale"], PARAMS["final_norm"]["scale"])
+    _, metrics = trainer.step(_state(trainer), batch)
+    assert (metrics["skipped_updates"], metrics["skipped_at_end"]) == (0, 0)
+
+
+def test_a_step_without_a_finite_update_changes_nothing_but_its_count():
+    trainer, batch = _trainer(), _batch()
+    after, metrics = trainer.step(_state(trainer), batch._replace(rewards=np.nan * batch.rewards))
+    assert np.isnan(metrics["loss"])
+    assert (metrics["skipped_updates"], metrics["skipped_at_end"]) == (1, 1)
+    before = _state(trainer)
+    jax.tree.map(np.testing.assert_array_equal, after, before._replace(step=jnp.int32(1)))
+
+
 def test_the_compiled_step_takes_the_same_step():
     trainer = _trainer(HELD, TWICE)
     largest = Batching("padded", 16, 8, 2, 0).largest()
@@ -360,6 +383,16 @@ def test_the_warm_up_learns_the_demonstrations_and_counts_no_step():
         state, last = trainer.warm_up_step(state, *demonstrations)
     assert last["loss"] < 0.3 * first["loss"]
     assert int(state.step) == 0
+
+
+def test_a_warm_up_step_that_is_not_finite_changes_nothing():
+    trainer, batch = _trainer(), _batch()
+    before = [_fresh(trainer) for _ in range(2)]
+    for state in before:
+        state.params["final_norm"]["scale"] *= 1e38
+    state, metrics = trainer.warm_up_step(before[0], batch.tokens, batch.completion_mask)
+    assert metrics["skipped_updates"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state, before[1])
 
 
 def test_rl_starts_with_a_fresh_optimizer():

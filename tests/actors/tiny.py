@@ -14,4 +14,5 @@ OPTIMIZER = OptimizerConfig(
     weight_decay=0.0,
     max_gradient_norm=1.0,
     updates_per_batch=1,
+    max_skipped_updates=20,
 )

@@ -6,7 +6,7 @@ import pytest
 
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.rollout import batch, slots
-from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.request import Request
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -55,6 +55,15 @@ def test_greedy_decoding_takes_the_argmax_of_the_full_forward_pass():
         assert completion.tokens.tolist() == best[first - 1 : first + 7].tolist()
         assert np.all(completion.logprobs == 0)
         assert completion.finish == "length"
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_weights_that_are_not_numbers_are_refused_when_they_are_drawn_with(greedy):
+    scale = PARAMS["final_norm"]["scale"].at[3].set(np.nan)
+    engine = _engine({**PARAMS, "final_norm": {"scale": scale}})
+    sampling = dataclasses.replace(SAMPLING, greedy=greedy)
+    with pytest.raises(NonFiniteLogitsError, match=r"logits are NaN or infinite: .* in float32"):
+        engine.generate(_requests(sampling))
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,15 @@ def test_greedy_rows_take_the_likeliest_with_all_the_mass():
     np.testing.assert_allclose(logprobs, [0.0, LOGITS[0]], rtol=1e-5)
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_the_logprob_of_a_draw_that_means_nothing_is_nan(broken, greedy):
+    scores = np.tile(LOGITS, (2, 1))
+    scores[1, -1] = broken
+    _, logprobs = DRAW(np.zeros((2, 2), np.float32), scores, np.array([greedy] * 2))
+    assert np.isfinite(logprobs).tolist() == [True, False]
+
+
 def test_numbers_depend_on_the_key_and_the_count_and_are_uniform():
     count = 4000
     numbers = np.asarray(uniforms(_keys(count), np.arange(count, dtype=np.int32)))

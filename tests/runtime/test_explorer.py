@@ -7,9 +7,11 @@ import pytest
 
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
+from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
 from rl_sync.runtime import explorer
 from rl_sync.runtime.explorer import ExplorerProgram
+from rl_sync.runtime.failures import RunError
 from rl_sync.weights.agreement import alone
 from rl_sync.weights.interface import WeightsTimeoutError
 
@@ -132,6 +134,19 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(progr
     assert inserted == [["group 7"]]
     told = [a for kind, a in spans if kind is SpanKind.ROLLOUT]
     assert [(a["resumed"], a["carried_over"]) for a in told] == [(0, 1), (1, 1), (1, 0)]
+
+
+def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(program):
+    def rollout(*_):
+        raise NonFiniteLogitsError("The model's logits are NaN")
+
+    engine = types.SimpleNamespace(stats=Stats(), version=4)
+    program.explorer = types.SimpleNamespace(rollout=rollout, engine=engine)
+    program.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
+    program.session.spans.span = lambda *_, **attributes: contextlib.nullcontext(attributes)
+    grant = explorer.Grant(1, 4, True, [])
+    with pytest.raises(RunError, match="weights of version 4: The model's logits are NaN"):
+        program._generate(grant, ExplorerState(4, "params"))
 
 
 @pytest.mark.parametrize("replaces", [False, True])

@@ -11,6 +11,7 @@ from configs import arithmetic
 from rl_sync.runtime.ledger import read_ledger
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.runtime.settings import RunSettings
+from tests.observe.full_disk import files_of_at_most
 
 
 @pytest.fixture
@@ -125,3 +126,15 @@ def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_
     assert master["status"]()["message"] == (
         "held-out accuracy after RL: 40.0% (40.0% of 50 whose prompts are trained on too)"
     )
+
+
+def test_a_run_whose_ledger_cannot_be_written_is_stopped_and_says_why(master, tmp_path):
+    fill(master)
+    with files_of_at_most(10):
+        master["trained"](step=1, lease_ids=list(range(64)), left_out=[], values={})
+    status = {"role": "trainer", "activity": "train", "since_secs": 0.0}
+    stop = master["heartbeat"](role="trainer", status=status)["stop"]
+    assert stop.startswith(f"{tmp_path}/ledger.jsonl cannot be written: File too large")
+    master["fail"](reason="another")
+    assert master["close"]()["result"]["failed"] == stop
+    assert read_ledger(tmp_path)[-1]["event"] == "balance"

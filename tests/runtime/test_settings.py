@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -278,8 +279,8 @@ def test_numbers_that_are_not_finite_are_refused_in_every_setting():
     assert len(names) > 40
     assert {"optimizer__learning_rate", "algorithm__group_mean_high"} < set(names)
     for name in names:
-        for value in (float("nan"), float("inf"), -float("inf")):
-            path = rf"config\.{name.replace('__', '.')}={value} must be a finite number"
+        for value in (float("nan"), float("inf"), -float("inf"), 1e39):
+            path = rf"config\.{name.replace('__', '.')}={re.escape(str(value))} must be a finite"
             with pytest.raises(ConfigError, match=path):
                 settings_with(**{name: value})
     config = config_with(arithmetic.get_config())

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans, spans_path
 from rl_sync.runtime.stepping import Stepping
 from rl_sync.types import NO_LEASE, Group, TrainBatch
@@ -33,10 +34,11 @@ class Run:
         self.computations, self.events = [], []
         self.spans = SpanRecorder(spans_path(workdir, "trainer"), "trainer")
         self.settings = SimpleNamespace(
-            optimizer=SimpleNamespace(updates_per_batch=2),
+            optimizer=SimpleNamespace(updates_per_batch=2, max_skipped_updates=5),
             algorithm=SimpleNamespace(logprob_gap_alarm=0.0),
         )
         self.alarms, self.left_out = [], []
+        self.skipped, self.failures = {}, []
         self.facts = {}
         self.stepping = Stepping(self, self, self, self.place, self)
 
@@ -50,11 +52,14 @@ class Run:
         def compiled(state, batch):
             self.computations.append(Computation())
             names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
-            return state + 1, dict.fromkeys(names, self.computations[-1])
+            skipped = {"skipped_updates": 0.0, "skipped_at_end": 0.0} | self.skipped
+            return state + 1, dict.fromkeys(names, self.computations[-1]) | skipped
 
         return compiled
 
     def tell(self, method, **arguments):
+        if method == "fail":
+            self.failures.append(arguments["reason"])
         if method == "trained":
             self.events.append(("trained", arguments["step"], arguments["lease_ids"]))
             self.left_out.append(arguments["left_out"])
@@ -166,3 +171,40 @@ def test_logprobs_that_are_close_give_no_alarm(run):
     run.computations[0].done.set()
     run.stepping.settle()
     assert run.alarms == []
+
+
+def taken(run, step, skipped, at_end):
+    """Takes a step of two updates, of which some were skipped."""
+    run.skipped = {"skipped_updates": float(skipped), "skipped_at_end": float(at_end)}
+    run.stepping.take(step, step, _groups(step), [])
+    run.computations[-1].done.set()
+    run.stepping.settle()
+
+
+def test_a_row_of_skipped_updates_stops_the_run(run, caplog):
+    for step, (skipped, at_end) in enumerate([(1, 0), (2, 2), (1, 1), (2, 2), (2, 2)], start=1):
+        assert run.failures == []
+        taken(run, step, skipped, at_end)
+    (reason,) = run.failures
+    assert reason.startswith(
+        "5 updates in a row, from trainer step 3 to 5, had a loss or a gradient"
+    )
+    assert "optimizer.max_skipped_updates=5" in reason
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        f"Trainer step {n}" for n in (1, 2, 3)
+    ]
+
+
+def test_updates_that_are_taken_end_a_row_of_skipped_ones(run):
+    for step, skipped in enumerate([2, 2, 0, 2, 2, 0], start=1):
+        taken(run, step, skipped, skipped)
+    assert run.failures == []
+
+
+def test_a_run_whose_record_of_what_it_consumed_has_holes_is_stopped(run):
+    def write(step, groups):
+        raise RecordsError("consumed.jsonl cannot be written")
+
+    run.write = write
+    taken(run, 1, 0, 0)
+    assert run.failures == ["consumed.jsonl cannot be written"]

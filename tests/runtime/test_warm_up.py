@@ -29,7 +29,9 @@ def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(step
         check=lambda: None,
         facts={},
     )
-    trainer = types.SimpleNamespace(warm_up_step=lambda state, *batch: (state + 1, {"loss": 0.5}))
+    trainer = types.SimpleNamespace(
+        warm_up_step=lambda state, *batch: (state + 1, {"loss": 0.5, "skipped_updates": 0.0})
+    )
     evaluator = types.SimpleNamespace(
         accuracy=lambda params, problems: {"accuracy": 0.25, "problems": 1, "accuracy_seen": 1.0}
     )

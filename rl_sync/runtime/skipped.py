@@ -1,0 +1,90 @@
+"""Updates that were skipped as they are not finite: counted, reported, and a reason to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from jaxtyping import Array, Float
+
+from rl_sync.runtime.session import Session
+
+_log = logging.getLogger(__name__)
+_AHEAD = 2
+PHASES = {"warm_up": "warm-up step", "rl": "trainer step"}
+"""By the metrics' name of a phase: what its steps are called."""
+
+
+class SkippedUpdates:
+    """Counts the skipped updates of one phase of a run.
+
+    The first of a row is logged. With `optimizer.max_skipped_updates` in a row the run is stopped,
+    as it would be by the user; parameters are then those of the last update that was taken.
+
+    Args:
+      session: the trainer's.
+      phase: a key of `PHASES`.
+    """
+
+    def __init__(self, session: Session, phase: str):
+        self._session, self._phase = session, phase
+        self._row, self._since = 0, 0
+        self._found: dict[str, int] = {}
+        self._dispatched: deque[tuple[int, Float[Array, ""]]] = deque()
+
+    def count(self, step: int, skipped: int, at_end: int, updates: int) -> None:
+        """Takes note of a step.
+
+        Args:
+          step: of the phase.
+          skipped: how many of its updates were.
+          at_end: how many of its last ones in a row.
+          updates: how many it has.
+        """
+        if not skipped:
+            self._row = 0
+            return
+        what = PHASES[self._phase]
+        before = self._row if skipped == updates else 0
+        self._row = before + at_end
+        if not before:
+            self._since = step
+            _log.warning(
+                "%s %d: %d of %d updates were skipped, as they are not finite.",
+                what.capitalize(),
+                step,
+                skipped,
+                updates,
+            )
+        found = self._found or {"updates": 0, "first_step": step}
+        self._found = {**found, "updates": found["updates"] + skipped, "last_step": step}
+        self._session.tell("result", values={f"skipped_in_{self._phase}": self._found})
+        if self._row >= self._session.settings.optimizer.max_skipped_updates:
+            self._session.tell("fail", reason=self._reason(step))
+
+    def watch(self, step: int, skipped: Float[Array, ""]) -> None:
+        """Takes note of a step of one update, a little later, so that nobody waits for it."""
+        self._dispatched.append((step, skipped))
+        self._look(_AHEAD)
+
+    def settle(self) -> int:
+        """Takes note of all; returns how many updates were skipped so far."""
+        self._look(0)
+        return self._found.get("updates", 0)
+
+    def _look(self, ahead: int) -> None:
+        while len(self._dispatched) > ahead:
+            step, metric = self._dispatched.popleft()
+            skipped = int(metric)
+            self.count(step, skipped, skipped, updates=1)
+
+    def _reason(self, step: int) -> str:
+        rate = "learning_rate" if self._phase == "rl" else "warm_up_learning_rate"
+        steps = f"from {PHASES[self._phase]} {self._since} to {step}"
+        most = self._session.settings.optimizer.max_skipped_updates
+        return (
+            f"{self._row} updates in a row, {steps}, had a loss or a gradient that is NaN or"
+            f" infinite (optimizer.max_skipped_updates={most}). They were skipped, so the"
+            " parameters are those of before. Look at the last finite values in metrics.jsonl, and"
+            f" try a lower optimizer.{rate}."
+        )
