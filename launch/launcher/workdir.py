@@ -16,7 +16,7 @@ import filelock
 
 from rl_sync.runtime.records import read_config
 from rl_sync.runtime.settings import WEIGHTS_DIR, ConfigError, RunSettings
-from rl_sync.runtime.snapshots import latest_snapshot
+from rl_sync.runtime.snapshots import SnapshotError, newest_whole
 from rl_sync.weights.versions import VersionDirectory
 
 CONFIG_FILE = "config.json"
@@ -83,12 +83,12 @@ def prepare(workdir: Path, settings: RunSettings) -> int | None:
       The trainer step to go on from; None for a new run.
 
     Raises:
-      ConfigError: the run in the directory is another one, or weights cannot be written where they
-        are to go.
+      ConfigError: the run in the directory is another one, none of its snapshots is whole, or
+        weights cannot be written where they are to go.
     """
     config = settings.resolved()
     saved = workdir / CONFIG_FILE
-    step = latest_snapshot(workdir / CHECKPOINTS_DIR)
+    step = _whole_snapshot(workdir / CHECKPOINTS_DIR)
     if saved.exists() and step is not None:
         before = read_config(saved)
         differing = [name for name in _FIXED if before.get(name) != config.get(name)]
@@ -109,6 +109,14 @@ def prepare(workdir: Path, settings: RunSettings) -> int | None:
     temporary.write_text(json.dumps(config, indent=2) + "\n")
     temporary.replace(saved)
     return step
+
+
+def _whole_snapshot(directory: Path) -> int | None:
+    """The step that the trainer will find to go on from; damaged snapshots are set aside."""
+    try:
+        return newest_whole(directory, aside=True, say=lambda line: print(f"WARNING: {line}"))
+    except SnapshotError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _clear_weights(directory: str) -> None:

@@ -11,11 +11,11 @@ import jax
 from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
-from rl_sync.models.transformer import init_params
-from rl_sync.runtime.programs import CHECKPOINTS_DIR
+from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.runtime.programs import CHECKPOINTS_DIR, parameters_of
 from rl_sync.runtime.records import read_config
 from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.snapshots import load_part
+from rl_sync.runtime.snapshots import SnapshotError, load_part
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizer_files import token_ids, tokenizer_files
@@ -44,18 +44,23 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
     task = settings.load_task()
     model = settings.model_config(task)
     # Beside a run that still holds the accelerators, and in the host's memory.
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+    here = jax.local_devices(backend="cpu")[:1]
+    layout = Layout(MeshShape().mesh(here), settings.sharding.rules)
+    parameters = parameters_of(settings, task, layout)
+    kept = {"params": parameters.kept(parameters.like)}
     try:
-        step, part = load_part(workdir / CHECKPOINTS_DIR, None, {"params": like})
+        step, part, metadata = load_part(workdir / CHECKPOINTS_DIR, None, kept)
+    except SnapshotError as error:
+        raise ConfigError(str(error)) from error
     except FileNotFoundError as error:
         raise ConfigError(
             f"The run in {workdir} has no snapshot yet: one is taken every"
             f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0 for"
             " none), and when the run ends or is stopped."
         ) from error
-    params = lora.merge(model, part["params"]) if model.lora else part["params"]
+    with jax.default_device(here[0]):
+        params = parameters.completed(part["params"], metadata.get("base_digest"))
+        params = lora.merge(model, params) if model.lora else params
     path = settings.model.path
     if path is None:
         model = dataclasses.replace(model, max_length=max(model.max_length, _LEAST_POSITIONS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Literal
 
 import jax
 from jaxtyping import Array
@@ -16,6 +17,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.runtime.records import ConfigError
 from rl_sync.types import Params
+from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import Puller
 
 
@@ -49,21 +51,54 @@ class Parameters:
         Raises:
           ConfigError: the checkpoint's weights cannot be read, or are not those of its config.json.
         """
-        key = jax.random.key(self.seed)
         if self.path is None:
-            return init_sharded(self.model, key, self.layout)
-        adapters, (adapters_like, base_like) = {}, lora.split(self.like)
-        if self.model.lora:
+            return init_sharded(self.model, jax.random.key(self.seed), self.layout)
+        adapters = self._drawn(0) if self.model.lora else {}
+        return lora.join(adapters, self.base())
 
-            def draw(key: Array) -> Params:
-                return lora.split(init_params(self.model, key))[0]
+    def base(self) -> Params:
+        """What of the initial parameters is no adapter.
 
-            adapters = jax.jit(draw, out_shardings=shardings(adapters_like))(key)
+        Raises:
+          ConfigError: see `initial`.
+        """
+        if self.path is None:
+            return self._drawn(1)
+        like = lora.split(self.like)[1]
         try:
-            base = load_params(locate(self.path), lora.merged_config(self.model), base_like)
+            return load_params(locate(self.path), lora.merged_config(self.model), like)
         except ValueError as error:
             raise ConfigError(f"config.model.path={self.path!r}: {error}") from error
-        return lora.join(adapters, base)
+
+    def kept(self, params: Params) -> Params:
+        """What of the parameters snapshots hold: with adapters these alone, as the rest stays."""
+        return lora.split(params)[0] if self.model.lora else params
+
+    def base_digest(self, params: Params) -> str | None:
+        """The digest of what snapshots do not hold; None where they hold everything."""
+        return digest(lora.split(params)[1]) if self.model.lora else None
+
+    def completed(self, kept: Params, base_digest: str | None) -> Params:
+        """Inverts `kept`.
+
+        Args:
+          base_digest: of the parameters that `kept` was taken from.
+
+        Raises:
+          ConfigError: what is not kept cannot be had again, or is another.
+        """
+        if not self.model.lora:
+            return kept
+        base = self.base()
+        found = digest(base)
+        if found != base_digest:
+            start = f"seed={self.seed}" if self.path is None else f"model.path={self.path!r}"
+            raise ConfigError(
+                f"The snapshot's adapters were trained on a base model with digest {base_digest},"
+                f" but that of config.{start} has {found}: it has changed since. Restore it, or"
+                " begin anew with another --config.workdir."
+            )
+        return lora.join(kept, base)
 
     def travelling(self, params: Params) -> Params:
         """What of the parameters is published."""
@@ -83,8 +118,16 @@ class Parameters:
         """A puller of what explorers generate with, from one of what travels."""
         if not self.model.lora:
             return puller
-        base = lora.split(self.initial())[1]
-        return MergingPuller(puller, self.model, base, self._held_like)
+        return MergingPuller(puller, self.model, self.base(), self._held_like)
+
+    def _drawn(self, part: Literal[0, 1]) -> Params:
+        """The adapters (0), or the rest (1), of a random start."""
+
+        def draw(key: Array) -> Params:
+            return lora.split(init_params(self.model, key))[part]
+
+        places = shardings(lora.split(self.like)[part])
+        return jax.jit(draw, out_shardings=places)(jax.random.key(self.seed))
 
     @property
     def _held_like(self) -> Params:

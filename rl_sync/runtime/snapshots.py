@@ -2,6 +2,7 @@
 
     <directory>/snapshot_00000040/arrays/         the arrays
     <directory>/snapshot_00000040/metadata.json   the rest
+    <directory>/snapshot_00000040/files.json      the checksums of both
 
 A snapshot appears by one rename. The processes of one program take and load snapshots together,
 each its own shards; others of their cluster take no part.
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -23,15 +26,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.models.placement import put
+from rl_sync.runtime.failures import RunError
+from rl_sync.runtime.seals import damage, seal
 from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.storage import ArrayStorage, flatten_named, placement, unflatten_named
+from rl_sync.weights.storage import (
+    ArrayStorage,
+    MismatchError,
+    flatten_named,
+    placement,
+    unflatten_named,
+)
 
 _NAME = re.compile(r"snapshot_(\d{8,})")
 _TEMPORARY = ".unfinished-"
 _DELETED = ".deleted-"
+_DAMAGED = "damaged_"
 _ARRAYS = "arrays"
 _METADATA = "metadata.json"
 _STORAGE = "snapshots"
+_NONE: Mapping[int, str] = MappingProxyType({})
+_log = logging.getLogger(__name__)
+
+
+class SnapshotError(RunError):
+    """A snapshot cannot be saved, or is damaged."""
 
 
 def save_snapshot(
@@ -57,11 +75,13 @@ def save_snapshot(
     Raises:
       ValueError: `keep` is below 1, or two leaves have the same name.
       TypeError: JSON does not know a value of `metadata`.
+      SnapshotError: it cannot be saved; the others stay.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: at least one snapshot must stay.")
     directory = Path(directory)
     text = json.dumps(metadata)
+    named = flatten_named(jax.tree.map(_plain, state))
     unfinished = directory / f"{_TEMPORARY}{step:08d}"
 
     def begin() -> None:
@@ -71,6 +91,7 @@ def save_snapshot(
 
     def finish() -> None:
         (unfinished / _METADATA).write_text(text)
+        seal(unfinished)
         others = [other for other in _steps(directory) if other != step]
         if _path(directory, step).exists():
             _hide(directory, step)
@@ -79,37 +100,53 @@ def save_snapshot(
             _hide(directory, old)
         _sweep(directory)
 
-    agree("begin a snapshot", begin)
-    with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
-        storage.write(unfinished / _ARRAYS, flatten_named(jax.tree.map(_plain, state)))
-    agree("finish a snapshot", finish)
+    try:
+        agree("begin a snapshot", begin)
+        with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
+            storage.write(unfinished / _ARRAYS, named)
+        agree("finish a snapshot", finish)
+    except Exception as error:  # Of the disk or of Orbax, which has many.
+        shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the room.
+        cause = str(error).partition("\n")[0]
+        raise SnapshotError(
+            f"The snapshot of step {step} cannot be saved in {directory}"
+            f" ({type(error).__name__}: {cause}). The earlier ones stay: steps {_steps(directory)}."
+        ) from error
 
 
 def load_snapshot(
-    directory: Path, step: int | None, like: Any, processes: Iterable[int] | None = None
+    directory: Path,
+    step: int | None,
+    like: Any,
+    processes: Iterable[int] | None = None,
+    agree: Agree = alone,
+    *,
+    aside: bool = False,
 ) -> tuple[int, Any, dict[str, Any]]:
     """Loads a state, bit for bit as it was saved.
 
     Args:
       directory: where `save_snapshot` put it.
-      step: which; None for the latest.
+      step: which; None for the newest that is whole.
       like: a state of the same structure, shapes and dtypes. Each leaf comes back as the kind that
         it is here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array, a
         Python number.
-      processes: the program's, by their indices in the cluster, which all load it.
+      processes, agree: see `save_snapshot`; the processes all load it.
+      aside: see `newest_whole`.
 
     Returns:
       The step, the state and the metadata.
 
     Raises:
       FileNotFoundError: there is no such snapshot.
-      ValueError: the snapshot is of another structure than `like`.
+      SnapshotError: it is damaged, or all are.
+      MismatchError: the snapshot is of another structure than `like`.
     """
-    chosen, state = _load(directory, step, like, partial=False, processes=processes)
-    return chosen, state, json.loads((_path(Path(directory), chosen) / _METADATA).read_text())
+    with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
+        return _load(storage, Path(directory), step, like, agree, partial=False, aside=aside)
 
 
-def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any]:
+def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any, dict[str, Any]]:
     """Loads a part of a state, such as its parameters alone.
 
     Args:
@@ -118,38 +155,119 @@ def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any]:
         leaves stand for what `load_snapshot` says.
 
     Returns:
-      The step and the part.
+      The step, the part and the metadata.
 
     Raises:
-      FileNotFoundError: there is no such snapshot.
-      ValueError: the snapshot has no such part.
+      FileNotFoundError, SnapshotError: see `load_snapshot`.
+      MismatchError: the snapshot has no such part.
     """
-    return _load(directory, step, like, partial=True)
+    with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
+        return _load(storage, Path(directory), step, like, alone, partial=True, aside=False)
 
 
 def _load(
+    storage: ArrayStorage,
     directory: Path,
     step: int | None,
     like: Any,
+    agree: Agree,
     *,
     partial: bool,
-    processes: Iterable[int] | None = None,
-) -> tuple[int, Any]:
-    directory = Path(directory)
-    chosen = latest_snapshot(directory) if step is None else step
+    aside: bool,
+) -> tuple[int, Any, dict[str, Any]]:
+    plain_like = jax.tree.map(_plain_like, like)
+    unreadable: dict[int, str] = {}
+    while True:
+        chosen, metadata = agree(
+            "choose a snapshot", lambda: _chosen(directory, step, unreadable, aside=aside)
+        )
+        arrays = _path(directory, chosen) / _ARRAYS
+        try:
+            named = storage.read(arrays, flatten_named(plain_like), partial=partial)
+        except MismatchError:
+            raise
+        except Exception as error:  # Of Orbax, which has many.
+            cause = str(error).partition("\n")[0]
+            unreadable[chosen] = f"it cannot be read ({type(error).__name__}: {cause})"
+        else:
+            state = jax.tree.map(_restored, like, unflatten_named(plain_like, named))
+            return chosen, state, metadata
+
+
+def _chosen(
+    directory: Path, step: int | None, unreadable: Mapping[int, str], *, aside: bool
+) -> tuple[int, dict[str, Any]]:
+    """The step of the snapshot to load, which is whole, and its metadata."""
+    chosen = newest_whole(directory, unreadable, aside=aside) if step is None else step
     if chosen is None or not _path(directory, chosen).exists():
         raise FileNotFoundError(
             f"There is no snapshot{'' if step is None else f' of step {step}'} in {directory}"
             f" (steps there: {_steps(directory)})."
         )
-    arrays, plain_like = _path(directory, chosen) / _ARRAYS, jax.tree.map(_plain_like, like)
-    with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
-        named = storage.read(arrays, flatten_named(plain_like), partial=partial)
-    return chosen, jax.tree.map(_restored, like, unflatten_named(plain_like, named))
+    reason = unreadable.get(chosen) or (None if step is None else damage(_path(directory, chosen)))
+    if reason is not None:
+        raise SnapshotError(f"{_path(directory, chosen)} is damaged: {reason}.")
+    return chosen, json.loads((_path(directory, chosen) / _METADATA).read_text())
+
+
+def newest_whole(
+    directory: Path,
+    unreadable: Mapping[int, str] = _NONE,
+    *,
+    aside: bool = False,
+    say: Callable[[str], None] = _log.warning,
+) -> int | None:
+    """The step of the newest snapshot whose files are as they were written; None without any.
+
+    Args:
+      unreadable: snapshots that do not count in any case, and why.
+      aside: whether newer ones, which are damaged, are renamed, so that they are in nobody's way.
+      say: is told of each of those, in a line.
+
+    Raises:
+      SnapshotError: there are snapshots, and none is whole; they stay where they are.
+    """
+    directory = Path(directory)
+    damaged: dict[int, str] = {}
+    for step in reversed(_steps(directory)):
+        reason = unreadable.get(step) or damage(_path(directory, step))
+        if reason is None:
+            for broken, why in damaged.items():
+                _leave_out(directory, broken, why, step, aside=aside, say=say)
+            return step
+        damaged[step] = reason
+    if damaged:
+        reasons = "; ".join(f"{_path(directory, s).name}: {why}" for s, why in damaged.items())
+        raise SnapshotError(
+            f"No snapshot in {directory} is whole ({reasons}). Put a copy of one there, or give"
+            " another --config.workdir to begin anew."
+        )
+    return None
+
+
+def _leave_out(
+    directory: Path,
+    step: int,
+    reason: str,
+    instead: int,
+    *,
+    aside: bool,
+    say: Callable[[str], None],
+) -> None:
+    path, place = _path(directory, step), ""
+    if aside:
+        names = (f"{_DAMAGED}{step:08d}{suffix}" for suffix in ("", *map("-{}".format, range(99))))
+        target = next(directory / name for name in names if not (directory / name).exists())
+        path.rename(target)
+        place = f" It is now called {target.name}."
+    say(
+        f"The snapshot {path} is damaged: {reason}. The one of step {instead} is used"
+        f" instead.{place}"
+    )
 
 
 def latest_snapshot(directory: Path) -> int | None:
-    """The step of the newest snapshot; None if there is none."""
+    """The step of the newest snapshot, whole or not; None if there is none."""
     return max(_steps(Path(directory)), default=None)
 
 

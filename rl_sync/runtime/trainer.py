@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from rl_sync.actors.batching import Batching
+from rl_sync.actors.opt_state import all_finite
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
+from rl_sync.runtime.failures import RunError
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import Publishing
@@ -23,6 +28,8 @@ from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
+
+_all_finite = jax.jit(all_finite)
 
 
 @dataclasses.dataclass
@@ -110,9 +117,8 @@ class TrainerProgram:
             largest = largest._replace(demonstrations=self.shown(0))
         self._steps.prepare(largest)
         position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
-        if (latest := self._latest()) is not None:
-            _, state, metadata = load_snapshot(self.snapshots, latest, like, self.processes)
-            position = metadata["position"]
+        if self._latest() is not None:
+            state, position = self._resumed(like)
         else:
             state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
             state = self.trainer.begin(state)
@@ -120,6 +126,16 @@ class TrainerProgram:
         self.session.call("begin", **position)
         self.session.call("phase", phase="rl")
         return state
+
+    def _resumed(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """The state of the newest snapshot that is whole, and the master's position then."""
+        kept = like._replace(params=self.parameters.kept(like.params))
+        step, state, metadata = load_snapshot(
+            self.snapshots, None, kept, self.processes, self.session.agree, aside=True
+        )
+        self.session.call("result", values={"resumed": step})
+        params = self.parameters.completed(state.params, metadata["base_digest"])
+        return state._replace(params=params), metadata["position"]
 
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
         """Whether the weights after a step are published, and there is still a use for them."""
@@ -162,12 +178,19 @@ class TrainerProgram:
         step = int(state.step)
         if self._latest() == step:
             return
+        if not bool(_all_finite(state.params)):
+            raise RunError(
+                f"The parameters after trainer step {step} are not finite, so they are not saved."
+            )
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
-            metadata = {"position": self.session.call("position")}
+            metadata = {
+                "position": self.session.call("position"),
+                "base_digest": self.parameters.base_digest(state.params),
+            }
             save_snapshot(
                 self.snapshots,
                 step,
-                state,
+                state._replace(params=self.parameters.kept(state.params)),
                 metadata,
                 keep=self.session.settings.checkpoint.keep,
                 processes=self.processes,

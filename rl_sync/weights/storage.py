@@ -35,6 +35,10 @@ def _no_metrics(*_: Any, **__: Any) -> list[Any]:
 tensorstore.experimental_collect_matching_metrics = _no_metrics
 
 
+class MismatchError(ValueError):
+    """Arrays of other names, shapes or dtypes are stored than are asked for."""
+
+
 class ArrayStorage:
     """Writes and reads directories of named arrays. One thread may use one object at a time.
 
@@ -88,8 +92,8 @@ class ArrayStorage:
           partial: whether more may be stored, which is left unread.
 
         Raises:
-          ValueError: another set of names, shapes or dtypes is stored; the message names the first
-            that differs.
+          MismatchError: another set of names, shapes or dtypes is stored; the message names the
+            first that differs.
           FileNotFoundError: there is no such directory.
         """
         full = {name: x for name, x in like.items() if math.prod(x.shape)}
@@ -186,7 +190,7 @@ def _check(
 def _check_names(directory: Location, stored: set[str], expected: set[str]) -> None:
     if stored != expected:
         missing, extra = sorted(expected - stored), sorted(stored - expected)
-        raise ValueError(
+        raise MismatchError(
             f"{directory} was written for another model or version: "
             + (f"it lacks {missing[:3]}" if missing else f"it also has {extra[:3]}")
             + f" ({len(missing)} missing, {len(extra)} unknown of {len(stored)})."
@@ -195,7 +199,7 @@ def _check_names(directory: Location, stored: set[str], expected: set[str]) -> N
 
 def _check_array(directory: Location, name: str, stored: Any, expected: Any) -> None:
     if (tuple(stored.shape), stored.dtype) != (expected.shape, expected.dtype):
-        raise ValueError(
+        raise MismatchError(
             f"{directory} was written for another model or version: {name} is"
             f" {np.dtype(stored.dtype)}{list(stored.shape)} there and"
             f" {np.dtype(expected.dtype)}{list(expected.shape)} here."

@@ -18,7 +18,7 @@ import pytest
 
 from rl_sync.observe.spans import Span, SpanKind, read_spans
 from rl_sync.runtime.ledger import read_consumed, read_ledger
-from rl_sync.runtime.programs import trainer_of
+from rl_sync.runtime.programs import parameters_of, trainer_of
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
 from tests.models.meshes import layout
@@ -161,11 +161,12 @@ def assert_same_bits(one, other):
 
 def parameters(run) -> list[np.ndarray]:
     """The parameters in the last snapshot, as the files hold them."""
-    settings = run.settings
-    like = trainer_of(settings, settings.load_task(), layout()).like()
+    settings, task = run.settings, run.settings.load_task()
+    like = trainer_of(settings, task, layout()).like()
+    kept = parameters_of(settings, task, layout()).kept(like.params)
     directory = run.workdir / "checkpoints"
     assert latest_snapshot(directory) == settings.trainer.steps
-    _, state, _ = load_snapshot(directory, None, like)
+    _, state, _ = load_snapshot(directory, None, like._replace(params=kept))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
 
 

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.runtime.export import export
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.snapshots import save_snapshot
 from rl_sync.tasks import pretrained
 from tests.models import tiny as tiny_model
 from tests.models.huggingface import golden
+from tests.models.meshes import layout
 from tests.runs import tiny
 
 CHECKPOINT = golden.ROOT / "qwen2"
@@ -37,10 +40,16 @@ def run_in(
     settings = RunSettings.from_config(config)
     workdir.mkdir()
     (workdir / "config.json").write_text(json.dumps(settings.resolved()))
-    model_config = settings.model_config(settings.load_task())
+    task = settings.load_task()
+    model_config = settings.model_config(task)
+    parameters = parameters_of(settings, task, layout())
     for step in (1, 2):
         params = tiny_model.params(model_config, seed=step)
-        save_snapshot(workdir / "checkpoints", step, {"params": params, "more": np.ones(3)}, {})
+        if model_config.lora:
+            params = lora.join(lora.split(params)[0], parameters.base())
+        state = {"params": parameters.kept(params), "more": np.ones(3)}
+        metadata = {"base_digest": parameters.base_digest(params)}
+        save_snapshot(workdir / "checkpoints", step, state, metadata)
     return settings, model_config, params
 
 
@@ -119,6 +128,18 @@ def test_the_tokenizer_of_a_run_is_exported_with_the_ids_that_end_a_completion(p
     assert values["eos_token_id"] == generation["eos_token_id"] == list(used.eos_ids)
     assert values["pad_token_id"] == generation["pad_token_id"] == used.pad_id
     assert generation["top_k"] == 20
+
+
+def test_the_newest_snapshot_that_is_whole_is_exported(tmp_path, caplog):
+    run_in(tmp_path / "run")
+    metadata = [tmp_path / "run" / "checkpoints" / f"snapshot_{step:08d}" for step in (1, 2)]
+    (metadata[1] / "metadata.json").write_text("{}")
+    assert export(tmp_path / "run", tmp_path / "out", None) == 1
+    assert "The one of step 1 is used instead." in caplog.text
+    assert metadata[1].exists(), "the run may still be at work there"
+    (metadata[0] / "metadata.json").unlink()
+    with pytest.raises(ConfigError, match=r"No snapshot in .* is whole"):
+        export(tmp_path / "run", tmp_path / "other", None)
 
 
 def test_a_run_that_cannot_be_exported_is_named_with_the_reason(tmp_path):

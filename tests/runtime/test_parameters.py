@@ -12,6 +12,7 @@ from rl_sync.models.config import Lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import shardings
 from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.records import ConfigError
 from rl_sync.runtime.snapshots import load_part, save_snapshot
 from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
 from tests.models import tiny
@@ -73,6 +74,28 @@ def test_a_checkpoint_starts_with_fresh_adapters_that_change_nothing(adapted):
     assert same(lora.merge(ADAPTED, initial), plain)
 
 
+@pytest.mark.parametrize("path", [None, str(CHECKPOINT)])
+def test_adapters_alone_are_kept_and_what_they_adapt_is_made_again(path, adapted):
+    parameters = dataclasses.replace(adapted, path=path)
+    initial = parameters.initial()
+    kept = parameters.kept(jax.tree.map(lambda x: x + 0.1, initial))
+    names = [jax.tree_util.keystr(place) for place, _ in jax.tree_util.tree_leaves_with_path(kept)]
+    assert all("_lora" in name for name in names)
+    expected = lora.join(kept, lora.split(initial)[1])
+    assert same(parameters.completed(kept, parameters.base_digest(initial)), expected)
+    start = "seed=3" if path is None else "model.path="
+    with pytest.raises(ConfigError, match=rf"digest 0123, but that of config.{start}.* changed"):
+        parameters.completed(kept, "0123")
+
+
+def test_without_adapters_everything_is_kept(adapted):
+    params = tiny.params()
+    parameters = Parameters(tiny.CONFIG, None, 0, layout(), "float32")
+    assert parameters.kept(params) is params
+    assert parameters.base_digest(params) is None
+    assert parameters.completed(params, None) is params
+
+
 def places(tree):
     return jax.tree.map(lambda x: (x.dtype, x.sharding.devices_indices_map(x.shape)), tree)
 
@@ -86,7 +109,7 @@ def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_p
     assert places(params) == places(of_trainer.like)
     save_snapshot(tmp_path, 1, {"params": params}, {})
     other = Parameters(config, None, 0, layout(data=2, tensor=2), "float32").like
-    _, restored = load_part(tmp_path, None, {"params": other})
+    _, restored, _ = load_part(tmp_path, None, {"params": other})
     assert same(restored["params"], whole)
     assert places(restored["params"]) == places(other)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,15 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.runtime.snapshots import latest_snapshot, load_part, load_snapshot, save_snapshot
+from rl_sync.runtime.seals import seal
+from rl_sync.runtime.snapshots import (
+    SnapshotError,
+    latest_snapshot,
+    load_part,
+    load_snapshot,
+    newest_whole,
+    save_snapshot,
+)
 
 
 class State(NamedTuple):
@@ -78,9 +87,11 @@ def test_a_save_that_dies_leaves_the_last_one_and_no_half(tmp_path, monkeypatch)
     save_snapshot(tmp_path, 1, {"x": jnp.float32(1)}, {})
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.write_text", lambda *_: (_ for _ in ()).throw(OSError("full")))
-        with pytest.raises(OSError, match="full"):
+        with pytest.raises(
+            SnapshotError, match=r"step 2 cannot be .*OSError: full.*stay: steps \[1\]"
+        ):
             save_snapshot(tmp_path, 2, {"x": jnp.float32(2)}, {})
-    assert latest_snapshot(tmp_path) == 1
+    assert os.listdir(tmp_path) == ["snapshot_00000001"], "a full disk needs the room"
     save_snapshot(tmp_path, 3, {"x": jnp.float32(3)}, {})
     assert sorted(os.listdir(tmp_path)) == ["snapshot_00000001", "snapshot_00000003"]
 
@@ -100,9 +111,9 @@ def test_what_is_not_there_and_what_does_not_fit_is_said(tmp_path):
 
 
 def test_a_part_is_loaded_without_the_rest(tmp_path):
-    save_snapshot(tmp_path, 1, make_state(3), {})
-    step, part = load_part(tmp_path, None, {"params": make_state(0).params})
-    assert step == 1
+    save_snapshot(tmp_path, 1, make_state(3), {"seed": 3})
+    step, part, metadata = load_part(tmp_path, None, {"params": make_state(0).params})
+    assert (step, metadata) == (1, {"seed": 3})
     wanted = make_state(3).params
     assert part["params"].keys() == wanted.keys()
     for name, values in wanted.items():
@@ -111,3 +122,95 @@ def test_a_part_is_loaded_without_the_rest(tmp_path):
         load_part(tmp_path, None, {"params": {**make_state(0).params, "other": jnp.zeros(2)}})
     with pytest.raises(FileNotFoundError, match="no snapshot"):
         load_part(tmp_path / "none", None, {"params": make_state(0).params})
+
+
+LIKE = {"x": jnp.zeros(300, jnp.float32), "opt_state": jnp.zeros(3, jnp.float32)}
+
+
+def save_two(directory):
+    """Two snapshots; returns the folder of the newer one."""
+    for step in (1, 2):
+        state = {"x": jnp.full(300, float(step)), "opt_state": jnp.zeros(3)}
+        save_snapshot(directory, step, state, {"position": step})
+    return directory / "snapshot_00000002"
+
+
+def files_in(directory):
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "another content": flip,
+    "bytes instead of": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "it lacks": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_of_any_file_leads_to_the_snapshot_before_it_and_is_said(kind, tmp_path, caplog):
+    newer, saved = save_two(tmp_path / "run"), tmp_path / "saved"
+    shutil.copytree(newer, saved)
+    assert len(files_in(saved)) > 6
+    for number in range(len(files_in(saved))):
+        caplog.clear()
+        shutil.rmtree(newer)
+        shutil.copytree(saved, newer)
+        path = files_in(newer)[number]
+        DAMAGES[kind](path)
+        step, state, metadata = load_snapshot(tmp_path / "run", None, LIKE)
+        assert (step, metadata, float(state["x"][7])) == (1, {"position": 1}, 1.0), path
+        (said,) = (r.getMessage() for r in caplog.records if r.name.endswith(".snapshots"))
+        assert "snapshot_00000002 is damaged: " in said
+        assert "The one of step 1 is used instead." in said
+        assert kind in said or path.name == "files.json"
+
+
+def test_a_damaged_snapshot_that_is_asked_for_is_refused(tmp_path):
+    flip(save_two(tmp_path) / "metadata.json")
+    with pytest.raises(SnapshotError, match=r"snapshot_00000002 is damaged: metadata.json has"):
+        load_snapshot(tmp_path, 2, LIKE)
+
+
+def test_what_orbax_cannot_read_is_damaged_too(tmp_path, caplog):
+    path = save_two(tmp_path)
+    (path / "arrays" / "_METADATA").write_text("{}")
+    seal(path)
+    step, _, _ = load_snapshot(tmp_path, None, LIKE)
+    assert step == 1
+    assert "snapshot_00000002 is damaged: it cannot be read (" in caplog.text
+
+
+def test_a_damaged_snapshot_can_be_set_aside_and_is_in_nobody_s_way(tmp_path):
+    said = []
+    for name in ("damaged_00000002", "damaged_00000002-0"):
+        flip(save_two(tmp_path) / "metadata.json")
+        assert newest_whole(tmp_path, aside=True, say=said.append) == 1
+        assert (tmp_path / name / "metadata.json").exists()
+        assert said[-1].endswith(f"It is now called {name}.")
+    save_two(tmp_path)
+    assert newest_whole(tmp_path) == 2
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_without_a_whole_snapshot_nothing_is_moved_and_each_is_named(tmp_path):
+    assert newest_whole(tmp_path) is None
+    save_two(tmp_path)
+    for step, name in ((1, "files.json"), (2, "metadata.json")):
+        (tmp_path / f"snapshot_0000000{step}" / name).unlink()
+    with pytest.raises(SnapshotError, match=r"0002: it lacks metadata.json; .*1: it lacks files"):
+        newest_whole(tmp_path, aside=True)
+    with pytest.raises(SnapshotError, match=r"No snapshot in .* --config.workdir to begin anew"):
+        load_snapshot(tmp_path, None, LIKE)
+    assert sorted(os.listdir(tmp_path)) == ["snapshot_00000001", "snapshot_00000002"]
+
+
+def test_a_snapshot_of_another_model_is_not_taken_for_a_damaged_one(tmp_path):
+    save_two(tmp_path)
+    with pytest.raises(ValueError, match="written for another model"):
+        load_snapshot(tmp_path, None, {**LIKE, "x": jnp.zeros(4)})
