@@ -280,15 +280,18 @@ class LocalRun:
         """A role is gone: lets the others save what can be saved, then says what happened."""
         assert self._master is not None
         deaths = [*self._vigil.suspects(self._master, self._server), *deaths]
+        before = ""
         if all(death.name != "master" for death in deaths):
             self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}")
             with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
-                self._close()
+                reason = self._close().get("result", {}).get("failed")
+                before = f"{reason}\nThen " if reason else ""
         # Who was killed may be seen as dead after those that fell with it. The master and the
         # replay server, if they lived until here, were asked to end.
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
-        raise RunFailedError(f"{first.report(others)}\n{report.how_to_go_on(self._workdir)}")
+        goes_on = report.how_to_go_on(self._workdir)
+        raise RunFailedError(f"{before}{first.report(others)}\n{goes_on}")
 
     def _close(self) -> dict[str, Any]:
         assert self._master is not None
@@ -309,9 +312,8 @@ class LocalRun:
         interrupted = bool(self._interrupts)
         print(report.final_report(self._settings, summary))
         if reason := summary["result"].get("failed"):
-            raise RunFailedError(
-                f"The run was stopped: {reason}\n{report.how_to_go_on(self._workdir)}"
-            )
+            newest = report.newest_snapshot(self._workdir)
+            raise RunFailedError(f"{reason}\n{newest}\n{report.how_to_go_on(self._workdir)}")
         if interrupted:
             print(report.how_to_go_on(self._workdir))
         return INTERRUPTED if interrupted else 0

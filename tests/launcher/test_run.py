@@ -116,3 +116,41 @@ def test_the_way_to_go_on_can_be_pasted_whatever_the_directory_is_called(tmp_pat
     odd = tmp_path / "it's a place"
     words = shlex.split(report.how_to_go_on(odd))
     assert words[-1] == f"--config.workdir={odd}"
+
+
+SUMMARY = {
+    "result": {"failed": "consumed.jsonl cannot be written"},
+    "balance": {
+        "leased": 0,
+        "trained": 0,
+        "buffered": 0,
+        "generating": 0,
+        "dropped": {},
+        "out_of_attempts": 0,
+    },
+}
+
+
+def test_a_run_that_a_role_has_stopped_has_failed_and_says_why(ending):
+    run, port = ending
+    server = RpcServer({"close": lambda: SUMMARY}, port, HOST)
+    with pytest.raises(RunFailedError) as error:
+        run._finish()
+    server.close(0.0)
+    reason, snapshot, _ = str(error.value).splitlines()
+    assert (reason, snapshot) == ("consumed.jsonl cannot be written", "No snapshot was taken.")
+
+
+def test_the_reason_to_stop_comes_before_who_died_of_it(ending, tmp_path):
+    run, port = ending
+    command = [sys.executable, "-c", "raise SystemExit(1)"]
+    trainer = RoleProcess.start("trainer", command, tmp_path / "trainer.log", {})
+    run._supervisor.add(trainer)
+    trainer._popen.wait(30)
+    server = RpcServer({"stop": lambda reason: None, "close": lambda: SUMMARY}, port, HOST)
+    with pytest.raises(RunFailedError) as error:
+        run._fail(run._supervisor.deaths())
+    server.close(0.0)
+    said = str(error.value).splitlines()
+    assert said[0] == "consumed.jsonl cannot be written"
+    assert said[1].startswith("Then trainer ended with exit status 1.")
