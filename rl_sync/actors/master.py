@@ -288,11 +288,11 @@ def _screen(state: MasterState, judged: Mapping[int, tuple[float, ...]]) -> Outc
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
     # A lease that expired while its explorer was at work has been given to another one: the
     # trainer will find the group in the buffer and refuse it, since its lease is not live.
-    leases = tuple(
-        state.live[lease_id]._replace(buffered=True)
-        for lease_id in lease_ids
-        if lease_id in state.live
-    )
+    # Both the explorer and the trainer tell of a group, in either order; the first one counts.
+    found = (state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
+    leases = tuple(lease._replace(buffered=True) for lease in found if not lease.buffered)
+    if not leases:
+        return state, ()
     live = {**state.live, **{lease.lease_id: lease for lease in leases}}
     return dataclasses.replace(state, live=live), (Record("buffered", leases),)
 

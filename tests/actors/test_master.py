@@ -85,6 +85,20 @@ def test_a_dropped_group_makes_room_and_its_prompt_is_leased_again_first():
     assert lease(state)[1] == HoldBack("synchronization")
 
 
+def test_a_group_of_which_both_explorer_and_trainer_tell_is_buffered_once():
+    state = started(settings_of(resolve("asynchronous")))
+    state, grant = lease(state)
+    one, *others = ids(grant)
+    state, commands = take(
+        state, GroupsBuffered((one,)), GroupsBuffered(ids(grant)), GroupsBuffered(ids(grant))
+    )
+    assert [tuple(lease.lease_id for lease in record.leases) for record in commands] == [
+        (one,),
+        tuple(others),
+    ]
+    assert state.buffered == 4
+
+
 def test_an_explorer_gets_as_many_new_groups_as_it_has_finished():
     state = started(settings_of(resolve("asynchronous"), carries_over=True))
     state, first = lease(state)
