@@ -242,7 +242,8 @@ class Follower(Team):
             outcome = self._ask(thread, turn, what)
             if outcome is not None:
                 return outcome
-        raise TimeoutError(
+        # Not a TimeoutError, which all processes would have heard of: nobody hears this one.
+        raise PeerLostError(
             f"Process {self.process} of {self._program} has waited {self._wait_secs:.0f} s for the"
             f" first to come to {what!r}."
         )

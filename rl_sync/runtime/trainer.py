@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rl_sync.actors.batching import Batching
 from rl_sync.actors.opt_state import all_finite
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
+from rl_sync.replay.interface import ReplayError
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
@@ -20,6 +22,7 @@ from rl_sync.runtime.failures import RunError
 from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.publishing import Publishing
+from rl_sync.runtime.rpc import RemoteError
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.shares import BatchPlacer
 from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
@@ -29,7 +32,10 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
 
+# Failures of other roles, and of the ways to them: the trainer's own state is whole.
+_OF_OTHERS = (TimeoutError, WeightsTransferError, ReplayError, RemoteError)
 _all_finite = jax.jit(all_finite)
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -67,9 +73,11 @@ class TrainerProgram:
         """Trains to the last step, or until the run is stopped; saves a snapshot either way.
 
         Raises:
-          TimeoutError: a wait passed its deadline.
+          TimeoutError: a wait passed its deadline; a snapshot is saved before.
           PeerLostError: the master is gone.
           WeightsTransferError: a version could not be handed on; a snapshot is saved before.
+          ReplayError: the replay server is gone; a snapshot is saved before.
+          RemoteError: the master refused a call; a snapshot is saved before.
         """
         try:
             state = self._start()
@@ -77,19 +85,25 @@ class TrainerProgram:
             return  # In the warm-up: there is nothing yet to go on from.
         start = int(state.step)
         schedule = dataclasses.replace(self.session.settings.schedule, start=start)
-        publishing = self.publishing(schedule)
-        reader = self.reader(schedule, publishing.serve)
         workdir = self.session.settings.workdir
         consumed = ConsumptionRecord(workdir if self.session.leads else None)
         placer = BatchPlacer(self.session, self.trainer, self.processes)
         stepping = Stepping(
             self.session, self.batching, self._steps, placer.place, consumed, self.shown
         )
-        ending, broken = "the run ended", None
+        ending, whole = "the run ended", True
+        broken: Exception | None = None
+        publishing: Publishing | None = None
+        reader: Reader | None = None
         try:
+            publishing = self.publishing(schedule)
+            reader = self.reader(schedule, publishing.serve)
             publishing.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
-                state = stepping.take(state, step, *reader.next(step))
+                batch = reader.next(step)
+                whole = False  # A step that fails has taken the state with it.
+                state = stepping.take(state, step, *batch)
+                whole = True
                 if self._is_wanted(schedule, step):
                     if publishing.awaits(step):
                         stepping.settle()
@@ -98,14 +112,19 @@ class TrainerProgram:
                 self._look_after(state, step, stepping)
         except RunStoppedError as error:
             ending = str(error)
-        except WeightsTransferError as error:
-            ending, broken = "the weights could not be handed on", error
+        except _OF_OTHERS as error:
+            if not whole:
+                raise
+            _log.error("The trainer cannot go on, and saves what it has: %s", error)
+            ending, broken = "the trainer could not go on", error
         stepping.settle()
-        reader.close(ending)
+        if reader is not None and broken is None:
+            reader.close(ending)
         self._finish(state)
         if broken is not None:
             raise broken
-        publishing.close()
+        if publishing is not None:
+            publishing.close()
         consumed.close()
 
     def _start(self) -> TrainState:
@@ -157,11 +176,11 @@ class TrainerProgram:
             self._save(state)
 
     def _finish(self, state: TrainState) -> None:
+        """Saves; after the last step also evaluates, which another role's failure may prevent."""
         self.session.call("phase", phase="end")
-        step = int(state.step)
-        if step == self.session.settings.trainer.steps:
-            self._evaluate(state, f"after {self._learning}")
         self._save(state)
+        if int(state.step) == self.session.settings.trainer.steps:
+            self._evaluate(state, f"after {self._learning}")
         self.session.call("result", values={"digest": digest(state.params)})
 
     @property
@@ -176,8 +195,11 @@ class TrainerProgram:
 
     def _save(self, state: TrainState) -> None:
         step = int(state.step)
-        if self._latest() == step:
-            return
+        if self._latest() != step:
+            self._write_snapshot(state, step)
+        self.session.call("result", values={"checkpoint": str(self.snapshots)})
+
+    def _write_snapshot(self, state: TrainState, step: int) -> None:
         if not bool(_all_finite(state.params)):
             raise RunError(
                 f"The parameters after trainer step {step} are not finite, so they are not saved."
@@ -196,7 +218,6 @@ class TrainerProgram:
                 processes=self.processes,
                 agree=self.session.agree,
             )
-        self.session.call("result", values={"checkpoint": str(self.snapshots)})
 
     def _latest(self) -> int | None:
         return self.session.agree("latest snapshot", lambda: latest_snapshot(self.snapshots))

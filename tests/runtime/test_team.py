@@ -149,7 +149,7 @@ def test_processes_that_have_gone_different_ways_are_found_out(team):
 def test_a_first_process_that_is_lost_or_slow_is_named(team):
     leader, (follower, other) = team
     other._wait_secs = 0.0
-    with pytest.raises(TimeoutError, match=r"Process 2 of trainer has waited 0 s .* 'batch'"):
+    with pytest.raises(PeerLostError, match=r"Process 2 of trainer has waited 0 s .* 'batch'"):
         other.agree("batch", nobody)
     leader.agree("stop", lambda: None)
     follower.agree("stop", nobody)

@@ -8,7 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl_sync.replay.interface import ReplayUnavailableError
 from rl_sync.runtime.publishing import CheckpointPublishing
+from rl_sync.runtime.rpc import RemoteError
+from rl_sync.runtime.session import RunStoppedError
 from rl_sync.runtime.team import Team
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.schedule import resolve
@@ -169,4 +172,51 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
     program = program_of(tmp_path, Broken(False, list), [])
     with pytest.raises(WeightsTransferError, match="explorer 1 is gone"):
         program.run()
+    assert program.finished == 0
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        TimeoutError("trainer has waited for the batch of trainer step 2"),
+        ReplayUnavailableError("the replay server is gone"),
+        RemoteError("KeyError: 'claim'"),
+    ],
+)
+def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_path, failure):
+    program = program_of(tmp_path, Offers(False, list), [])
+    steps = program.trainer
+
+    def next_batch(step):
+        if step == 2:
+            steps.computations[0].done.set()
+            raise failure
+        return _groups(step), []
+
+    program.reader = lambda schedule, idle: SimpleNamespace(next=next_batch)
+    with pytest.raises(type(failure), match=str(failure)):
+        program.run()
+    assert program.finished == 1
+
+
+def test_a_trainer_whose_step_fails_has_nothing_whole_to_save(tmp_path):
+    program = program_of(tmp_path, Offers(False, list), [])
+
+    def of(batch):
+        raise TimeoutError("the devices")
+
+    program.trainer.of = of
+    with pytest.raises(TimeoutError, match="the devices"):
+        program.run()
+    assert program.finished is None
+
+
+def test_a_run_that_is_stopped_before_its_first_batch_can_be_read_ends_well(tmp_path):
+    program = program_of(tmp_path, Offers(False, list), [])
+
+    def reader(schedule, idle):
+        raise RunStoppedError("interrupted")  # In the wait for the replay server.
+
+    program.reader = reader
+    program.run()
     assert program.finished == 0
