@@ -127,6 +127,13 @@ class Trainer:
         coefficient = reference.first_coefficient(self.algorithm, self.layout)
         return TrainState(state.step, state.params, opt_state, ref_params, critic, coefficient)
 
+    def warm_up_like(self) -> TrainState:
+        """Shapes, dtypes and shardings of the states that `start` and `warm_up_step` return."""
+        if self.layout is None:
+            return jax.eval_shape(self.init, jax.random.key(0))
+        params, step = param_like(self.model, self.layout), self.layout.like(jnp.int32(0), ())
+        return TrainState(cast(Array, step), params, self._warming.state_like(), None)
+
     def like(self) -> TrainState:
         """Shapes, dtypes and shardings of the states that `begin` and `step` return."""
         if self.layout is None:

@@ -42,6 +42,7 @@ class RoleStatus:
       tokens_per_sec: generated, or trained on.
       reward: the mean of its last batch.
       staleness: of its last batch, in trainer steps.
+      loss: of its last warm-up step.
     """
 
     role: str
@@ -53,6 +54,7 @@ class RoleStatus:
     tokens_per_sec: float | None = None
     reward: float | None = None
     staleness: float | None = None
+    loss: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the status as a dict that msgpack and JSON can carry."""
@@ -79,6 +81,7 @@ class RunStatus:
       buffer_size, buffer_capacity: in groups.
       elapsed_secs: since the run started.
       message: anything worth a line of its own; empty for none.
+      loss: of the phase's last step; None where it says nothing.
     """
 
     phase: str
@@ -89,6 +92,7 @@ class RunStatus:
     buffer_capacity: int | None = None
     elapsed_secs: float = 0.0
     message: str = ""
+    loss: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the status as a dict that msgpack and JSON can carry."""
@@ -120,7 +124,8 @@ def describe_activity(role: RoleStatus) -> str:
 
 def plain_line(status: RunStatus) -> str:
     """The status on one line, for logs."""
-    parts = [f"[{_clock(status.elapsed_secs)}] {status.phase} {status.step}/{status.steps}"]
+    progress = f"{status.phase} {status.step}/{status.steps}{_loss(status)}"
+    parts = [f"[{_clock(status.elapsed_secs)}] {progress}"]
     for role in status.roles:
         numbers = [describe_activity(role)]
         numbers += [f"v{role.version}"] if role.version is not None else []
@@ -142,7 +147,7 @@ def render(status: RunStatus) -> RenderableType:
     heading.add_row(
         Text(status.phase, style="bold"),
         ProgressBar(total=max(status.steps, 1), completed=status.step, width=30),
-        f"step {status.step}/{status.steps}",
+        f"step {status.step}/{status.steps}{_loss(status)}",
         _clock(status.elapsed_secs),
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -226,6 +231,10 @@ def _clock(secs: float) -> str:
     minutes, rest = divmod(int(secs), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _loss(status: RunStatus) -> str:
+    return "" if status.loss is None else f", loss {status.loss:.3g}"
 
 
 def _fill(status: RunStatus) -> str:

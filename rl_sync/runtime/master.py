@@ -262,15 +262,21 @@ class MasterProgram:
         settings = self._settings
         capacity = settings.schedule.batches_ahead * settings.groups_generated
         with self._changed:
+            step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
+            if self._phase == "warm-up":
+                step, steps = 0, settings.warm_up.steps
+                if (trainer := self._roles.get("trainer")) is not None:
+                    step, loss = trainer.step or 0, trainer.loss
             return RunStatus(
                 phase=self._phase,
-                step=self._state.trained_steps,
-                steps=settings.trainer.steps,
+                step=step,
+                steps=steps,
                 roles=tuple(self._roles[role] for role in settings.roles if role in self._roles),
                 buffer_size=self._state.buffered,
                 buffer_capacity=capacity,
                 elapsed_secs=time.monotonic() - self._started,
                 message=self._message,
+                loss=loss,
             ).to_dict()
 
     def _summary(self) -> dict[str, Any]:

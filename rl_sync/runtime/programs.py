@@ -34,6 +34,7 @@ from rl_sync.runtime.rpc import PeerLostError
 from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.runtime.session import Session
 from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.snapshots import WARM_UP_DIR
 from rl_sync.runtime.stepping import Shown
 from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of
 from rl_sync.runtime.trainer import TrainerProgram
@@ -73,6 +74,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         greedy = settings.greedy_sampling(task)
         evaluator = Evaluator(session, trainer.model, task, greedy, problems, rows, layout)
         replay = ReplayClient(addresses.replay)
+        snapshots = workdir / CHECKPOINTS_DIR
 
         def publishing(schedule: SyncSchedule) -> Publishing:
             if not settings.explorers:
@@ -104,11 +106,11 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             trainer,
             settings.batching(task.row_tokens),
             parameters,
-            WarmUp(session, trainer, evaluator, task),
+            WarmUp(session, trainer, evaluator, task, snapshots / WARM_UP_DIR, place.processes),
             evaluator,
             publishing,
             reader,
-            workdir / CHECKPOINTS_DIR,
+            snapshots,
             place.processes,
             shown_of(settings, task),
         ).run()

@@ -108,8 +108,12 @@ class Session:
         if current is not None:
             activity, since = str(current.kind), current.lasted_secs
             waits_for = current.reason if current.kind is SpanKind.WAIT else None
+        facts = dict(self.facts)
+        # What is under way knows its step; a warm-up's span is of many.
+        if current is not None and current.kind is not SpanKind.WARM_UP:
+            facts["step"] = current.attributes.get("step", facts.get("step"))
         return RoleStatus(
-            role=self.role, activity=activity, since_secs=since, waits_for=waits_for, **self.facts
+            role=self.role, activity=activity, since_secs=since, waits_for=waits_for, **facts
         )
 
     def _beat(self) -> None:

@@ -37,6 +37,9 @@ from rl_sync.weights.storage import (
     unflatten_named,
 )
 
+WARM_UP_DIR = "warm_up"
+"""In the folder of a run's snapshots: that of the warm-up, while there is no other."""
+
 _NAME = re.compile(r"snapshot_(\d{8,})")
 _TEMPORARY = ".unfinished-"
 _DELETED = ".deleted-"

@@ -82,7 +82,7 @@ class TrainerProgram:
         try:
             state = self._start()
         except RunStoppedError:
-            return  # In the warm-up: there is nothing yet to go on from.
+            return  # In the warm-up, which has saved how far it came.
         start = int(state.step)
         schedule = dataclasses.replace(self.session.settings.schedule, start=start)
         workdir = self.session.settings.workdir
@@ -139,9 +139,13 @@ class TrainerProgram:
         if self._latest() is not None:
             state, position = self._resumed(like)
         else:
-            state = self.warm_up.run(self.trainer.start(self.parameters.initial()))
-            state = self.trainer.begin(state)
-            self._evaluate(state, f"before {self._learning}")
+            initial = self.parameters.initial
+            state = self.trainer.begin(self.warm_up.run(lambda: self.trainer.start(initial())))
+            try:
+                self._evaluate(state, f"before {self._learning}")
+            except _OF_OTHERS:
+                self._save(state)
+                raise
         self.session.call("begin", **position)
         self.session.call("phase", phase="rl")
         return state
@@ -197,6 +201,7 @@ class TrainerProgram:
         step = int(state.step)
         if self._latest() != step:
             self._write_snapshot(state, step)
+            self.warm_up.forget()
         self.session.call("result", values={"checkpoint": str(self.snapshots)})
 
     def _write_snapshot(self, state: TrainState, step: int) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rl_sync.actors.trainer import Metrics, Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.evaluation import Evaluator
-from rl_sync.runtime.session import Session
+from rl_sync.runtime.rpc import RemoteError
+from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.skipped import SkippedUpdates
+from rl_sync.runtime.snapshots import SnapshotError, latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.types import Demonstrations
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -23,41 +31,108 @@ class WarmUp:
       trainer: the actor.
       evaluator: for the accuracy on the way.
       task: where demonstrations come from.
+      snapshots: the folder of its own snapshots, one of which is saved when it is stopped.
+      processes: the trainer's, by their indices in their cluster.
     """
 
     session: Session
     trainer: Trainer
     evaluator: Evaluator
     task: Task
+    snapshots: Path
+    processes: Sequence[int]
 
-    def run(self, state: TrainState) -> TrainState:
+    def run(self, initial: Callable[[], TrainState]) -> TrainState:
         """Takes the configured steps, and measures now and then how far they have led.
 
+        Goes on where a warm-up was stopped that saved a snapshot, with the same bits.
+
+        Args:
+          initial: makes the state before the first step.
+
         Raises:
-          RunStoppedError: the run is being stopped; the warm-up is to be done again.
+          RunStoppedError: the run is being stopped; the steps that were taken are saved.
         """
-        settings, step = self.session.settings.warm_up, 0
+        settings = self.session.settings.warm_up
+        every = settings.probe_every_steps
         skipped = SkippedUpdates(self.session, "warm_up")
-        metrics: Metrics = {}
+        step, state = self._start(initial)
         if settings.steps:
             self.session.call("phase", phase="warm-up")
-        while step < settings.steps:
-            with self.session.spans.span(SpanKind.WARM_UP, step=step + 1) as attributes:
-                until = min(step + settings.probe_every_steps, settings.steps)
-                while step < until:
-                    step += 1
-                    self.session.check()
-                    self.session.facts["step"] = step
-                    state, metrics = self.trainer.warm_up_step(state, *self._batch(step))
-                    skipped.watch(step, metrics["skipped_updates"])
-                values = {name: float(value) for name, value in metrics.items()}
-                values["skipped_updates"] = skipped.settle()
-                attributes["last_step"] = step
-            probe = self.evaluator.accuracy(state.params, settings.probe_problems)
-            values |= {f"probe_{name}": x for name, x in probe.items() if "accuracy" in name}
-            self.session.call("metrics", phase="warm_up", step=step, values=values)
-            self.session.call("result", values={"warm_up": {"steps": step, **values}})
+        try:
+            while step < settings.steps:
+                until = min(step + every - step % every, settings.steps)
+                with self.session.spans.span(SpanKind.WARM_UP, step=step + 1) as attributes:
+                    metrics: Metrics = {}
+                    while step < until:
+                        self.session.check()
+                        state, metrics = self._take(state, step + 1, metrics)
+                        skipped.watch(step + 1, metrics["skipped_updates"])
+                        attributes["last_step"] = step = step + 1
+                    values = {name: float(value) for name, value in metrics.items()}
+                    values["skipped_updates"] = skipped.settle()
+                self._probe(state, step, values)
+        except (RunStoppedError, TimeoutError, RemoteError):
+            self._save(state, step)  # The others' failures leave the state whole.
+            raise
+        for fact in ("step", "loss"):
+            self.session.facts.pop(fact, None)  # Those of the trainer steps follow.
         return state
+
+    def forget(self) -> None:
+        """Deletes the warm-up's snapshot, once there is one of the steps that follow it."""
+        self.session.agree("forget", lambda: shutil.rmtree(self.snapshots, ignore_errors=True))
+
+    def _start(self, initial: Callable[[], TrainState]) -> tuple[int, TrainState]:
+        """The steps that were taken, and the state after them."""
+        latest = self.session.agree("warm-up snapshot", lambda: latest_snapshot(self.snapshots))
+        if latest is None:
+            return 0, initial()
+        like = self.trainer.warm_up_like()
+        try:
+            step, state, _ = load_snapshot(
+                self.snapshots, None, like, self.processes, self.session.agree, aside=True
+            )
+        except SnapshotError as error:
+            _log.warning("The warm-up begins anew: %s", error)
+            return 0, initial()
+        self.session.facts["step"] = step
+        return step, state
+
+    def _take(self, state: TrainState, step: int, before: Metrics) -> tuple[TrainState, Metrics]:
+        """Dispatches a step, then waits for the one before it: a stop finds few under way.
+
+        Args:
+          before: the metrics of the step before; none for the first after a probe.
+        """
+        state, metrics = self.trainer.warm_up_step(state, *self._batch(step))
+        if before:
+            self.session.facts.update(step=step - 1, loss=float(before["loss"]))
+        return state, metrics
+
+    def _probe(self, state: TrainState, step: int, values: dict[str, float]) -> None:
+        """Measures the accuracy, and reports it with the metrics of the last step."""
+        self.session.facts.update(step=step, loss=values["loss"])
+        problems = self.session.settings.warm_up.probe_problems
+        probe = self.evaluator.accuracy(state.params, problems)
+        values |= {f"probe_{name}": x for name, x in probe.items() if "accuracy" in name}
+        self.session.call("metrics", phase="warm_up", step=step, values=values)
+        self.session.call("result", values={"warm_up": {"steps": step, **values}})
+
+    def _save(self, state: TrainState, step: int) -> None:
+        latest = self.session.agree("warm-up snapshot", lambda: latest_snapshot(self.snapshots))
+        if step in (0, latest):
+            return
+        with self.session.spans.span(SpanKind.SNAPSHOT, warm_up_step=step):
+            save_snapshot(
+                self.snapshots,
+                step,
+                state,
+                {},
+                keep=1,
+                processes=self.processes,
+                agree=self.session.agree,
+            )
 
     def _batch(self, step: int) -> Demonstrations:
         """The demonstrations of one step; depends on the seed and the step alone."""

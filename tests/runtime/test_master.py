@@ -115,6 +115,17 @@ def test_a_stop_reaches_every_role_with_its_next_sign_of_life(master, tmp_path):
     assert read_ledger(tmp_path)[-1]["event"] == "balance"
 
 
+def test_the_status_of_a_warm_up_counts_its_own_steps(master):
+    status = {"role": "trainer", "activity": "warm_up", "since_secs": 0.0, "step": 7, "loss": 0.5}
+    master["heartbeat"](role="trainer", status=status)
+    master["phase"](phase="warm-up")
+    shown = master["status"]()
+    assert (shown["step"], shown["steps"], shown["loss"]) == (7, 400, 0.5)
+    master["phase"](phase="rl")
+    shown = master["status"]()
+    assert (shown["step"], shown["steps"], shown["loss"]) == (0, 10, None)
+
+
 def test_completions_are_judged_by_the_tasks_reward_model(master):
     items = [["12+11=", "32", "32"], ["12+11=", " 32", "32"], ["12+11=", "23", "32"]]
     assert master["judge"](items=items) == [1.0, 1.0, 0.0]

@@ -1,53 +1,157 @@
-"""What a run is told of its warm-up."""
+"""The warm-up: what a run is told of it, and what is left of one that is stopped."""
+
+from __future__ import annotations
 
 import contextlib
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.actors.train_state import TrainState
+from rl_sync.observe.spans import SpanKind, SpanRecorder
+from rl_sync.runtime.rpc import RemoteError
+from rl_sync.runtime.session import RunStoppedError, Session
+from rl_sync.runtime.snapshots import latest_snapshot
 from rl_sync.runtime.warm_up import WarmUp
+
+
+class FakeTrainer:
+    """Adds the first token of its batch, which tells its step, to its only parameter."""
+
+    def start(self):
+        return TrainState(jnp.int32(0), {"x": jnp.float32(1)}, {"seen": jnp.int32(0)}, None)
+
+    warm_up_like = start
+
+    def warm_up_step(self, state, tokens, mask):
+        params = {"x": state.params["x"] * 0.5 + jnp.float32(tokens[0, 0])}
+        seen = {"seen": state.opt_state["seen"] + 1}
+        return state._replace(params=params, opt_state=seen), {
+            "loss": params["x"],
+            "skipped_updates": jnp.float32(0),
+        }
+
+
+class Warming:
+    """A warm-up whose session is stopped at the check before a step, or whose probe fails."""
+
+    def __init__(self, directory, steps, stopped_at=None, failing=False):
+        self.calls, self.fields, self.checks, self.taken = [], [], 0, []
+        section = types.SimpleNamespace(
+            steps=steps, probe_every_steps=2, probe_problems=1, batch_size=4
+        )
+        self.session = types.SimpleNamespace(
+            settings=types.SimpleNamespace(warm_up=section, seed=0),
+            spans=types.SimpleNamespace(span=lambda kind, **_: contextlib.nullcontext({})),
+            call=self._call,
+            check=self._check,
+            agree=lambda what, thunk: thunk(),
+            facts={},
+        )
+        self.stopped_at, self.failing = stopped_at, failing
+        evaluator = types.SimpleNamespace(accuracy=self._accuracy)
+        trainer = FakeTrainer()
+        self.warm_up = WarmUp(self.session, trainer, evaluator, None, directory, [0])
+        self.warm_up._batch = self._batch
+
+    def run(self):
+        return self.warm_up.run(FakeTrainer().start)
+
+    def _batch(self, step):
+        self.taken.append(step)
+        return np.full((4, 3), step, np.int32), np.ones((4, 3), bool)
+
+    def _call(self, method, **arguments):
+        self.calls.append(method)
+        self.fields.append(arguments)
+
+    def _check(self):
+        if len(self.taken) + 1 == self.stopped_at:
+            raise RunStoppedError("interrupted")
+
+    def _accuracy(self, params, problems):
+        if self.failing:
+            raise RemoteError("the judges are gone")
+        return {"accuracy": 0.25, "problems": 1, "accuracy_seen": 1.0}
 
 
 @pytest.mark.parametrize(
     ("steps", "told"), [(0, []), (3, ["phase", "metrics", "result", "metrics", "result"])]
 )
-def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(steps, told):
-    calls, fields = [], []
-
-    def call(method, **arguments):
-        calls.append(method)
-        fields.append(arguments)
-
-    section = types.SimpleNamespace(
-        steps=steps, probe_every_steps=2, probe_problems=1, seed=0, batch_size=4
-    )
-    session = types.SimpleNamespace(
-        settings=types.SimpleNamespace(warm_up=section, seed=0),
-        spans=types.SimpleNamespace(span=lambda kind, step: contextlib.nullcontext({})),
-        call=call,
-        check=lambda: None,
-        facts={},
-    )
-    trainer = types.SimpleNamespace(
-        warm_up_step=lambda state, *batch: (state + 1, {"loss": 0.5, "skipped_updates": 0.0})
-    )
-    evaluator = types.SimpleNamespace(
-        accuracy=lambda params, problems: {"accuracy": 0.25, "problems": 1, "accuracy_seen": 1.0}
-    )
-    rows = np.zeros((4, 3), np.int32), np.ones((4, 3), bool)
-    task = types.SimpleNamespace(demonstrations=["1=1"], encode_demonstrations=lambda texts: rows)
-
-    class State(int):
-        params = None
-
-        def __add__(self, other):
-            return State(int(self) + other)
-
-    assert WarmUp(session, trainer, evaluator, task).run(State(0)) == steps
-    assert calls == told
+def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(tmp_path, steps, told):
+    warming = Warming(tmp_path, steps)
+    assert warming.run().opt_state["seen"] == steps
+    assert warming.calls == told
     if steps:
-        assert fields[0] == {"phase": "warm-up"}
-        assert fields[-1]["values"]["warm_up"]["probe_accuracy"] == 0.25
-        assert fields[-1]["values"]["warm_up"]["probe_accuracy_seen"] == 1.0
-        assert fields[-1]["values"]["warm_up"]["steps"] == steps
+        assert warming.fields[0] == {"phase": "warm-up"}
+        assert warming.fields[-1]["values"]["warm_up"]["probe_accuracy"] == 0.25
+        assert warming.fields[-1]["values"]["warm_up"]["probe_accuracy_seen"] == 1.0
+        assert warming.fields[-1]["values"]["warm_up"]["steps"] == steps
+    assert latest_snapshot(tmp_path) is None
+    assert warming.session.facts == {}, "the trainer steps would be shown with the warm-up's"
+
+
+def test_a_warm_up_that_is_stopped_goes_on_at_its_step_with_the_same_bits(tmp_path):
+    whole = Warming(tmp_path / "whole", 9).run()
+    with pytest.raises(RunStoppedError):
+        Warming(tmp_path / "parts", 9, stopped_at=4).run()
+    assert latest_snapshot(tmp_path / "parts") == 3
+    again = Warming(tmp_path / "parts", 9, stopped_at=3)
+    with pytest.raises(RunStoppedError):
+        again.run()
+    assert again.taken == [4, 5]
+    rest = Warming(tmp_path / "parts", 9)
+    state = rest.run()
+    assert rest.taken == [6, 7, 8, 9]
+    assert [fields["step"] for fields in rest.fields if "step" in fields] == [6, 8, 9]
+    assert state.params["x"].tobytes() == whole.params["x"].tobytes()
+    assert state.opt_state["seen"] == whole.opt_state["seen"] == 9
+    rest.warm_up.forget()
+    assert latest_snapshot(tmp_path / "parts") is None
+
+
+def test_a_warm_up_that_is_stopped_before_its_first_step_saves_nothing(tmp_path):
+    with pytest.raises(RunStoppedError):
+        Warming(tmp_path, 9, stopped_at=1).run()
+    assert latest_snapshot(tmp_path) is None
+
+
+def test_a_warm_up_whose_probe_fails_saves_what_it_has(tmp_path):
+    with pytest.raises(RemoteError):
+        Warming(tmp_path, 9, failing=True).run()
+    assert latest_snapshot(tmp_path) == 2
+
+
+def test_a_warm_up_whose_snapshot_is_damaged_begins_anew(tmp_path):
+    with pytest.raises(RunStoppedError):
+        Warming(tmp_path, 9, stopped_at=4).run()
+    (metadata,) = tmp_path.glob("snapshot_*/metadata.json")
+    metadata.write_text("{")
+    again = Warming(tmp_path, 9)
+    again.run()
+    assert again.taken == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_warm_up_tells_how_far_it_is_and_its_loss(tmp_path):
+    warming = Warming(tmp_path, 9, stopped_at=4)
+    with pytest.raises(RunStoppedError):
+        warming.run()
+    assert warming.session.facts["step"] == 2, "of step 3 the loss is not known yet"
+    assert warming.session.facts["loss"] == 2.75
+
+
+def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
+    """Not with the last one that it finished, which may even be of another phase."""
+    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
+        session = types.SimpleNamespace(
+            role="trainer", spans=spans, facts={"step": 60, "loss": 0.3}
+        )
+        with spans.span(SpanKind.WARM_UP, step=51):
+            assert Session.status(session).step == 60
+        with spans.span(SpanKind.TRAIN, step=1):
+            assert (Session.status(session).activity, Session.status(session).step) == ("train", 1)
+        with spans.span(SpanKind.EVALUATION):
+            assert Session.status(session).step == 60
+        assert Session.status(session).loss == 0.3
