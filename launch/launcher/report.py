@@ -16,7 +16,6 @@ from rl_sync.observe.spans import SPANS_DIR, read_spans
 from rl_sync.runtime import compilation_cache
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.skipped import PHASES
-from rl_sync.runtime.snapshots import latest_snapshot
 
 
 def opening(settings: RunSettings, resumed: int | None) -> str:
@@ -49,17 +48,6 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
     }
     lines += [f"{name + ':':<12} {place}" for name, place in places.items()]
     return "\n".join(lines)
-
-
-def newest_snapshot(workdir: Path) -> str:
-    """Of which step a run has a snapshot."""
-    step = latest_snapshot(workdir / work.CHECKPOINTS_DIR)
-    return "No snapshot was taken." if step is None else f"The newest snapshot is of step {step}."
-
-
-def how_to_go_on(workdir: Path) -> str:
-    """What to do with a run that ended early."""
-    return f"To go on, run the same command with --config.workdir={shlex.quote(str(workdir))}"
 
 
 def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:

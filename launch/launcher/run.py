@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-from launcher import report
+from launcher import report, stopping
 from launcher import workdir as work
 from launcher.remote import remote_command
 from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
@@ -36,7 +37,6 @@ from rl_sync.runtime.secret import forget, is_open, secret_of
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.topology import members_of, number_of, programs_of
 
-INTERRUPTED = 130
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
 _ANSWER_SECS = 10.0
@@ -83,7 +83,8 @@ class LocalRun:
         self._vigil = Vigil(settings, self._supervisor)
         self._master: RpcClient | None = None
         self._server: ServerProcess | None = None
-        self._interrupts = 0
+        self._signals: list[int] = []
+        self._last: RunStatus | None = None
         self._addresses: list[str] = []
         self._devices: dict[str, dict[str, str]] = {}
         self._restarts: collections.Counter[str] = collections.Counter()
@@ -92,13 +93,13 @@ class LocalRun:
         """Runs to the end.
 
         Returns:
-          The exit status: 0, or `INTERRUPTED`.
+          The exit status: 0, or 128 and the number of the signal that stopped it.
 
         Raises:
           ConfigError: a port is taken.
           RunFailedError: a role died, or something could not be started.
         """
-        before = {number: signal.signal(number, self._interrupt) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._interrupt) for number in _REASONS}
         try:
             self._start()
             self._watch()
@@ -111,8 +112,8 @@ class LocalRun:
                 signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._interrupts += 1
+        del frame
+        self._signals.append(number)
 
     def _start(self) -> None:
         settings, logs = self._settings, self._workdir / work.LOGS_DIR
@@ -207,14 +208,15 @@ class LocalRun:
                 deaths = self._supervisor.deaths() or self._vigil.look(self._master)
                 if deaths and not self._start_again(deaths):
                     self._fail(deaths)
-                if self._interrupts:
-                    self._stop("interrupted by the user")
-                    return
+                if self._signals:
+                    break
                 if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
                     display.update(status)
                     shown = time.monotonic()
                 time.sleep(_LOOK_SECS)
-        if deaths := self._supervisor.deaths():
+        if self._signals:
+            self._give_up()
+        elif deaths := self._supervisor.deaths():
             self._fail(deaths)
 
     def _start_again(self, deaths: Sequence[Death]) -> bool:
@@ -256,25 +258,46 @@ class LocalRun:
     def _status(self) -> RunStatus | None:
         assert self._master is not None
         try:
-            return RunStatus.from_dict(self._master.call("status", _ANSWER_SECS))
-        except PeerLostError:
+            self._last = RunStatus.from_dict(self._master.call("status", _ANSWER_SECS))
+            return self._last
+        except (PeerLostError, RemoteError):
             return None  # Not up yet; were it dead, the supervisor would know.
 
-    def _stop(self, reason: str) -> None:
-        """Asks every role to save and leave, and waits for them; a second Ctrl-C ends the wait."""
+    def _give_up(self) -> None:
+        """Ends the run as the user wishes: at once where there is nothing new to save."""
+        reason = _REASONS[signal.Signals(self._signals[0])]
+        if stopping.is_nothing_new(self._status()):
+            print(f"\nStopping: {reason}.")
+        else:
+            self._stop(reason, math.inf)
+
+    def _stop(self, reason: str, most_secs: float) -> None:
+        """Asks every role to save and leave, and waits for them; a second Ctrl-C ends the wait.
+
+        Args:
+          most_secs: how long the trainer may be at one piece of work before it saves.
+        """
         assert self._master is not None
-        print(f"\nStopping: {reason}. Roles finish what they are at; Ctrl-C again does not wait.")
         try:
             self._master.call("stop", _ANSWER_SECS, reason=reason)
         except PeerLostError:
             return
-        deadline = time.monotonic() + self._settings.launch.stop_secs
-        asked = self._interrupts
-        roles = [member.name for member in members_of(self._settings)]
-        while self._supervisor.living(roles) and time.monotonic() < deadline:
-            if self._interrupts > asked:
-                return
-            self._supervisor.wait(roles, _LOOK_SECS)
+        signals = len(self._signals)
+        print(
+            f"\nStopping: {reason}. {stopping.under_way(self._status())}."
+            f" Ctrl-C{' again' if signals else ''} does not wait for it.",
+            flush=True,
+        )
+        why_not = stopping.await_end(
+            [member.name for member in members_of(self._settings)],
+            self._supervisor,
+            self._status,
+            lambda: len(self._signals) > signals,
+            self._settings.launch.stop_secs,
+            most_secs,
+        )
+        if why_not:
+            print(f"Not waiting any more: {why_not}.", flush=True)
 
     def _fail(self, deaths: Sequence[Death]) -> None:
         """A role is gone: lets the others save what can be saved, then says what happened."""
@@ -282,7 +305,11 @@ class LocalRun:
         deaths = [*self._vigil.suspects(self._master, self._server), *deaths]
         before = ""
         if all(death.name != "master" for death in deaths):
-            self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}")
+            # A trainer that has lost a part of itself cannot save.
+            savers = stopping.SAVERS
+            whole = all(death.name.partition("/")[0] not in savers for death in deaths)
+            wait_secs = self._settings.launch.wait_secs if whole else 0.0
+            self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}", wait_secs)
             with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
                 reason = self._close().get("result", {}).get("failed")
                 before = f"{reason}\nThen " if reason else ""
@@ -290,14 +317,20 @@ class LocalRun:
         # replay server, if they lived until here, were asked to end.
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
-        goes_on = report.how_to_go_on(self._workdir)
-        raise RunFailedError(f"{before}{first.report(others)}\n{goes_on}")
+        raise RunFailedError(f"{before}{first.report(others)}\n{self._how_to_go_on()}")
+
+    def _how_to_go_on(self) -> str:
+        return stopping.how_to_go_on(self._settings, self._last)
 
     def _close(self) -> dict[str, Any]:
         assert self._master is not None
         return self._master.call("close", _ANSWER_SECS)
 
     def _finish(self) -> int:
+        stopped = 128 + self._signals[0] if self._signals else 0
+        if stopped and stopping.is_nothing_new(self._last):
+            print(self._how_to_go_on())
+            return stopped
         try:
             summary = self._close()
         except (PeerLostError, RemoteError) as error:
@@ -307,19 +340,20 @@ class LocalRun:
             raise RunFailedError(
                 f"The master did not close the run's ledger. {error}\n"
                 f"Its log: {self._workdir / work.LOGS_DIR / 'master.log'}\n"
-                f"{report.how_to_go_on(self._workdir)}"
+                f"{self._how_to_go_on()}"
             ) from error
-        interrupted = bool(self._interrupts)
         print(report.final_report(self._settings, summary))
         if reason := summary["result"].get("failed"):
-            newest = report.newest_snapshot(self._workdir)
-            raise RunFailedError(f"{reason}\n{newest}\n{report.how_to_go_on(self._workdir)}")
-        if interrupted:
-            print(report.how_to_go_on(self._workdir))
-        return INTERRUPTED if interrupted else 0
+            raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")
+        if stopped:
+            print(self._how_to_go_on())
+        return stopped
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_REASONS = {
+    signal.SIGINT: "interrupted by the user",
+    signal.SIGTERM: "asked to terminate (SIGTERM)",
+}
 
 
 def _port(wanted: int, setting: str, free: int, host: str) -> int:

@@ -16,7 +16,7 @@ import filelock
 
 from rl_sync.runtime.records import read_config
 from rl_sync.runtime.settings import WEIGHTS_DIR, ConfigError, RunSettings
-from rl_sync.runtime.snapshots import SnapshotError, newest_whole
+from rl_sync.runtime.snapshots import WARM_UP_DIR, SnapshotError, latest_snapshot, newest_whole
 from rl_sync.weights.versions import VersionDirectory
 
 CONFIG_FILE = "config.json"
@@ -27,6 +27,15 @@ _LOCK_FILE = ".lock"
 _EARLIER_DIR = "earlier"
 # What must stay as it was for a run to go on.
 _FIXED = ("seed", "task", "model", "optimizer")
+
+
+def saved(workdir: Path) -> tuple[int | None, int | None]:
+    """What a run can go on from: the warm-up step and the trainer step of its newest snapshots.
+
+    Each is None where there is no such snapshot; a trainer step goes before a warm-up step.
+    """
+    snapshots = workdir / CHECKPOINTS_DIR
+    return latest_snapshot(snapshots / WARM_UP_DIR), latest_snapshot(snapshots)
 
 
 def settings_of(config: Mapping[str, Any]) -> RunSettings:

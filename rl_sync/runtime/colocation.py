@@ -6,22 +6,26 @@ import dataclasses
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import jax
 
 from rl_sync.models.sharding import Layout
+from rl_sync.observe.display import RunStatus
 from rl_sync.runtime import programs
 from rl_sync.runtime.failures import log_failure
+from rl_sync.runtime.movement import Movement
 from rl_sync.runtime.places import Addresses, Place
 from rl_sync.runtime.records import ConfigError
-from rl_sync.runtime.rpc import PeerLostError, RpcClient
+from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.runtime.secret import secret_of
 from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.team import Team
 from rl_sync.runtime.topology import TRAINER
 from rl_sync.weights.local import LocalPublisher
 
+_LOOK_SECS = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -104,22 +108,33 @@ class Crew:
             thread.start()
         while not self._failures and any(thread.is_alive() for thread in threads):
             for thread in threads:
-                thread.join(timeout=0.1)
+                thread.join(timeout=_LOOK_SECS)
         if self._failures:
             self._let_save([thread for thread in threads if thread.name == TRAINER])
             raise self._failures[0]
 
     def _let_save(self, trainers: Sequence[threading.Thread]) -> None:
-        """Waits for the end of a trainer that learns."""
-        stop_secs = self.settings.launch.stop_secs
-        for thread in trainers if self._learns else ():
-            thread.join(timeout=stop_secs)
-            if thread.is_alive():
+        """Waits for the end of a trainer that learns, as long as it works."""
+        if not self._learns:
+            return
+        launch, master = self.settings.launch, self._master()
+        movement = Movement(launch.wait_secs)
+        while any(thread.is_alive() for thread in trainers):
+            try:
+                movement.see(RunStatus.from_dict(master.call("status", launch.call_secs)))
+            except (PeerLostError, RemoteError):
+                movement.see(None)
+            if movement.still_secs > launch.stop_secs:
                 _log.error(
-                    "%s did not end within launch.stop_secs=%g of the failure.",
-                    thread.name,
-                    stop_secs,
+                    "The trainer did not end, and nothing has moved for launch.stop_secs=%g.",
+                    launch.stop_secs,
                 )
+                break
+            time.sleep(_LOOK_SECS)
+        master.close()
+
+    def _master(self) -> RpcClient:
+        return RpcClient(self.master, "master", secret_of(self.settings.workdir))
 
     def _do(self, role: str, work: Callable[[], None]) -> None:
         try:
@@ -131,7 +146,7 @@ class Crew:
 
     def _stop(self, reason: str) -> None:
         """Has the run stopped, having seen whether its trainer learns."""
-        master = RpcClient(self.master, "master", secret_of(self.settings.workdir))
+        master = self._master()
         try:
             phase = master.call("status", self.settings.launch.call_secs)["phase"]
             self._learns = phase != "start"

@@ -12,6 +12,8 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.session import Session
 from rl_sync.types import TrainBatch
 
+_POLL_SECS = 0.2
+
 
 class CompiledSteps:
     """Compiles in the background, and keeps what it has compiled.
@@ -26,6 +28,7 @@ class CompiledSteps:
         self._session, self._trainer, self._state = session, trainer, state
         self._compiler = concurrent.futures.ThreadPoolExecutor(1, "compiler")
         self._steps: dict[Hashable, concurrent.futures.Future[Step]] = {}
+        self._awaited: set[Hashable] = set()
 
     def prepare(self, batch: TrainBatch) -> None:
         """Begins to compile for batches of one shape, unless that was begun before."""
@@ -34,9 +37,22 @@ class CompiledSteps:
             self._steps[shape] = self._compiler.submit(self._compile, batch)
 
     def of(self, batch: TrainBatch) -> Step:
-        """The step for a batch; waits for it where it is not compiled yet."""
+        """The step for a batch; waits for it where it is not compiled yet.
+
+        Raises:
+          RunStoppedError: the run is being stopped meanwhile.
+        """
         self.prepare(batch)
-        return self._steps[_shape(batch)].result()
+        shape = _shape(batch)
+        if shape not in self._awaited:
+            # The first process decides for all of a team whether they go on.
+            self._session.agree("compiled", lambda: self._await(self._steps[shape]))
+            self._awaited.add(shape)
+        return self._steps[shape].result()
+
+    def _await(self, step: concurrent.futures.Future[Step]) -> None:
+        while concurrent.futures.wait([step], _POLL_SECS).not_done:
+            self._session.check()
 
     def _compile(self, batch: TrainBatch) -> Step:
         rows, row_tokens = batch.tokens.shape

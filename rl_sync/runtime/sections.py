@@ -351,7 +351,8 @@ class LaunchSettings:
       wait_secs: the longest that a role waits for another, and that one gives no sign of life.
       call_secs: the longest that the master takes to answer.
       master_lost_secs: a role ends itself when the master was silent for so long.
-      stop_secs: from asking a role to stop to killing it.
+      stop_secs: a role that was asked to stop is killed when it has neither computed nor saved
+        for so long.
       host: this machine, as those of `hosts` reach it; None for one that nobody else reaches.
       hosts: the machines of processes that run elsewhere, as NAME=ADDRESS,… with names such as
         `explorer2`, or `trainer/1` for the trainer's second process.

@@ -167,8 +167,10 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """A stop that comes before the role has begun ends its body in order."""
         self.close()
+        return kind is not None and issubclass(kind, RunStoppedError)
 
 
 class Patience:

@@ -96,6 +96,7 @@ class TrainerProgram:
         publishing: Publishing | None = None
         reader: Reader | None = None
         try:
+            self.session.check()
             publishing = self.publishing(schedule)
             reader = self.reader(schedule, publishing.serve)
             publishing.publish(start, self.parameters.travelling(state.params))
@@ -148,6 +149,7 @@ class TrainerProgram:
                 raise
         self.session.call("begin", **position)
         self.session.call("phase", phase="rl")
+        self.session.facts.clear()  # Those of the warm-up.
         return state
 
     def _resumed(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:

@@ -75,8 +75,6 @@ class WarmUp:
         except (RunStoppedError, TimeoutError, RemoteError):
             self._save(state, step)  # The others' failures leave the state whole.
             raise
-        for fact in ("step", "loss"):
-            self.session.facts.pop(fact, None)  # Those of the trainer steps follow.
         return state
 
     def forget(self) -> None:

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
+from rl_sync.observe.display import RunStatus
 from rl_sync.runtime.colocation import Crew, allot
 from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.records import ConfigError
@@ -57,6 +59,9 @@ class Master:
     def __init__(self, phase: str) -> None:
         self.phase, self.reasons, self.stopped = phase, [], threading.Event()
 
+    def status(self) -> dict[str, Any]:
+        return RunStatus(self.phase, 3, 12, (), 0, 12, 1.0, "").to_dict()
+
     def stop(self, reason: str) -> None:
         self.reasons.append(reason)
         self.stopped.set()
@@ -75,7 +80,7 @@ def workdir(tmp_path, monkeypatch):
 def master(workdir):
     """A master of a run that learns, with its address."""
     one = Master("rl")
-    methods = {"stop": one.stop, "status": lambda: {"phase": one.phase}}
+    methods = {"stop": one.stop, "status": one.status}
     (port,) = free_ports("127.0.0.1", 1)
     server = RpcServer(methods, port, "127.0.0.1", secret=secret_of(workdir))
     yield one, f"127.0.0.1:{port}"

@@ -87,6 +87,7 @@ def program_of(tmp_path, offers, calls):
         spans=SimpleNamespace(span=lambda *_, **attributes: contextlib.nullcontext(attributes)),
         facts={},
         leads=True,
+        check=lambda: None,
         hand_out=Team().hand_out,
         tell=lambda method, **_: calls.append(method),
     )

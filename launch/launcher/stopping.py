@@ -1,0 +1,120 @@
+"""The end of a run that is stopped: how long the trainer is waited for, and what is lost else."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launcher.supervisor import Supervisor
+from launcher.workdir import saved
+from rl_sync.observe.display import RunStatus, describe_activity
+from rl_sync.observe.spans import SpanKind
+from rl_sync.runtime.movement import Movement, trainer_of
+from rl_sync.runtime.settings import TOGETHER, RunSettings
+from rl_sync.runtime.topology import TRAINER
+
+SAVERS = (TRAINER, TOGETHER)
+"""The programs that the trainer's state is in."""
+
+_WARM_UP, _START = "warm-up", "start"  # Phases, as the trainer calls them.
+_TELL_SECS = 10.0
+_LOOK_SECS = 0.1
+
+
+def await_end(
+    roles: Sequence[str],
+    supervisor: Supervisor,
+    status: Callable[[], RunStatus | None],
+    is_interrupted: Callable[[], bool],
+    stop_secs: float,
+    most_secs: float,
+) -> str:
+    """Waits for roles that were asked to save and leave, and says meanwhile what the trainer does.
+
+    Args:
+      roles: the processes' names.
+      is_interrupted: whether the user does not want to wait any more.
+      stop_secs: how long nothing may move.
+      most_secs: see `Movement`.
+
+    Returns:
+      Why the wait ended too early; empty where all have left.
+    """
+    movement, told = Movement(most_secs), time.monotonic()
+    while living := supervisor.wait(roles, _LOOK_SECS):
+        now = status()
+        movement.see(now)
+        if is_interrupted():
+            return "interrupted again"
+        if movement.still_secs > stop_secs:
+            return (
+                f"{', '.join(living)} cannot be stopped in order, as nothing has moved for"
+                f" {movement.still_secs:.0f} s (launch.stop_secs={stop_secs:g})"
+            )
+        if time.monotonic() - told > _TELL_SECS and supervisor.living(SAVERS):
+            print(under_way(now), flush=True)
+            told = time.monotonic()
+    return ""
+
+
+def is_nothing_new(status: RunStatus | None) -> bool:
+    """Whether a run is so young that a stop has nothing to save."""
+    if status is None or status.phase == _START:
+        return True
+    return status.phase == _WARM_UP and status.step == 0
+
+
+def under_way(status: RunStatus | None) -> str:
+    """What the trainer does before it has saved, for a line of its own."""
+    trainer = trainer_of(status)
+    if trainer is None:
+        return "trainer: gives no sign of life"
+    doing = f"trainer: {describe_activity(trainer)}"
+    if trainer.waits_for is not None:
+        return f"{doing}; then it saves a snapshot"
+    if trainer.activity == SpanKind.SNAPSHOT:
+        return f"trainer: saves a snapshot, {trainer.since_secs:.0f} s"
+    return f"{doing}, {trainer.since_secs:.0f} s; then it saves a snapshot"
+
+
+def lost(settings: RunSettings, status: RunStatus | None) -> str:
+    """The steps that a run has taken and no snapshot holds; empty if there are none."""
+    if status is None or is_nothing_new(status):
+        return ""
+    warm_up, step = saved(Path(settings.workdir))
+    if status.phase == _WARM_UP:
+        first = (warm_up or 0) + 1
+        return _steps("warm-up step", first, status.step)
+    trained = _steps("trainer step", (step or 0) + 1, status.step)
+    if step is not None or not settings.warm_up.steps:
+        return trained
+    rest = "the rest of the warm-up" if warm_up else "the warm-up"
+    return f"{rest} and {trained}" if trained else rest
+
+
+def _steps(name: str, first: int, last: int) -> str:
+    if last < first:
+        return ""
+    return f"{name} {first}" if first == last else f"{name}s {first} to {last}"
+
+
+def how_to_go_on(settings: RunSettings, status: RunStatus | None = None) -> str:
+    """What to do with a run that ended early, and what of it is lost.
+
+    Args:
+      status: the last that is known of it.
+    """
+    flag = f"--config.workdir={shlex.quote(settings.workdir)}"
+    warm_up, step = saved(Path(settings.workdir))
+    missing = lost(settings, status)
+    told = f"Lost, since no snapshot holds it: {missing}.\n" if missing else ""
+    if step is not None or warm_up is not None:
+        where = f"warm-up step {warm_up}" if step is None else f"trainer step {step}"
+        return f"{told}To go on from {where}, run the same command with {flag}"
+    what = "saved" if missing else "trained"
+    return (
+        f"{told}Nothing was {what} yet, so there is nothing to go on from: the same command with"
+        f" {flag} starts anew."
+    )

@@ -1,0 +1,60 @@
+"""Signs that a trainer that was asked to stop is on its way to a snapshot."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from rl_sync.observe.display import RoleStatus, RunStatus
+from rl_sync.observe.spans import SpanKind
+
+_WORK = {
+    SpanKind.WARM_UP,
+    SpanKind.TRAIN,
+    SpanKind.COMPILE,
+    SpanKind.EVALUATION,
+    SpanKind.SNAPSHOT,
+}
+
+
+def trainer_of(status: RunStatus | None) -> RoleStatus | None:
+    """The trainer's part of a status; None before its first sign of life."""
+    roles = () if status is None else status.roles
+    return next((role for role in roles if role.role == "trainer"), None)
+
+
+class Movement:
+    """Tells for how long nothing has moved in the trainer.
+
+    It moves when it turns to something else, and while it computes or saves: a train step may well
+    outlast any patience. One that gives no sign of life, or waits, or moves weights, stands still.
+
+    Args:
+      most_secs: how long one piece of work may last.
+    """
+
+    def __init__(
+        self, most_secs: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most_secs, self._clock = most_secs, clock
+        self._moved_secs = clock()
+        self._seen: RoleStatus | None = None
+
+    def see(self, status: RunStatus | None) -> None:
+        """Takes in how the trainer does now; None where the master does not answer."""
+        before, now = self._seen, trainer_of(status)
+        if now is None:
+            return
+        turned = before is None or (before.activity, before.step) != (now.activity, now.step)
+        # The time of an activity grows with each sign of life, and with nothing else.
+        lives = before is None or now.since_secs > before.since_secs
+        works = now.activity in _WORK and now.since_secs <= self._most_secs
+        if turned or (lives and works):
+            self._moved_secs = self._clock()
+        self._seen = now
+
+    @property
+    def still_secs(self) -> float:
+        """Seconds since it moved last."""
+        return self._clock() - self._moved_secs

@@ -1,0 +1,157 @@
+"""How long a run that is stopped is waited for, and what is said to be lost."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from launcher import stopping
+
+from rl_sync.observe.display import RoleStatus, RunStatus
+from rl_sync.runtime.movement import Movement
+from rl_sync.runtime.settings import RunSettings
+from tests.runs import tiny
+
+
+def status_of(activity="train", since_secs=0.0, step=5, phase="rl", done=4, waits_for=None):
+    trainer = RoleStatus("trainer", activity, since_secs, waits_for=waits_for, step=step)
+    return RunStatus(phase, done, 12, (RoleStatus("explorer1", "rollout", 99.0), trainer))
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def still_after(looks, most_secs=math.inf):
+    """For how long a trainer is said to stand still that was seen so, every ten seconds."""
+    clock = Clock()
+    movement = Movement(most_secs, clock)
+    for look in looks:
+        movement.see(look)
+        clock.now += 10.0
+    return movement.still_secs
+
+
+@pytest.mark.parametrize(
+    ("looks", "still_secs"),
+    [
+        pytest.param([status_of("train", 10.0 * i) for i in range(20)], 10.0, id="long step"),
+        pytest.param([status_of("snapshot", 10.0 * i) for i in range(20)], 10.0, id="long save"),
+        pytest.param([status_of("train", 30.0)] * 20, 200.0, id="no sign of life"),
+        pytest.param([status_of("idle", 10.0 * i) for i in range(20)], 200.0, id="idle"),
+        pytest.param(
+            [status_of("wait", 10.0 * i, waits_for="experiences") for i in range(20)],
+            200.0,
+            id="waits",
+        ),
+        pytest.param([status_of("idle", 0.0, step=i) for i in range(20)], 10.0, id="new steps"),
+        pytest.param([None] * 20, 200.0, id="no answer"),
+        pytest.param([status_of(), None, None], 30.0, id="no answer any more"),
+    ],
+)
+def test_a_trainer_moves_while_it_lives_and_works_or_turns_to_something_else(looks, still_secs):
+    assert still_after(looks) == still_secs
+
+
+def test_work_that_lasts_longer_than_it_may_is_no_movement():
+    looks = [status_of("train", 10.0 * i) for i in range(20)]
+    assert still_after(looks, most_secs=100.0) == 100.0
+
+
+class Living:
+    """A supervisor whose processes live for so many looks."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def wait(self, roles, timeout_secs):
+        self.looks -= 1
+        return ["trainer"] if self.looks > 0 else []
+
+    def living(self, names):
+        return ["trainer"]
+
+
+def waited(looks, statuses, interrupted=lambda: False, stop_secs=0.0):
+    seen = iter(statuses)
+    return stopping.await_end(
+        ["trainer"], Living(looks), lambda: next(seen), interrupted, stop_secs, math.inf
+    )
+
+
+def test_a_step_that_outlasts_the_patience_is_waited_for():
+    longer = [status_of("train", float(i)) for i in range(50)]
+    assert waited(50, longer, stop_secs=1e-3) == ""
+
+
+def test_what_does_not_move_is_named_and_not_waited_for():
+    why = waited(50, [status_of("idle")] * 50)
+    assert re.search(r"trainer cannot be stopped in order, .*launch.stop_secs=0", why)
+
+
+def test_a_second_interrupt_ends_the_wait():
+    assert waited(50, [status_of()] * 50, lambda: True, 60.0) == "interrupted again"
+
+
+def test_what_the_trainer_is_at_is_said():
+    assert stopping.under_way(status_of("train", 130.2)) == (
+        "trainer: train t5, 130 s; then it saves a snapshot"
+    )
+    assert stopping.under_way(status_of("snapshot", 3.0)) == "trainer: saves a snapshot, 3 s"
+    assert stopping.under_way(status_of("wait", 2.0, waits_for="experiences")) == (
+        "trainer: waits for experiences 2.0 s; then it saves a snapshot"
+    )
+    assert stopping.under_way(None) == "trainer: gives no sign of life"
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return RunSettings.from_config({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
+
+
+def snapshot(settings, name):
+    (Path(settings.workdir) / "checkpoints" / name).mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "status", "lost", "goes_on"),
+    [
+        ([], None, "", "Nothing was trained yet, so there is nothing to go on from"),
+        ([], status_of(phase="start", done=0), "", "Nothing was trained yet"),
+        ([], status_of("warm_up", phase="warm-up", done=0), "", "Nothing was trained yet"),
+        (
+            [],
+            status_of("warm_up", phase="warm-up", done=7),
+            "warm-up steps 1 to 7",
+            "Nothing was saved yet",
+        ),
+        (
+            ["warm_up/snapshot_00000005"],
+            status_of("warm_up", phase="warm-up", done=7),
+            "warm-up steps 6 to 7",
+            "To go on from warm-up step 5,",
+        ),
+        ([], status_of(done=1), "the warm-up and trainer step 1", "Nothing was saved yet"),
+        (
+            ["snapshot_00000003", "snapshot_00000002"],
+            status_of(done=4),
+            "trainer step 4",
+            "To go on from trainer step 3,",
+        ),
+        (["snapshot_00000004"], status_of(done=4), "", "To go on from trainer step 4,"),
+    ],
+)
+def test_what_is_lost_is_said_and_how_to_go_on(settings, snapshots, status, lost, goes_on):
+    for name in snapshots:
+        snapshot(settings, name)
+    assert stopping.lost(settings, status) == lost
+    said = stopping.how_to_go_on(settings, status)
+    assert goes_on in said
+    assert f"--config.workdir={settings.workdir}" in said
+    assert (f"Lost, since no snapshot holds it: {lost}." in said) == bool(lost)
