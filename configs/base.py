@@ -216,6 +216,7 @@ def get_config() -> ConfigDict:
             "call_secs": 60.0,
             "master_lost_secs": 10.0,
             "stop_secs": 60.0,
+            "resume_changed": False,
             "hosts": "",
             "remote_shell": "ssh -T -o BatchMode=yes {host}",
         }

@@ -18,9 +18,9 @@ from rl_sync.runtime.settings import RunSettings
 from rl_sync.runtime.skipped import PHASES
 
 
-def opening(settings: RunSettings, resumed: int | None) -> str:
+def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
     """The plan, and where the run's files and its compiled programs go."""
-    goes_on = f"Goes on from trainer step {resumed}. " if resumed is not None else ""
+    goes_on = f"{resumed}\n" if resumed is not None else ""
     cache = compilation_cache.directory(settings.launch.compilation_cache, os.environ)
     return (
         f"{describe(settings)}\n\n{goes_on}Work directory: {settings.workdir}\n"

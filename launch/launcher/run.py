@@ -71,11 +71,10 @@ class LocalRun:
 
     Args:
       settings: the run; its work directory is held and ready.
-      resumed: the trainer step that it goes on from, None for a new run.
     """
 
-    def __init__(self, settings: RunSettings, resumed: int | None):
-        self._settings, self._resumed = settings, resumed
+    def __init__(self, settings: RunSettings):
+        self._settings = settings
         self._workdir = Path(settings.workdir)
         self._host = settings.launch.host or _LOOPBACK
         self._ports = HeldPorts(self._host)
@@ -394,7 +393,7 @@ def start(config: Mapping[str, Any]) -> int:
     compilation_cache.check(settings.launch.compilation_cache, os.environ)
     directory = Path(settings.workdir)
     with work.held(directory):
-        resumed = work.prepare(directory, settings)
+        resumed = work.prepare(directory, settings, task)
         print(report.opening(settings, resumed))
         print(f"{task.describe()}\n")
-        return LocalRun(settings, resumed).run()
+        return LocalRun(settings).run()

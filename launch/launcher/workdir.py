@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
 
+from launcher.changes import Change, changes_between, describe
+from launcher.fit import check_fit
+from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.runtime.records import read_config
 from rl_sync.runtime.settings import WEIGHTS_DIR, ConfigError, RunSettings
-from rl_sync.runtime.snapshots import WARM_UP_DIR, SnapshotError, latest_snapshot, newest_whole
+from rl_sync.runtime.snapshots import (
+    WARM_UP_DIR,
+    SnapshotError,
+    latest_snapshot,
+    newest_whole,
+    stored_shapes,
+)
+from rl_sync.tasks.task import Task
 from rl_sync.weights.versions import VersionDirectory
 
 CONFIG_FILE = "config.json"
@@ -25,8 +36,26 @@ REPLAY_DIR = "replay"
 LOGS_DIR = "logs"
 _LOCK_FILE = ".lock"
 _EARLIER_DIR = "earlier"
-# What must stay as it was for a run to go on.
-_FIXED = ("seed", "task", "model", "optimizer")
+RESUMED_FILE = "resumed.jsonl"
+
+
+class Resumption(NamedTuple):
+    """Where a run goes on, and with what.
+
+    Attributes:
+      warm_up: the warm-up step, None where the warm-up is over.
+      step: the trainer step, None in the warm-up.
+      changes: the settings that are others now.
+    """
+
+    warm_up: int | None
+    step: int | None
+    changes: tuple[Change, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"warm-up step {self.warm_up}" if self.step is None else f"trainer step {self.step}"
+        told = [f"  with {change}" for change in self.changes if change.is_told]
+        return "\n".join([f"Goes on from {where}.", *told])
 
 
 def saved(workdir: Path) -> tuple[int | None, int | None]:
@@ -83,30 +112,30 @@ def held(workdir: Path) -> Iterator[None]:
         lock.release()
 
 
-def prepare(workdir: Path, settings: RunSettings) -> int | None:
+def prepare(workdir: Path, settings: RunSettings, task: Task) -> Resumption | None:
     """Readies a held directory: for a new run, or to go on from the newest snapshot.
 
-    Records of an earlier attempt that left no snapshot are moved to `earlier/`.
+    Records of an earlier attempt that left no snapshot are moved to `earlier/`, and so is the
+    config of a run that goes on with another one.
 
     Returns:
-      The trainer step to go on from; None for a new run.
+      Where the run goes on; None for a new one.
 
     Raises:
       ConfigError: the run in the directory is another one, none of its snapshots is whole, or
-        weights cannot be written where they are to go.
+        weights cannot be written where they are to go. The directory is as it was.
     """
-    config = settings.resolved()
-    saved = workdir / CONFIG_FILE
-    step = _whole_snapshot(workdir / CHECKPOINTS_DIR)
-    if saved.exists() and step is not None:
-        before = read_config(saved)
-        differing = [name for name in _FIXED if before.get(name) != config.get(name)]
-        if differing:
-            raise ConfigError(
-                f"{workdir} holds a run with another config.{differing[0]}"
-                f" ({_difference(before.get(differing[0]), config.get(differing[0]))}), so this one"
-                " cannot go on from it. Give another --config.workdir, or the same config."
-            )
+    config, path = json.loads(json.dumps(settings.resolved())), workdir / CONFIG_FILE
+    resumption = None
+    if path.exists() and saved(workdir) != (None, None):
+        changes = tuple(changes_between(read_config(path), config))
+        warm_up, step, damaged = _whole(workdir)
+        resumption = Resumption(warm_up, step, changes)
+        _check(workdir, settings, task, resumption)
+        if damaged:
+            newest_whole(_snapshots(workdir, resumption), aside=True, say=_warn)
+        if changes:
+            shutil.copy2(path, _earlier(workdir) / CONFIG_FILE)
     elif any(path.name != _LOCK_FILE for path in workdir.iterdir()):
         _set_aside(workdir)
     # Weights and groups in transit belong to processes that are gone.
@@ -114,18 +143,67 @@ def prepare(workdir: Path, settings: RunSettings) -> int | None:
         shutil.rmtree(workdir / name, ignore_errors=True)
     if settings.sync.directory is not None:
         _clear_weights(settings.weights_directory(workdir))
-    temporary = saved.with_suffix(".tmp")
+    if resumption is not None:
+        _record(workdir, resumption)
+    temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(config, indent=2) + "\n")
-    temporary.replace(saved)
-    return step
+    temporary.replace(path)
+    return resumption
 
 
-def _whole_snapshot(directory: Path) -> int | None:
-    """The step that the trainer will find to go on from; damaged snapshots are set aside."""
+def _whole(workdir: Path) -> tuple[int | None, int | None, bool]:
+    """See `saved`, but of snapshots that are whole; and whether newer ones are damaged."""
+    warm_up, step = saved(workdir)
+    newest = Resumption(warm_up if step is None else None, step)
+    damaged: list[str] = []
     try:
-        return newest_whole(directory, aside=True, say=lambda line: print(f"WARNING: {line}"))
+        found = newest_whole(_snapshots(workdir, newest), say=damaged.append)
     except SnapshotError as error:
         raise ConfigError(str(error)) from error
+    return (found, None, bool(damaged)) if step is None else (None, found, bool(damaged))
+
+
+def _snapshots(workdir: Path, resumption: Resumption) -> Path:
+    """The folder of the snapshots that a run goes on from."""
+    snapshots = workdir / CHECKPOINTS_DIR
+    return snapshots / WARM_UP_DIR if resumption.step is None else snapshots
+
+
+def _warn(line: str) -> None:
+    print(f"WARNING: {line}")
+
+
+def _check(workdir: Path, settings: RunSettings, task: Task, resumption: Resumption) -> None:
+    """Raises ConfigError unless the settings can go on with the run in a directory."""
+    steps, step = settings.trainer.steps, resumption.step
+    if step is not None and steps < step:
+        raise ConfigError(
+            f"{workdir} holds a run that has made {step} trainer steps, more than trainer.steps="
+            f"{steps}. Give more of them, or another --config.workdir."
+        )
+    grave = [c for c in resumption.changes if not c.is_free(warm=step is not None)]
+    if not grave:
+        return
+    if not settings.launch.resume_changed:
+        raise ConfigError(
+            f"{workdir} holds a run with another {describe(grave)}. Give another --config.workdir,"
+            " the same config, or --config.launch.resume_changed=true to go on with the change."
+        )
+    at = resumption.warm_up if step is None else step
+    assert at is not None
+    try:
+        check_fit(stored_shapes(_snapshots(workdir, resumption), at), settings, task)
+    except ValueError as error:
+        raise ConfigError(
+            f"{workdir} holds a run with another {describe(grave)}, whose parameters do not fit:"
+            f" {error} Give another --config.workdir, or the same config."
+        ) from error
+
+
+def _record(workdir: Path, resumption: Resumption) -> None:
+    with contextlib.closing(JsonLinesWriter(workdir / RESUMED_FILE)) as lines:
+        changes = [change._asdict() for change in resumption.changes]
+        lines.write({"time": time.time(), **resumption._asdict(), "changes": changes})
 
 
 def _clear_weights(directory: str) -> None:
@@ -138,21 +216,23 @@ def _clear_weights(directory: str) -> None:
         ) from error
 
 
-def _difference(before: Any, now: Any) -> str:
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in sorted({*before, *now}):
-            if before.get(name) != now.get(name):
-                return f"{name}: {before.get(name)!r} there, {now.get(name)!r} here"
-    return f"{before!r} there, {now!r} here"
+def _earlier(workdir: Path) -> Path:
+    """A new directory for what was there before."""
+    now = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
+        with contextlib.suppress(FileExistsError):  # Of another start in the same second.
+            target = workdir / _EARLIER_DIR / f"{now}{suffix}"
+            target.mkdir(parents=True)
+            return target
+    raise AssertionError("there is always another name")
 
 
 def _set_aside(workdir: Path) -> None:
     ours = {CONFIG_FILE, CHECKPOINTS_DIR, WEIGHTS_DIR, REPLAY_DIR, LOGS_DIR, "spans", "tensorboard"}
-    ours |= {"metrics.jsonl", "ledger.jsonl", "consumed.jsonl"}
+    ours |= {"metrics.jsonl", "ledger.jsonl", "consumed.jsonl", RESUMED_FILE}
     found = [path for path in workdir.iterdir() if path.name in ours]
     if not found:
         return
-    target = workdir / _EARLIER_DIR / time.strftime("%Y%m%d-%H%M%S")
-    target.mkdir(parents=True)
+    target = _earlier(workdir)
     for path in found:
         path.rename(target / path.name)

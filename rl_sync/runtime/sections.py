@@ -353,6 +353,8 @@ class LaunchSettings:
       master_lost_secs: a role ends itself when the master was silent for so long.
       stop_secs: a role that was asked to stop is killed when it has neither computed nor saved
         for so long.
+      resume_changed: whether a run goes on although settings have changed that say what it learns,
+        and from what. Without it only those may change that say where, how fast and how long.
       host: this machine, as those of `hosts` reach it; None for one that nobody else reaches.
       hosts: the machines of processes that run elsewhere, as NAME=ADDRESS,… with names such as
         `explorer2`, or `trainer/1` for the trainer's second process.
@@ -370,6 +372,7 @@ class LaunchSettings:
     call_secs: float
     master_lost_secs: float
     stop_secs: float
+    resume_changed: bool
     host: str | None
     hosts: str
     remote_shell: str

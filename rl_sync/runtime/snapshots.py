@@ -51,6 +51,10 @@ _NONE: Mapping[int, str] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
+"""Shapes and dtypes of arrays, by their names."""
+
+
 class SnapshotError(RunError):
     """A snapshot cannot be saved, or is damaged."""
 
@@ -149,6 +153,11 @@ def load_snapshot(
         return _load(storage, Path(directory), step, like, agree, partial=False, aside=aside)
 
 
+def read_metadata(directory: Path, step: int) -> dict[str, Any]:
+    """What `save_snapshot` was given to remember beside the state."""
+    return json.loads((_path(Path(directory), step) / _METADATA).read_text())
+
+
 def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any, dict[str, Any]]:
     """Loads a part of a state, such as its parameters alone.
 
@@ -210,7 +219,7 @@ def _chosen(
     reason = unreadable.get(chosen) or (None if step is None else damage(_path(directory, chosen)))
     if reason is not None:
         raise SnapshotError(f"{_path(directory, chosen)} is damaged: {reason}.")
-    return chosen, json.loads((_path(directory, chosen) / _METADATA).read_text())
+    return chosen, read_metadata(directory, chosen)
 
 
 def newest_whole(
@@ -267,6 +276,12 @@ def _leave_out(
         f"The snapshot {path} is damaged: {reason}. The one of step {instead} is used"
         f" instead.{place}"
     )
+
+
+def stored_shapes(directory: Path, step: int) -> Shapes:
+    """The shapes and dtypes of a snapshot's arrays, by their paths in the state."""
+    with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
+        return storage.shapes(_path(Path(directory), step) / _ARRAYS)
 
 
 def latest_snapshot(directory: Path) -> int | None:

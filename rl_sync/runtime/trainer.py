@@ -15,6 +15,7 @@ from rl_sync.actors.opt_state import all_finite
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.interface import ReplayError
+from rl_sync.runtime.adaptation import load_adapted
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
@@ -25,12 +26,20 @@ from rl_sync.runtime.publishing import Publishing
 from rl_sync.runtime.rpc import RemoteError
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.shares import BatchPlacer
-from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.runtime.snapshots import (
+    latest_snapshot,
+    load_snapshot,
+    newest_whole,
+    read_metadata,
+    save_snapshot,
+)
 from rl_sync.runtime.stepping import Shown, Stepping
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
+from rl_sync.types import Params
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.storage import MismatchError
 
 # Failures of other roles, and of the ways to them: the trainer's own state is whole.
 _OF_OTHERS = (TimeoutError, WeightsTransferError, ReplayError, RemoteError)
@@ -155,12 +164,36 @@ class TrainerProgram:
     def _resumed(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The state of the newest snapshot that is whole, and the master's position then."""
         kept = like._replace(params=self.parameters.kept(like.params))
-        step, state, metadata = load_snapshot(
-            self.snapshots, None, kept, self.processes, self.session.agree, aside=True
-        )
+        try:
+            step, state, metadata = load_snapshot(
+                self.snapshots, None, kept, self.processes, self.session.agree, aside=True
+            )
+        except MismatchError:
+            if not self.session.settings.launch.resume_changed:
+                raise
+            step, state, metadata = self._adapted(kept)
+        else:
+            params = self.parameters.completed(state.params, metadata["base_digest"])
+            state = state._replace(params=params)
         self.session.call("result", values={"resumed": step})
-        params = self.parameters.completed(state.params, metadata["base_digest"])
-        return state._replace(params=params), metadata["position"]
+        return state, metadata["position"]
+
+    def _adapted(self, kept: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
+        """What fits the settings of the newest snapshot that is whole; the rest begins anew."""
+        step = self.session.agree("newest whole", lambda: newest_whole(self.snapshots))
+        assert step is not None
+        metadata = read_metadata(self.snapshots, step)
+
+        def begin(params: Params) -> TrainState:
+            whole = self.parameters.completed(params, metadata["base_digest"])
+            return self.trainer.begin(self.trainer.start(whole))
+
+        state, anew = load_adapted(self.snapshots, step, kept, begin)
+        what = ", ".join(anew).replace("_", " ")
+        self.session.call(
+            "phase", phase="start", message=f"begun anew, since it has changed: {what}"
+        )
+        return step, state, metadata
 
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
         """Whether the weights after a step are published, and there is still a use for them."""

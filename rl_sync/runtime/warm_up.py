@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,12 +13,10 @@ from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.rpc import RemoteError
 from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.skipped import SkippedUpdates
-from rl_sync.runtime.snapshots import SnapshotError, latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.types import Demonstrations
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -87,13 +84,9 @@ class WarmUp:
         if latest is None:
             return 0, initial()
         like = self.trainer.warm_up_like()
-        try:
-            step, state, _ = load_snapshot(
-                self.snapshots, None, like, self.processes, self.session.agree, aside=True
-            )
-        except SnapshotError as error:
-            _log.warning("The warm-up begins anew: %s", error)
-            return 0, initial()
+        step, state, _ = load_snapshot(
+            self.snapshots, None, like, self.processes, self.session.agree, aside=True
+        )
         self.session.facts["step"] = step
         return step, state
 

@@ -122,6 +122,17 @@ class ArrayStorage:
             raise FileNotFoundError(f"{directory} holds no arrays.")
         _check(directory, stored.tree, like, partial)
 
+    def shapes(self, directory: Location) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """The shapes and dtypes of what `write` wrote, by name; arrays without elements left out.
+
+        Raises:
+          FileNotFoundError: there is no such directory.
+        """
+        stored = self._checkpointer.metadata(absolute(directory)).item_metadata
+        if stored is None:
+            raise FileNotFoundError(f"{directory} holds no arrays.")
+        return {name: (tuple(x.shape), np.dtype(x.dtype)) for name, x in stored.tree.items()}
+
     def close(self) -> None:
         """Frees what Orbax holds."""
         self._checkpointer.close()

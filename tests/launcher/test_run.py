@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 def ending(tmp_path):
     """A run whose roles have ended, but for the master, which is at a port."""
     settings = RunSettings.from_config({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
-    run = LocalRun(settings, None)
+    run = LocalRun(settings)
     (port,) = free_ports(HOST, 1)
     with contextlib.closing(RpcClient(f"{HOST}:{port}", "master")) as run._master:
         yield run, port

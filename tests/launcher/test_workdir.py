@@ -1,51 +1,237 @@
-"""A work directory is readied for what the trainer will find in it."""
+"""What a run goes on from, and with which changes."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from launcher import workdir as work
 
+from rl_sync.models.transformer import init_params
+from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.runtime.settings import ConfigError, RunSettings
 from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
 from tests.runs import tiny
 
-STATE = {"x": jnp.zeros(3)}
+STEP = 5
+
+
+def config_of(workdir, fields):
+    """The tiny config with some fields set: "sync.mode" and the like."""
+    config = tiny.get_config()
+    for name, value in fields.items():
+        section, _, field = name.partition(".")
+        config[section][field] = value
+    return {**config.to_dict(), "workdir": str(workdir)}
+
+
+def prepare(workdir, **fields):
+    """Readies the directory for a run with fields such as sync__mode."""
+    named = {name.replace("__", "."): value for name, value in fields.items()}
+    settings = RunSettings.from_config(config_of(workdir, named))
+    return work.prepare(workdir, settings, settings.load_task())
 
 
 @pytest.fixture
-def settings(tmp_path) -> RunSettings:
-    """Of a run that has left two snapshots."""
-    config = {**tiny.get_config().to_dict(), "workdir": str(tmp_path)}
-    settings = RunSettings.from_config(config)
-    (tmp_path / "config.json").write_text(json.dumps(settings.resolved()))
+def began(tmp_path):
+    """A directory whose run has left a snapshot of so many trainer steps, or warm-up steps."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+
+    def begin(step=STEP, warm_up=None, **fields):
+        assert prepare(directory, **fields) is None
+        settings = RunSettings.from_config(json.loads((directory / "config.json").read_text()))
+        model = settings.trainer_model(settings.load_task())
+        shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+        params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        state = {"step": jnp.int32(0), "params": params}
+        snapshots = directory / work.CHECKPOINTS_DIR
+        if warm_up is not None:
+            save_snapshot(snapshots / "warm_up", warm_up, state, {})
+        else:
+            save_snapshot(snapshots, step, state, {})
+        return directory
+
+    return begin
+
+
+def files(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting", "before", "now"),
+    [
+        ({"sync__mode": "asynchronous"}, "sync.mode", "'one_step_off_policy'", "'asynchronous'"),
+        ({"sync__mode": "synchronous"}, "sync.mode", "'one_step_off_policy'", "'synchronous'"),
+        ({"algorithm__name": "grpo"}, "algorithm.name", "'decoupled_ppo'", "'grpo'"),
+        ({"algorithm__clip_low": 0.1}, "algorithm.clip_low", "0.2", "0.1"),
+        ({"trainer__group_size": 4}, "trainer.group_size", "2", "4"),
+        ({"trainer__groups_per_step": 8}, "trainer.groups_per_step", "6", "8"),
+        ({"optimizer__learning_rate": 1e-5}, "optimizer.learning_rate", "0.0003", "1e-05"),
+        ({"rollout__temperature": 0.5}, "rollout.temperature", "1.0", "0.5"),
+        ({"model__dtype": "bfloat16"}, "model.dtype", "'float32'", "'bfloat16'"),
+        ({"replay__sampler": "lifo", "sync__mode": "asynchronous"}, "sync.mode", "'", "'"),
+    ],
+)
+def test_a_change_of_what_a_run_learns_is_refused_and_nothing_is_touched(
+    began, fields, setting, before, now
+):
+    directory = began()
+    there = files(directory)
+    with pytest.raises(ConfigError) as error:
+        prepare(directory, **fields)
+    said = str(error.value)
+    assert len(said.splitlines()) == 1
+    assert f"another {setting}: {before}" in said
+    assert f"{now}" in said
+    assert "--config.launch.resume_changed=true" in said
+    assert "--config.workdir" in said
+    assert files(directory) == there
+
+
+def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_config(began):
+    directory = began()
+    former = (directory / "config.json").read_text()
+    changed = {"sync__mode": "asynchronous", "optimizer__learning_rate": 1e-5}
+    resumption = prepare(directory, launch__resume_changed=True, **changed)
+    assert (resumption.warm_up, resumption.step) == (None, STEP)
+    told = str(resumption).splitlines()
+    assert told[:2] == [
+        f"Goes on from trainer step {STEP}.",
+        "  with sync.mode: 'one_step_off_policy' there, 'asynchronous' here",
+    ]
+    assert "  with optimizer.learning_rate: 0.0003 there, 1e-05 here" in told
+    (kept,) = (directory / "earlier").glob("*/config.json")
+    assert kept.read_text() == former
+    now = json.loads((directory / "config.json").read_text())
+    assert now["sync"]["mode"] == "asynchronous"
+    (line,) = read_json_lines(directory / "resumed.jsonl")
+    assert line["step"] == STEP
+    rate = {"setting": "optimizer.learning_rate", "before": 0.0003, "now": 1e-05}
+    assert rate in line["changes"]
+    # What it was changed to is what it goes on with from now on.
+    assert prepare(directory, **changed).step == STEP
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"trainer__steps": 40, "checkpoint__every_steps": 0, "trainer__evaluate_every_steps": 2},
+        {"launch__wait_secs": 1.0, "master__lease_secs": 9.0, "replay__backend": "embedded"},
+        {"sync__transfer": "checkpoint", "explorer__count": 2},
+        {"warm_up__steps": 9, "warm_up__batch_size": 2, "optimizer__warm_up_learning_rate": 1.0},
+    ],
+)
+def test_what_says_where_how_fast_and_how_long_may_change(began, fields):
+    assert prepare(began(), **fields).step == STEP
+
+
+def test_in_the_warm_up_its_length_may_change_and_its_batches_may_not(began):
+    directory = began(warm_up=3)
+    resumption = prepare(directory, warm_up__steps=9)
+    assert (resumption.warm_up, resumption.step) == (3, None)
+    assert str(resumption).startswith("Goes on from warm-up step 3.\n  with warm_up.steps: 4 there")
+    with pytest.raises(ConfigError, match=r"warm_up.batch_size: 128 there, 2 here"):
+        prepare(directory, warm_up__steps=9, warm_up__batch_size=2)
+
+
+@pytest.mark.parametrize("fields", [{"model__embed_dim": 64}, {"model__num_layers": 2}])
+def test_parameters_that_do_not_fit_are_refused_whatever_is_insisted_on(began, fields):
+    with pytest.raises(ConfigError, match=r"do not fit: params/.* there and .* here"):
+        prepare(began(), launch__resume_changed=True, **fields)
+
+
+def test_fewer_steps_than_a_run_has_made_are_refused(began):
+    with pytest.raises(ConfigError, match=r"has made 5 trainer steps, more than trainer.steps=4"):
+        prepare(began(), trainer__steps=4)
+
+
+def test_a_config_that_cannot_be_read_is_named_and_kept(began):
+    directory = began()
+    (directory / "config.json").write_text('{"torn": ')
+    with pytest.raises(ConfigError, match=r"config.json cannot be read"):
+        prepare(directory)
+    assert (directory / "config.json").read_text() == '{"torn": '
+
+
+def test_snapshots_of_a_run_that_nothing_is_known_of_are_set_aside(began):
+    directory = began()
+    (directory / "config.json").unlink()
+    assert prepare(directory) is None
+    assert work.saved(directory) == (None, None)
+    (kept,) = (directory / "earlier").glob("*/checkpoints")
+    assert list(kept.iterdir())
+
+
+def test_a_setting_that_another_version_of_the_code_did_not_have_is_no_change(began):
+    directory = began()
+    config = json.loads((directory / "config.json").read_text())
+    del config["rollout"]["min_p"]
+    (directory / "config.json").write_text(json.dumps(config))
+    assert prepare(directory).changes == ()
+
+
+def lose_metadata(directory, step):
+    (directory / "checkpoints" / f"snapshot_{step:08d}" / "metadata.json").unlink()
+
+
+@pytest.fixture
+def twice(began):
+    """The directory of a run that has left two snapshots, and their state."""
+    directory, state = began(5), {"x": jnp.zeros(3)}
     for step in (5, 10):
-        save_snapshot(tmp_path / "checkpoints", step, STATE, {})
-    return settings
+        save_snapshot(directory / "checkpoints", step, state, {})
+    return directory, state
 
 
-def lose_metadata(workdir: Path, step: int) -> None:
-    (workdir / "checkpoints" / f"snapshot_{step:08d}" / "metadata.json").unlink()
-
-
-def test_a_run_goes_on_from_the_snapshot_that_the_trainer_finds_whole(settings, tmp_path, capsys):
-    assert work.prepare(tmp_path, settings) == 10
-    lose_metadata(tmp_path, 10)
-    assert work.prepare(tmp_path, settings) == 5
+def test_a_run_goes_on_from_the_snapshot_that_the_trainer_finds_whole(twice, capsys):
+    directory, state = twice
+    assert prepare(directory).step == 10
+    lose_metadata(directory, 10)
+    assert prepare(directory).step == 5
     (said,) = capsys.readouterr().out.splitlines()
     assert said.startswith("WARNING: The snapshot ")
     assert "it lacks metadata.json. The one of step 5 is used instead" in said
-    assert load_snapshot(tmp_path / "checkpoints", None, STATE)[0] == 5
-    assert (tmp_path / "checkpoints" / "damaged_00000010" / "files.json").exists()
+    assert load_snapshot(directory / "checkpoints", None, state)[0] == 5
+    assert (directory / "checkpoints" / "damaged_00000010" / "files.json").exists()
 
 
-def test_a_run_none_of_whose_snapshots_is_whole_does_not_begin_anew(settings, tmp_path):
+def test_a_run_none_of_whose_snapshots_is_whole_does_not_begin_anew(twice):
+    directory, _ = twice
     for step in (5, 10):
-        lose_metadata(tmp_path, step)
+        lose_metadata(directory, step)
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"No snapshot in .*/checkpoints is whole"):
-            work.prepare(tmp_path, settings)
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+            prepare(directory)
+    assert len(list((directory / "checkpoints").iterdir())) == 2
+
+
+def test_a_warm_up_does_not_go_on_from_a_damaged_snapshot(began):
+    directory = began(warm_up=3)
+    (directory / "checkpoints" / "warm_up" / "snapshot_00000003" / "metadata.json").unlink()
+    with pytest.raises(ConfigError, match=r"No snapshot in .*/checkpoints/warm_up is whole"):
+        prepare(directory)
+
+
+def test_damage_leaves_a_directory_alone_whose_run_cannot_go_on(twice):
+    directory, _ = twice
+    lose_metadata(directory, 10)
+    there = files(directory)
+    with pytest.raises(ConfigError, match=r"another sync.mode"):
+        prepare(directory, sync__mode="synchronous")
+    assert files(directory) == there
+
+
+def test_what_was_there_is_kept_at_every_start_even_of_the_same_second(began, monkeypatch):
+    monkeypatch.setattr(work.time, "strftime", lambda _: "20260101-000000")
+    directory = began()
+    for _ in range(3):
+        (directory / "config.json").unlink(missing_ok=True)
+        (directory / "metrics.jsonl").write_text("{}\n")
+        assert prepare(directory) is None
+    assert len(list((directory / "earlier").glob("*/metrics.jsonl"))) == 3

@@ -13,7 +13,7 @@ from rl_sync.actors.train_state import TrainState
 from rl_sync.observe.spans import SpanKind, SpanRecorder
 from rl_sync.runtime.rpc import RemoteError
 from rl_sync.runtime.session import RunStoppedError, Session
-from rl_sync.runtime.snapshots import latest_snapshot
+from rl_sync.runtime.snapshots import SnapshotError, latest_snapshot
 from rl_sync.runtime.warm_up import WarmUp
 
 
@@ -123,14 +123,13 @@ def test_a_warm_up_whose_probe_fails_saves_what_it_has(tmp_path):
     assert latest_snapshot(tmp_path) == 2
 
 
-def test_a_warm_up_whose_snapshot_is_damaged_begins_anew(tmp_path):
+def test_a_warm_up_whose_snapshot_is_damaged_does_not_go_on_from_it(tmp_path):
     with pytest.raises(RunStoppedError):
         Warming(tmp_path, 9, stopped_at=4).run()
     (metadata,) = tmp_path.glob("snapshot_*/metadata.json")
-    metadata.write_text("{")
-    again = Warming(tmp_path, 9)
-    again.run()
-    assert again.taken == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    metadata.write_text("[]")
+    with pytest.raises(SnapshotError, match=r"metadata.json has another content than was written"):
+        Warming(tmp_path, 9).run()
 
 
 def test_a_warm_up_tells_how_far_it_is_and_its_loss(tmp_path):

@@ -1,0 +1,118 @@
+"""What may differ between a run and the command that goes on with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# Where, how fast and how long a run computes, and what is looked at; not what it learns.
+_FREE = (
+    "name",
+    "workdir",
+    "launch",
+    "master",
+    "checkpoint",
+    "sharding",
+    "trainer.steps",
+    "trainer.evaluate_every_steps",
+    "trainer.evaluation_problems",
+    "trainer.batching",
+    "trainer.microbatch_rows",
+    "trainer.logits_bytes",
+    "trainer.processes",
+    "trainer.mesh",
+    "trainer.offload_reference",
+    "trainer.offload_optimizer",
+    "explorer.count",
+    "explorer.groups_per_lease",
+    "explorer.processes",
+    "explorer.mesh",
+    "rollout.slots",
+    "rollout.chunk_tokens",
+    "sync.verify",
+    "sync.transfer",
+    "sync.directory",
+    "replay.backend",
+    "replay.port",
+    "replay.address",
+    "warm_up.steps",
+    "warm_up.probe_every_steps",
+    "warm_up.probe_problems",
+    "model.remat",
+    "model.attention",
+    "algorithm.logprob_gap_alarm",
+    "algorithm.allow_unsafe",
+)
+# Free once the warm-up is over.
+_OF_WARM_UP = ("warm_up", "optimizer.warm_up_learning_rate")
+# Too many to tell, and of no interest for what comes out.
+_UNTOLD = ("name", "workdir", "launch", "master", "replay.port")
+# Others follow from these, where they are not set.
+_LEADING = ("sync.mode", "algorithm.name")
+_NAMED = 4
+
+
+class Change(NamedTuple):
+    """A setting that is another one now."""
+
+    setting: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {_said(self.before)} there, {_said(self.now)} here"
+
+    def is_one_of(self, settings: Sequence[str]) -> bool:
+        """Whether it is one of some settings, or in a section of them."""
+        return any(self.setting == one or self.setting.startswith(f"{one}.") for one in settings)
+
+    def is_free(self, warm: bool) -> bool:
+        """Whether it is no other run for it.
+
+        Args:
+          warm: whether the warm-up is over.
+        """
+        return self.is_one_of(_FREE) or (warm and self.is_one_of(_OF_WARM_UP))
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it is worth a line."""
+        return not self.is_one_of(_UNTOLD)
+
+
+def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """The settings that differ, those first that others follow from.
+
+    A setting that only one of the configs has came or went with a version of the code.
+    """
+    old, new = dict(_flat(before)), dict(_flat(now))
+    found = [
+        Change(name, old[name], new[name])
+        for name in new
+        if name in old and json.dumps(old[name]) != json.dumps(new[name])
+    ]
+    ranks = {name: rank for rank, name in enumerate(_LEADING)}
+    return sorted(found, key=lambda change: ranks.get(change.setting, len(ranks)))
+
+
+def describe(changes: Sequence[Change]) -> str:
+    """The first change with both its values, and the names of some others."""
+    first, *others = changes
+    if not others:
+        return str(first)
+    names = ", ".join(change.setting for change in others[:_NAMED])
+    more = ", …" if len(others) > _NAMED else ""
+    return f"{first} (and {len(others)} more: {names}{more})"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else repr(value)
