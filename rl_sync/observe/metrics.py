@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.observe.jsonlines import read_json_lines
+from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, standing
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_DIR = "tensorboard"
@@ -16,9 +17,19 @@ PHASES = ("warm_up", "rl", "evaluation")
 def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
     """Reads the lines of a run's metrics in the order written, of one phase or of all.
 
+    Steps that were taken again after a crash have the later line alone.
+
     Raises:
       FileNotFoundError: the work directory has no metrics.
       ValueError: a line is not a JSON object; the message says which.
     """
-    lines = read_json_lines(Path(workdir) / METRICS_FILE, strict=False)
+    found = read_json_lines(Path(workdir) / METRICS_FILE, strict=False)
+    lines = standing(found, _is_void)
     return [line for line in lines if phase is None or line.get("phase") == phase]
+
+
+def _is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
+    if line["phase"] == "warm_up":
+        return WARM_UP in mark and line["step"] > mark[WARM_UP]
+    # Before the first trainer step there is an evaluation, after the warm-up.
+    return WARM_UP in mark or line["step"] > mark[RESUMED_AT]

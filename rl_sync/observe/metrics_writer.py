@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -10,27 +11,42 @@ from pathlib import Path
 from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain
-from rl_sync.observe.metrics import METRICS_FILE, PHASES, TENSORBOARD_DIR
+from rl_sync.observe.metrics import METRICS_FILE, PHASES, TENSORBOARD_DIR, read_metrics
+from rl_sync.observe.resumption import mark
 
 _RESERVED = ("phase", "step", "time")
 _FLUSH_SECS = 10.0
+# With this version TensorBoard takes the start of a session for one that goes on.
+_VERSION, _START = "brain.Event:2", SessionLog.START
 _log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
     """Writes a run's metrics to `workdir/metrics.jsonl` and `workdir/tensorboard/`.
 
-    A run that goes on appends, so a step that was taken again after a restart has two lines; the
-    later one counts. Usable as a context manager that closes both.
+    A run that goes on appends; see `resume`. Usable as a context manager that closes both.
     """
 
     def __init__(self, workdir: str | os.PathLike[str]):
-        self._lines = JsonLinesWriter(Path(workdir) / METRICS_FILE, vital=False)
-        self._events = _Events(Path(workdir) / TENSORBOARD_DIR)
+        self._workdir = Path(workdir)
+        self._lines = JsonLinesWriter(self._workdir / METRICS_FILE, vital=False)
+        self._events = _Events(self._workdir / TENSORBOARD_DIR)
+
+    def resume(self, step: int, warm_up: int | None = None) -> None:
+        """Marks where the run goes on: what is there of later steps does not count any more.
+
+        Args:
+          step, warm_up: see `rl_sync.observe.resumption.mark`.
+        """
+        self._lines.write(mark(step, warm_up))
+        # TensorBoard forgets what it has of later steps, whatever phase they are of.
+        self._events.forget(step + 1)
+        for line in read_metrics(self._workdir, "warm_up"):
+            self._show(line["phase"], line["step"], line["time"], line)
 
     def write(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Writes one step's values; numbers that are not finite become null.
@@ -51,8 +67,15 @@ class MetricsWriter:
         now = time.time()
         said = {name: plain(value) for name, value in values.items()}
         self._lines.write({"phase": phase, "step": int(step), "time": now, **said})
-        scalars = {f"{phase}/{name}": v for name, v in said.items() if isinstance(v, int | float)}
-        self._events.write(int(step), now, scalars)
+        self._show(phase, int(step), now, said)
+
+    def _show(self, phase: str, step: int, now: float, values: Mapping[str, Any]) -> None:
+        scalars = {
+            f"{phase}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float) and name not in _RESERVED
+        }
+        self._events.write(step, now, scalars)
 
     def close(self) -> None:
         """Flushes and closes both files; closing twice is fine."""
@@ -85,6 +108,13 @@ class _Events:
         if now - self._flushed > _FLUSH_SECS:
             self._flushed = now
             self._try(self._writer.flush)
+
+    def forget(self, step: int) -> None:
+        """Has TensorBoard forget what was written of a step and of later ones."""
+        now = time.time()
+        for said in ({"file_version": _VERSION}, {"session_log": SessionLog(status=_START)}):
+            event = Event(step=step, wall_time=now, **said)
+            self._try(functools.partial(self._writer.write_event, event))
 
     def close(self) -> None:
         self._try(self._writer.close)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain, read_json_lines
+from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, mark
 
 SPANS_DIR = "spans"
 
@@ -145,6 +146,7 @@ class SpanRecorder:
         self._lock = threading.Lock()
         self._open: list[_Open] = []
         self._unix_minus_monotonic = time.time() - time.monotonic()
+        self._began_secs = self.now()
 
     def now(self) -> float:
         """Unix seconds, by a clock that never goes back."""
@@ -186,6 +188,11 @@ class SpanRecorder:
         if self._writer is not None:
             self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
 
+    def resume(self, step: int, warm_up: int | None = None) -> None:
+        """Marks that the run goes on; see `rl_sync.observe.resumption.mark`."""
+        if self._writer is not None:
+            self._writer.write(mark(step, warm_up, began=self._began_secs))
+
     @property
     def current(self) -> OpenSpan | None:
         """The innermost open span of a thread that works, else of one that waits; None if none is.
@@ -223,6 +230,9 @@ def spans_path(workdir: str | os.PathLike[str], role: str) -> Path:
 def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
     """Reads the spans of all roles, ordered by their start.
 
+    Of a run that was started again, those that a crash made void are left out, and so is the time
+    in which it did not run: later spans are moved to where the earlier ones end.
+
     Raises:
       FileNotFoundError: the work directory has no spans.
       ValueError: a line is not a span; the message says which.
@@ -233,14 +243,70 @@ def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
             f"{workdir} holds no {SPANS_DIR}/*.jsonl: it is not the work directory of a run, or"
             " the run ended before any role started. Give the --workdir that the run was given."
         )
-    spans = []
+    spans, seams = [], []
     for path in paths:
+        last = 0.0
         for number, record in enumerate(read_json_lines(path, strict=False), start=1):
             try:
-                spans.append(Span.from_json(record))
+                if RESUMED_AT in record:
+                    seams.append(
+                        _Seam(record[RESUMED_AT], record.get(WARM_UP), last, record["began"])
+                    )
+                else:
+                    spans.append(Span.from_json(record))
+                    last = max(last, spans[-1].end_secs)
             except (KeyError, ValueError, TypeError) as error:
                 raise ValueError(f"{path}, line {number} is not a span: {error!r}") from error
+    gap = 0.0
+    for seam in sorted(seams, key=lambda seam: seam.began_secs):
+        spans, closed = seam.joined(spans, gap)
+        gap += closed
     return sorted(spans, key=lambda span: (span.start_secs, span.end_secs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seam:
+    """Where a run went on.
+
+    Attributes:
+      step, warm_up: see `rl_sync.observe.resumption.mark`.
+      ended_secs, began_secs: when the trainer recorded last before, and when it began again.
+    """
+
+    step: int
+    warm_up: int | None
+    ended_secs: float
+    began_secs: float
+
+    def joined(self, spans: list[Span], gap: float) -> tuple[list[Span], float]:
+        """Leaves out what is void before the seam, and moves what comes after it to what is left.
+
+        Args:
+          gap: by how much the spans were moved already.
+
+        Returns:
+          The spans, and by how much more those after the seam are moved.
+        """
+        ended, began = self.ended_secs - gap, self.began_secs - gap
+        # The clocks of other roles, and the ends of their processes, are near the trainer's.
+        middle = (ended + began) / 2
+        before = [span for span in spans if span.start_secs < middle]
+        lost = min((s.start_secs for s in before if self._is_void(s)), default=middle)
+        kept = [span for span in before if span.start_secs < lost]
+        end = min(ended, max((span.end_secs for span in kept), default=began))
+        closed = max(0.0, began - end)
+        after = [
+            dataclasses.replace(s, start_secs=s.start_secs - closed, end_secs=s.end_secs - closed)
+            for s in spans
+            if s.start_secs >= middle
+        ]
+        return kept + after, closed
+
+    def _is_void(self, span: Span) -> bool:
+        if span.kind is SpanKind.TRAIN:
+            return (span.step or 0) > self.step
+        is_warm_up = span.kind is SpanKind.WARM_UP and self.warm_up is not None
+        return is_warm_up and (span.step or 0) > (self.warm_up or 0)
 
 
 def role_order(role: str) -> tuple[int, int, str]:

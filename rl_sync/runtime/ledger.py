@@ -13,10 +13,12 @@ import numpy as np
 from rl_sync.actors.events import Record
 from rl_sync.actors.master import MasterState
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
+from rl_sync.observe.resumption import RESUMED_AT, mark, standing
 from rl_sync.types import Group
 
 LEDGER_FILE = "ledger.jsonl"
 CONSUMED_FILE = "consumed.jsonl"
+LOST = "not trained when the run went on from step"
 
 
 class Ledger:
@@ -24,6 +26,30 @@ class Ledger:
 
     def __init__(self, workdir: str | os.PathLike[str]):
         self._lines = JsonLinesWriter(Path(workdir) / LEDGER_FILE)
+
+    def resume(self, step: int) -> int:
+        """Marks where the run goes on, and drops what earlier leases had not come to by then.
+
+        Args:
+          step: the trainer step; what later ones trained on is to be trained on again.
+
+        Returns:
+          The first lease id that was never used.
+        """
+        first_free, lost = 0, dict[int, dict[str, Any]]()
+        for line in read_json_lines(self._lines.path):
+            leases = {lease["lease_id"]: lease for lease in line.get("leases", ())}
+            first_free = max([first_free, *(lease_id + 1 for lease_id in leases)])
+            if line["event"] == "leased":
+                lost |= leases
+            elif line["event"] == "dropped" or (line["event"] == "trained" and _step(line) <= step):
+                lost = {i: lease for i, lease in lost.items() if i not in leases}
+        self._lines.write(mark(step, event="resumed"))
+        if lost:
+            why = f"{LOST} {step}"
+            line = {"time": time.time(), "event": "dropped", "leases": [*lost.values()]}
+            self._lines.write({**line, "reason": why})
+        return first_free
 
     def write(self, record: Record) -> None:
         """Writes one event and the leases that it concerns."""
@@ -69,10 +95,13 @@ class ConsumptionRecord:
 
     Args:
       workdir: None in a process that does not record.
+      start: the trainer step that the run goes on from; what is there of later ones is void.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str] | None):
+    def __init__(self, workdir: str | os.PathLike[str] | None, start: int = 0):
         self._lines = None if workdir is None else JsonLinesWriter(Path(workdir) / CONSUMED_FILE)
+        if self._lines is not None and self._lines.path.stat().st_size:
+            self._lines.write(mark(start))
 
     def write(self, step: int, groups: list[Group]) -> None:
         """Writes one step: its groups in the batch's order, with the version of every token."""
@@ -110,10 +139,23 @@ def _version_runs(group: Group) -> list[list[list[int]]]:
 
 
 def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the events of a run's ledger in their order."""
-    return read_json_lines(Path(workdir) / LEDGER_FILE)
+    """Reads the events of a run's ledger in their order.
+
+    What was trained on in steps that were lost in a crash is dropped, and not trained on.
+    """
+
+    def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
+        return line["event"] == "trained" and _step(line) > mark[RESUMED_AT]
+
+    return standing(read_json_lines(Path(workdir) / LEDGER_FILE), is_void)
 
 
 def read_consumed(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads what each trainer step consumed, in the order of the steps."""
-    return read_json_lines(Path(workdir) / CONSUMED_FILE)
+    """Reads what each trainer step consumed, in the order of the steps, each of them once."""
+    lines = read_json_lines(Path(workdir) / CONSUMED_FILE)
+    return standing(lines, lambda line, mark: line["step"] > mark[RESUMED_AT])
+
+
+def _step(line: dict[str, Any]) -> int:
+    """The trainer step of an event "trained"."""
+    return int(line["reason"].removeprefix("step "))

@@ -67,6 +67,7 @@ class MasterProgram:
         self._result: dict[str, Any] = {}
         self._transfer: str | None = None
         self._holders: dict[int, str] = {}
+        self._first_lease = 0
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
         self.closed = threading.Event()
@@ -76,6 +77,7 @@ class MasterProgram:
     def methods(self) -> dict[str, Callable[..., Any]]:
         """What the other roles may call."""
         return {
+            "resumed": self._resumed,
             "begin": self._begin,
             "lease": self._lease,
             "judge": self._judge,
@@ -137,8 +139,18 @@ class MasterProgram:
         except RecordsError as error:
             self._fail(str(error))
 
+    def _resumed(self, step: int, warm_up: int | None) -> None:
+        """The run goes on from a snapshot: what was recorded of later steps does not count."""
+        try:
+            self._first_lease = self._ledger.resume(step)
+        except RecordsError as error:
+            self._fail(str(error))
+        self._metrics.resume(step, warm_up)
+
     def _begin(self, step: int, next_ordinal: int, again: list[list[int]], next_lease: int) -> None:
         places = tuple((ordinal, replacement) for ordinal, replacement in again)
+        # Leases that were given after the snapshot was taken have had their ids.
+        next_lease = max(next_lease, self._first_lease)
         self._apply(Started(Position(step, next_ordinal, places, next_lease)))
 
     def _lease(self, explorer: int, poll_secs: float, unfinished: int = 0) -> dict[str, Any]:

@@ -86,6 +86,15 @@ class Session:
         """Calls the master for this process alone, whatever the others do."""
         return self._call(method, **arguments)
 
+    def resumed(self, step: int, warm_up: int | None = None) -> None:
+        """Marks in all records that the run goes on from a snapshot.
+
+        Args:
+          step, warm_up: see `rl_sync.observe.resumption.mark`.
+        """
+        self.spans.resume(step, warm_up)
+        self.call("resumed", step=step, warm_up=warm_up)
+
     def check(self) -> None:
         """Raises `RunStoppedError` when the run is being stopped."""
         self.agree("check", self._check)

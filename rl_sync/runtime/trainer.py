@@ -95,7 +95,7 @@ class TrainerProgram:
         start = int(state.step)
         schedule = dataclasses.replace(self.session.settings.schedule, start=start)
         workdir = self.session.settings.workdir
-        consumed = ConsumptionRecord(workdir if self.session.leads else None)
+        consumed = ConsumptionRecord(workdir if self.session.leads else None, start)
         placer = BatchPlacer(self.session, self.trainer, self.processes)
         stepping = Stepping(
             self.session, self.batching, self._steps, placer.place, consumed, self.shown
@@ -175,6 +175,7 @@ class TrainerProgram:
         else:
             params = self.parameters.completed(state.params, metadata["base_digest"])
             state = state._replace(params=params)
+        self.session.resumed(step)
         self.session.call("result", values={"resumed": step})
         return state, metadata["position"]
 

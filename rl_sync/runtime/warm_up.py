@@ -88,6 +88,7 @@ class WarmUp:
             self.snapshots, None, like, self.processes, self.session.agree, aside=True
         )
         self.session.facts["step"] = step
+        self.session.resumed(0, warm_up=step)
         return step, state
 
     def _take(self, state: TrainState, step: int, before: Metrics) -> tuple[TrainState, Metrics]:

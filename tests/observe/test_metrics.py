@@ -1,9 +1,11 @@
 """The metrics file and its TensorBoard twin."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from rl_sync.observe.metrics import METRICS_FILE, read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
@@ -72,3 +74,51 @@ def test_tensorboard_gets_the_finite_numbers(tmp_path):
     assert np.float32(0.75).tobytes() in data
     assert b"rl/kl" not in data
     assert b"rl/note" not in data
+
+
+def test_of_steps_that_were_taken_again_after_a_crash_the_later_lines_count(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write("warm_up", 100, {"loss": 1.0})
+        writer.write("evaluation", 0, {"accuracy": 0.1})
+        for step in (1, 2, 3):
+            writer.write("rl", step, {"reward": 0.0})
+        writer.write("evaluation", 3, {"accuracy": 0.2})
+    with MetricsWriter(tmp_path) as writer:
+        writer.resume(1)
+        writer.write("rl", 2, {"reward": 0.5})
+    lines = [(line["phase"], line["step"]) for line in read_metrics(tmp_path)]
+    assert lines == [("warm_up", 100), ("evaluation", 0), ("rl", 1), ("rl", 2)]
+    assert read_metrics(tmp_path, "rl")[-1]["reward"] == 0.5
+
+
+def test_a_warm_up_that_went_on_makes_void_all_that_followed_its_snapshot(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for step in (100, 200):
+            writer.write("warm_up", step, {"loss": 1.0})
+        writer.write("evaluation", 0, {"accuracy": 0.1})
+        writer.write("rl", 1, {"reward": 0.0})
+        writer.resume(0, warm_up=150)
+        writer.write("warm_up", 200, {"loss": 0.5})
+    lines = [(line["step"], line["loss"]) for line in read_metrics(tmp_path)]
+    assert lines == [(100, 1.0), (200, 0.5)]
+
+
+def test_tensorboard_is_told_to_forget_later_steps_but_not_those_of_the_warm_up(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write("warm_up", 100, {"loss": 1.5})
+        writer.resume(7)
+        writer.write("rl", 8, {"reward": 0.75})
+    newest = max((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    events = list(_events(newest))
+    assert [event.step for event in events if event.HasField("session_log")] == [8]
+    points = {value.tag: event.step for event in events for value in event.summary.value}
+    assert points == {"warm_up/loss": 100, "rl/reward": 8}
+
+
+def _events(path):
+    """The events of a file: each a length, its checksum, the event, its checksum."""
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        yield Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]

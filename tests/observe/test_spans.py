@@ -234,3 +234,59 @@ def test_roles_are_ordered_by_their_number():
         "master",
         "reward1",
     ]
+
+
+def _attempt(workdir, role, spans, resumed=None, began=0.0):
+    """What one process of a role records: [kind, start, end, attributes]; the trainer's mark."""
+    with SpanRecorder(spans_path(workdir, role), role) as recorder:
+        recorder._began_secs = began
+        if resumed is not None:
+            recorder.resume(*resumed)
+        for kind, start, end, attributes in spans:
+            recorder.record(kind, start, end, **attributes)
+
+
+def _steps(first, last, start, kind=SpanKind.TRAIN):
+    """Steps of a second each."""
+    return [
+        (kind, start + i, start + i + 1.0, {"step": step})
+        for i, step in enumerate(range(first, last + 1))
+    ]
+
+
+def test_a_run_that_went_on_after_a_crash_has_each_step_once_and_no_pause(tmp_path):
+    _attempt(tmp_path, "trainer", _steps(1, 4, 100.0))
+    _attempt(tmp_path, "explorer1", _steps(1, 5, 99.0, SpanKind.ROLLOUT))
+    # A day later, from step 2; crashes again before it has saved; then from step 2 once more.
+    _attempt(tmp_path, "explorer1", _steps(3, 3, 9001.0, SpanKind.ROLLOUT))
+    _attempt(tmp_path, "trainer", _steps(3, 3, 9002.0), (2,), began=9000.5)
+    _attempt(tmp_path, "trainer", _steps(3, 5, 20_002.0), (2,), began=20_000.0)
+    _attempt(tmp_path, "explorer1", _steps(3, 5, 20_001.0, SpanKind.ROLLOUT))
+    spans = read_spans(tmp_path)
+    trains = [(s.step, s.start_secs) for s in spans if s.kind is SpanKind.TRAIN]
+    assert trains == [(1, 100.0), (2, 101.0), (3, 105.5), (4, 106.5), (5, 107.5)]
+    rollouts = [(s.step, s.start_secs) for s in spans if s.kind is SpanKind.ROLLOUT]
+    # Those that began before the first step that was lost stay: their groups were not trained on.
+    lost = [(3, 101.0), (3, 102.5)]
+    assert rollouts == [(1, 99.0), (2, 100.0), *lost, (3, 104.5), (4, 105.5), (5, 106.5)]
+
+
+def test_a_run_that_went_on_where_it_was_stopped_loses_nothing_but_the_pause(tmp_path):
+    _attempt(tmp_path, "trainer", _steps(1, 2, 100.0))
+    _attempt(tmp_path, "trainer", _steps(3, 4, 5001.0), (2,), began=5000.0)
+    trains = [(s.step, s.start_secs) for s in read_spans(tmp_path)]
+    assert trains == [(1, 100.0), (2, 101.0), (3, 103.0), (4, 104.0)]
+
+
+def test_a_warm_up_that_went_on_from_its_snapshot_makes_void_what_came_after_it(tmp_path):
+    warm_up = [(SpanKind.WARM_UP, 100.0, 110.0, {"step": 1, "last_step": 7})]
+    _attempt(tmp_path, "trainer", [*warm_up, *_steps(1, 2, 120.0)])
+    again = [(SpanKind.WARM_UP, 501.0, 505.0, {"step": 8, "last_step": 10})]
+    _attempt(tmp_path, "trainer", [*again, *_steps(1, 2, 506.0)], (0, 7), began=500.0)
+    found = [(str(s.kind), s.step, s.start_secs) for s in read_spans(tmp_path)]
+    assert found == [
+        ("warm_up", 1, 100.0),
+        ("warm_up", 8, 111.0),
+        ("train", 1, 116.0),
+        ("train", 2, 117.0),
+    ]

@@ -38,7 +38,7 @@ class Warming:
     """A warm-up whose session is stopped at the check before a step, or whose probe fails."""
 
     def __init__(self, directory, steps, stopped_at=None, failing=False):
-        self.calls, self.fields, self.checks, self.taken = [], [], 0, []
+        self.calls, self.fields, self.taken, self.resumed = [], [], [], []
         section = types.SimpleNamespace(
             steps=steps, probe_every_steps=2, probe_problems=1, batch_size=4
         )
@@ -48,6 +48,7 @@ class Warming:
             call=self._call,
             check=self._check,
             agree=lambda what, thunk: thunk(),
+            resumed=lambda step, warm_up: self.resumed.append((step, warm_up)),
             facts={},
         )
         self.stopped_at, self.failing = stopped_at, failing
@@ -104,6 +105,7 @@ def test_a_warm_up_that_is_stopped_goes_on_at_its_step_with_the_same_bits(tmp_pa
     rest = Warming(tmp_path / "parts", 9)
     state = rest.run()
     assert rest.taken == [6, 7, 8, 9]
+    assert rest.resumed == [(0, 5)]
     assert [fields["step"] for fields in rest.fields if "step" in fields] == [6, 8, 9]
     assert state.params["x"].tobytes() == whole.params["x"].tobytes()
     assert state.opt_state["seen"] == whole.opt_state["seen"] == 9
