@@ -36,7 +36,9 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
         lines.append(_account(balance))
     workdir = Path(settings.workdir)
     quoted = shlex.quote(str(workdir))  # Commands are there to be pasted.
-    places = {"checkpoint": result.get("checkpoint", "none was saved")}
+    warm_up, _ = work.saved(workdir)
+    none = "none was saved" if warm_up is None else "of the warm-up alone"
+    places = {"checkpoint": result.get("checkpoint", none)}
     if "checkpoint" in result:
         places["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
     places |= {

@@ -17,6 +17,7 @@ import pytest
 
 from rl_sync.actors.events import EXPLORER_DIED
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
@@ -241,6 +242,62 @@ def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
     for step in run.consumed:
         for version in run.versions(step):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+def test_an_interrupted_warm_up_goes_on_where_it_was_and_comes_to_the_same_bits(started, runs):
+    flags = ("--config.warm_up.steps=300", "--config.warm_up.probe_every_steps=100")
+    process, workdir = started(*flags, until="warm_up")
+    os.kill(process.pid, signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert processes_of(workdir) == {}
+    step = int(re.search(r"To go on from warm-up step (\d+),", output)[1])
+    assert 100 <= step < 300
+
+    short = "--config.trainer.steps=2"
+    again = launch(*flags, EMBEDDED, short, workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert f"Goes on from warm-up step {step}." in output
+    assert not (workdir / "checkpoints" / "warm_up").exists()
+    whole = runs.get(*flags, EMBEDDED, short)
+    assert RunRecord(workdir, output).digest == whole.digest
+    probed = [line["step"] for line in read_metrics(workdir, "warm_up")]
+    assert probed == [100, 200, 300]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "one_step_off_policy"])
+def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(started, mode):
+    flags = (f"--config.sync.mode={mode}", "--config.checkpoint.every_steps=4")
+    process, workdir = started(*flags)
+
+    def saved() -> int:
+        names = (workdir / "checkpoints").glob("snapshot_*")
+        return max((int(path.name.rpartition("_")[2]) for path in names), default=0)
+
+    wait_for(lambda: 0 < saved() < read_consumed(workdir)[-1]["step"], process)
+    process.kill()
+    deadline = time.monotonic() + 20
+    while processes_of(workdir) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    start, steps = saved(), read_consumed(workdir)[-1]["step"] + 4
+
+    again = launch(*flags, EMBEDDED, f"--config.trainer.steps={steps}", workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert f"Goes on from trainer step {start}." in output
+    run = RunRecord(workdir, output)
+    every = list(range(1, steps + 1))
+    assert [step["step"] for step in run.consumed] == every
+    assert [line["step"] for line in read_metrics(workdir, "rl")] == every
+    assert [span.step for span in run.spans(SpanKind.TRAIN)] == every
+    leased, trained, dropped = (run.leases(event) for event in ("leased", "trained", "dropped"))
+    assert set(leased.values()) == set(run.leases("buffered").values()) == {1}
+    assert trained + dropped == leased, "a lease ended in no way, or in two"
+    consumed = [group["lease_id"] for step in run.consumed for group in step["groups"]]
+    assert sorted(consumed) == sorted(trained)
+    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
+    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
 
 
 def test_a_work_directory_that_another_run_holds_is_refused(started):
