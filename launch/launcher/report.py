@@ -36,10 +36,12 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
         lines.append(_account(balance))
     workdir = Path(settings.workdir)
     quoted = shlex.quote(str(workdir))  # Commands are there to be pasted.
-    warm_up, _ = work.saved(workdir)
+    warm_up, step = work.saved(workdir)
     none = "none was saved" if warm_up is None else "of the warm-up alone"
-    places = {"checkpoint": result.get("checkpoint", none)}
-    if "checkpoint" in result:
+    places: dict[str, object] = {
+        "checkpoint": none if step is None else str(workdir / work.CHECKPOINTS_DIR)
+    }
+    if step is not None:
         places["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
     places |= {
         "metrics": f"{workdir / METRICS_FILE}, TensorBoard: {workdir / TENSORBOARD_DIR}",

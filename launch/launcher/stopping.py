@@ -87,7 +87,10 @@ def lost(settings: RunSettings, status: RunStatus | None) -> str:
     if status.phase == _WARM_UP:
         first = (warm_up or 0) + 1
         return _steps("warm-up step", first, status.step)
-    trained = _steps("trainer step", (step or 0) + 1, status.step)
+    trainer, last = trainer_of(status), status.step
+    if trainer is not None and trainer.activity == SpanKind.TRAIN:
+        last = max(last, trainer.step or 0)  # It is under way.
+    trained = _steps("trainer step", (step or 0) + 1, last)
     if step is not None or not settings.warm_up.steps:
         return trained
     rest = "the rest of the warm-up" if warm_up else "the warm-up"

@@ -137,14 +137,20 @@ def snapshot(settings, name):
             "warm-up steps 6 to 7",
             "To go on from warm-up step 5,",
         ),
-        ([], status_of(done=1), "the warm-up and trainer step 1", "Nothing was saved yet"),
+        ([], status_of("idle", done=1), "the warm-up and trainer step 1", "Nothing was saved yet"),
         (
             ["snapshot_00000003", "snapshot_00000002"],
-            status_of(done=4),
+            status_of("idle", done=4),
             "trainer step 4",
             "To go on from trainer step 3,",
         ),
-        (["snapshot_00000004"], status_of(done=4), "", "To go on from trainer step 4,"),
+        (["snapshot_00000004"], status_of("idle", done=4), "", "To go on from trainer step 4,"),
+        (
+            ["snapshot_00000003"],
+            status_of("train", step=5, done=4),
+            "trainer steps 4 to 5",
+            "To go on from trainer step 3,",
+        ),
     ],
 )
 def test_what_is_lost_is_said_and_how_to_go_on(settings, snapshots, status, lost, goes_on):

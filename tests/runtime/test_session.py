@@ -1,4 +1,4 @@
-"""Signs of life: every process of a program gives them, and who waits hears who does not."""
+"""A role's part in the run: its signs of life, how it is shown, and how a stop ends it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl_sync.observe.spans import SpanKind
+from rl_sync.observe.spans import SpanKind, SpanRecorder
 from rl_sync.runtime.ports import free_ports
 from rl_sync.runtime.rpc import RpcServer
 from rl_sync.runtime.secret import secret_of
-from rl_sync.runtime.session import Session
+from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.team import Team
 
 HOST = "127.0.0.1"
@@ -93,3 +93,25 @@ def test_who_waits_does_not_name_itself(session):
     with pytest.raises(TimeoutError) as error:
         patience()
     assert "hangs" not in str(error.value)
+
+
+def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
+    """Not with the last one that it finished, which may even be of another phase."""
+    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
+        session = SimpleNamespace(role="trainer", spans=spans, facts={"step": 60, "loss": 0.3})
+        with spans.span(SpanKind.WARM_UP, step=51):
+            assert Session.status(session).step == 60
+        with spans.span(SpanKind.TRAIN, step=1):
+            assert (Session.status(session).activity, Session.status(session).step) == ("train", 1)
+        with spans.span(SpanKind.EVALUATION):
+            assert Session.status(session).step == 60
+        assert Session.status(session).loss == 0.3
+
+
+def test_a_stop_that_comes_before_a_role_has_begun_is_no_failure():
+    closed = []
+    session = SimpleNamespace(close=lambda: closed.append(True))
+    assert Session.__exit__(session, RunStoppedError, None, None)
+    assert not Session.__exit__(session, TimeoutError, None, None)
+    assert not Session.__exit__(session, None, None, None)
+    assert len(closed) == 3

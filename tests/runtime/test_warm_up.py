@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from rl_sync.actors.train_state import TrainState
-from rl_sync.observe.spans import SpanKind, SpanRecorder
 from rl_sync.runtime.rpc import RemoteError
-from rl_sync.runtime.session import RunStoppedError, Session
+from rl_sync.runtime.session import RunStoppedError
 from rl_sync.runtime.snapshots import SnapshotError, latest_snapshot
 from rl_sync.runtime.warm_up import WarmUp
 
@@ -140,18 +139,3 @@ def test_a_warm_up_tells_how_far_it_is_and_its_loss(tmp_path):
         warming.run()
     assert warming.session.facts["step"] == 2, "of step 3 the loss is not known yet"
     assert warming.session.facts["loss"] == 2.75
-
-
-def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
-    """Not with the last one that it finished, which may even be of another phase."""
-    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
-        session = types.SimpleNamespace(
-            role="trainer", spans=spans, facts={"step": 60, "loss": 0.3}
-        )
-        with spans.span(SpanKind.WARM_UP, step=51):
-            assert Session.status(session).step == 60
-        with spans.span(SpanKind.TRAIN, step=1):
-            assert (Session.status(session).activity, Session.status(session).step) == ("train", 1)
-        with spans.span(SpanKind.EVALUATION):
-            assert Session.status(session).step == 60
-        assert Session.status(session).loss == 0.3
