@@ -144,6 +144,7 @@ def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path
     assert {x.sharding.memory_kind for x in jax.tree.leaves(warming.opt_state[1][0].mu)} == {
         "pinned_host"
     }
+    assert jax.tree.map(_place, warming) == jax.tree.map(_place, trainer.warm_up_like())
     state = trainer.begin(warming)
     for tree in (state.ref_params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(tree)} == {"pinned_host"}
