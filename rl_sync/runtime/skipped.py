@@ -86,5 +86,5 @@ class SkippedUpdates:
             f"{self._row} updates in a row, {steps}, had a loss or a gradient that is NaN or"
             f" infinite (optimizer.max_skipped_updates={most}). They were skipped, so the"
             " parameters are those of before. Look at the last finite values in metrics.jsonl, and"
-            f" try a lower optimizer.{rate}."
+            f" go on with a lower optimizer.{rate}, which takes launch.resume_changed=true."
         )
