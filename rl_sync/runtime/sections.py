@@ -8,8 +8,8 @@ import os
 import re
 
 from rl_sync.models.config import DTYPES
-from rl_sync.models.sharding import MESH_AXES, MeshShape, Rules
-from rl_sync.runtime.limits import require_address, require_patience, require_port, require_shell
+from rl_sync.runtime.limits import require_address, require_patience, require_port
+from rl_sync.runtime.mesh_settings import ExplorerMesh, TrainerMesh, require_parts
 from rl_sync.runtime.records import one_of, require
 from rl_sync.weights.locations import is_remote
 
@@ -43,112 +43,6 @@ class WarmUpSettings:
         for name in ("batch_size", "probe_every_steps", "probe_problems"):
             value = getattr(self, name)
             require(value >= 1, f"warm_up.{name} must be at least 1, not {value}.")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerMesh:
-    """`config.trainer.mesh`: on how many devices what is repeated or shared out; see `sharding`.
-
-    Attributes:
-      data: rows are; parameters are repeated.
-      fsdp: rows, parameters and the optimizer's state are.
-      tensor: heads, the MLP's width and the vocabulary are.
-    """
-
-    data: int
-    fsdp: int
-    tensor: int
-
-    def __post_init__(self) -> None:
-        _require_sizes("trainer.mesh", data=self.data, fsdp=self.fsdp, tensor=self.tensor)
-
-    @property
-    def shape(self) -> MeshShape:
-        """The mesh."""
-        return MeshShape(self.data, self.fsdp, self.tensor)
-
-
-@dataclasses.dataclass(frozen=True)
-class ExplorerMesh:
-    """`config.explorer.mesh`: on how many devices what is repeated or shared out; see `sharding`.
-
-    Attributes:
-      data: slots and their caches are; parameters are repeated.
-      tensor: heads, their caches, the MLP's width and the vocabulary are.
-    """
-
-    data: int
-    tensor: int
-
-    def __post_init__(self) -> None:
-        _require_sizes("explorer.mesh", data=self.data, tensor=self.tensor)
-
-    @property
-    def shape(self) -> MeshShape:
-        """The mesh."""
-        return MeshShape(data=self.data, tensor=self.tensor)
-
-
-def _require_sizes(section: str, **sizes: int) -> None:
-    for name, size in sizes.items():
-        require(size >= 1, f"{section}.{name} must be at least 1 device, not {size}.")
-
-
-def _require_parts(section: str, processes: int, mesh: MeshShape) -> None:
-    require(processes >= 1, f"{section}.processes must be at least 1, not {processes}.")
-    require(
-        mesh.devices % processes == 0,
-        f"{section}.processes={processes} cannot share {section}.mesh of {mesh}, which is"
-        f" {mesh.devices} devices, evenly: the mesh is over the devices of all processes, so use"
-        " sizes whose product is a multiple of their number.",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardingSettings:
-    """`config.sharding`: along which mesh axes each logical axis is cut, separated by commas.
-
-    Where several axes of one array claim a mesh axis, the one that comes first here has it; what
-    does not divide evenly is not cut.
-
-    Attributes:
-      batch: rows of a batch, slots of an engine.
-      length: positions of a row.
-      vocab: of the embedding and the output projection.
-      kv: key and value heads, with the query heads that share them, and their caches.
-      head_dim: width of a head.
-      mlp: width of the MLP.
-      experts: of a mixture.
-      embed: width of the residual stream, in parameters.
-      layers: of the stack.
-    """
-
-    batch: str
-    length: str
-    vocab: str
-    kv: str
-    head_dim: str
-    mlp: str
-    experts: str
-    embed: str
-    layers: str
-
-    def __post_init__(self) -> None:
-        for name, axes in self.rules:
-            for axis in axes:
-                one_of(f"sharding.{name}", axis, MESH_AXES)
-            require(
-                len(set(axes)) == len(axes),
-                f"sharding.{name}={getattr(self, name)} names an axis twice: name each once.",
-            )
-
-    @property
-    def rules(self) -> Rules:
-        """In the order of precedence."""
-        return tuple(
-            (name, tuple(axis.strip() for axis in axes.split(",") if axis.strip()))
-            for name, axes in vars(self).items()
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +93,7 @@ class TrainerSettings:
         ):
             value = getattr(self, name)
             require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
-        _require_parts("trainer", self.processes, self.mesh.shape)
+        require_parts("trainer", self.processes, self.mesh.shape)
         require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
         if self.compute_dtype is not None:
             one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)
@@ -266,7 +160,7 @@ class ExplorerSettings:
     mesh: ExplorerMesh
 
     def __post_init__(self) -> None:
-        _require_parts("explorer", self.processes, self.mesh.shape)
+        require_parts("explorer", self.processes, self.mesh.shape)
         if self.dtype is not None:
             one_of("explorer.dtype", self.dtype, DTYPES)
 
@@ -335,87 +229,3 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, "checkpoint.every_steps must be at least 0.")
         require(self.keep >= 1, f"checkpoint.keep must be at least 1, not {self.keep}.")
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchSettings:
-    """`config.launch`: processes, patience in seconds, and where compiled programs are kept.
-
-    Attributes:
-      colocate: whether trainer and explorers are threads of one process. Each has devices of its
-        own if there are enough; weights that would go by collective transfer are handed over.
-      share_devices: with `colocate`, whether they take turns on the same devices in any case.
-      explorer_restarts: how often each explorer that died is started again. With collective
-        transfer, and in one process with the trainer, its death ends the run.
-      start_secs: until a role or a server is up.
-      wait_secs: the longest that a role waits for another, and that one gives no sign of life.
-      call_secs: the longest that the master takes to answer.
-      master_lost_secs: a role ends itself when the master was silent for so long.
-      stop_secs: a role that was asked to stop is killed when it has neither computed nor saved
-        for so long.
-      resume_changed: whether a run goes on although settings have changed that say what it learns,
-        and from what. Without it only those may change that say where, how fast and how long.
-      host: this machine, as those of `hosts` reach it; None for one that nobody else reaches.
-      hosts: the machines of processes that run elsewhere, as NAME=ADDRESS,… with names such as
-        `explorer2`, or `trainer/1` for the trainer's second process.
-      remote_shell: what starts a command elsewhere and keeps its standard input open; {host} is
-        the address.
-      compilation_cache: a local directory; None for one in the user's cache directory, empty for
-        nowhere. JAX_COMPILATION_CACHE_DIR goes before it.
-    """
-
-    colocate: bool
-    share_devices: bool
-    explorer_restarts: int
-    start_secs: float
-    wait_secs: float
-    call_secs: float
-    master_lost_secs: float
-    stop_secs: float
-    resume_changed: bool
-    host: str | None
-    hosts: str
-    remote_shell: str
-    compilation_cache: str | None
-
-    @property
-    def elsewhere(self) -> dict[str, str]:
-        """The machines of processes that do not run on this one, by the processes' names."""
-        pairs = (pair.partition("=") for pair in self.hosts.split(",") if pair.strip())
-        return {name.strip(): address.strip() for name, _, address in pairs}
-
-    def __post_init__(self) -> None:
-        for name, address in self.elsewhere.items():
-            require(
-                bool(name and address),
-                f"launch.hosts={self.hosts} must be NAME=ADDRESS,… such as explorer2=10.0.0.2.",
-            )
-        names = [name.partition("=")[0].strip() for name in self.hosts.split(",") if name.strip()]
-        for name in names:
-            require(
-                names.count(name) == 1,
-                f"launch.hosts={self.hosts} says twice where {name} is: say it once.",
-            )
-        require(
-            not self.elsewhere or bool(self.host),
-            f"launch.hosts={self.hosts} needs launch.host, this machine's address as those reach"
-            " it.",
-        )
-        require_shell("launch.remote_shell", self.remote_shell)
-        require_patience(
-            "launch",
-            start_secs=self.start_secs,
-            wait_secs=self.wait_secs,
-            call_secs=self.call_secs,
-            master_lost_secs=self.master_lost_secs,
-            stop_secs=self.stop_secs,
-        )
-        require(
-            "://" not in (self.compilation_cache or ""),
-            f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
-            " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
-        )
-        restarts = self.explorer_restarts
-        require(
-            restarts >= 0, f"launch.explorer_restarts must be at least 0 (never), not {restarts}."
-        )

@@ -26,16 +26,16 @@ from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime import home
 from rl_sync.runtime.algorithm_settings import complete, require_demonstrations
 from rl_sync.runtime.contradictions import check
+from rl_sync.runtime.launch_settings import LaunchSettings
+from rl_sync.runtime.mesh_settings import ShardingSettings
 from rl_sync.runtime.model_settings import ModelSettings
 from rl_sync.runtime.records import ConfigError, build
 from rl_sync.runtime.rollout_settings import RolloutSettings
 from rl_sync.runtime.sections import (
     CheckpointSettings,
     ExplorerSettings,
-    LaunchSettings,
     MasterProcessSettings,
     ReplaySettings,
-    ShardingSettings,
     SyncSettings,
     TrainerSettings,
     WarmUpSettings,
