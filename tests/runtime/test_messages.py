@@ -1,4 +1,4 @@
-"""What processes of a program tell each other: it arrives as it was, and runs nothing."""
+"""Messages between the processes of a program: they arrive as they were, and run nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import msgpack
 import numpy as np
 import pytest
 
-from rl_sync.replay.interface import ReplayUnavailableError
+from rl_sync.observe.jsonlines import RecordsError
+from rl_sync.replay.interface import ReplayError, ReplayUnavailableError
+from rl_sync.runtime.failures import RunError
 from rl_sync.runtime.messages import decode, encode
+from rl_sync.runtime.rpc import RemoteError
 from rl_sync.runtime.session import RunStoppedError
 from rl_sync.runtime.shares import Share
+from rl_sync.runtime.snapshots import SnapshotError
 from rl_sync.types import Packing, TrainBatch
-from rl_sync.weights.interface import WeightsMismatchError
+from rl_sync.weights.interface import WeightsMismatchError, WeightsTransferError
+from rl_sync.weights.storage import MismatchError
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,18 @@ def test_records_arrive_with_their_fields():
 
 
 def test_errors_arrive_as_what_they_are_where_a_message_is_all_they_have():
-    for error in (RunStoppedError("enough"), TimeoutError(), ReplayUnavailableError("gone")):
+    for error in (
+        RunStoppedError("enough"),
+        TimeoutError(),
+        ReplayUnavailableError("gone"),
+        ReplayError("full"),
+        RemoteError("no such step"),
+        WeightsTransferError("lost"),
+        RunError("no numbers"),
+        SnapshotError("damaged"),
+        MismatchError("other shapes"),
+        RecordsError("cannot be written"),
+    ):
         arrived = decode(encode(error))
         assert type(arrived) is type(error)
         assert str(arrived) == str(error)
