@@ -129,15 +129,17 @@ class Packing(NamedTuple):
 
 
 class Demonstrations(NamedTuple):
-    """What is to be imitated, one demonstration a row; D rows.
+    """What is to be imitated, D rows.
 
     Attributes:
       tokens: prompt and answer.
       mask: true at the answer's tokens, its end-of-sequence token included.
+      packing: None where each row is one demonstration.
     """
 
     tokens: Int[Array, "D T"]
     mask: Bool[Array, "D T"]
+    packing: Packing | None = None
 
 
 class TrainBatch(NamedTuple):

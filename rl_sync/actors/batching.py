@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rl_sync.spelling import hint
-from rl_sync.types import Group, Packing, TrainBatch
+from rl_sync.types import Demonstrations, Group, Packing, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed"]
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
@@ -96,20 +96,32 @@ class Batching:
 
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
-        columns = _stack(groups, _PADDING)
-        packing = None
-        if self.kind != "padded":
-            lengths = _lengths(columns["completion_mask"])
-        if self.kind == "bucketed":
-            width = _bucket(int(lengths.max()), self.row_tokens, _TILE_TOKENS)
-            columns = {name: values[:, :width] for name, values in columns.items()}
-        elif self.kind == "packed":
-            stride = columns["tokens"].shape[1]
-            source = self._pack(lengths, stride)
-            columns, packing = _gather(columns, source), _packing(source, stride)
+        columns, packing = self._in_rows(_stack(groups, _PADDING))
         columns |= _stack(groups, ["rewards", "baselines"] if self.with_baselines else ["rewards"])
         fields: dict[str, Any] = {**columns, "packing": packing}
         return TrainBatch(**fields)
+
+    def demonstrations(self, shown: Demonstrations) -> Demonstrations:
+        """Lays out as many demonstrations as the batch has trajectories, one a row so far."""
+        columns, packing = self._in_rows(
+            {"tokens": np.asarray(shown.tokens), "completion_mask": np.asarray(shown.mask)}
+        )
+        fields: dict[str, Any] = {"tokens": columns["tokens"], "mask": columns["completion_mask"]}
+        return Demonstrations(**fields, packing=packing)
+
+    def _in_rows(
+        self, columns: dict[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], Packing | None]:
+        """Lays out columns that have one trajectory a row."""
+        if self.kind == "padded":
+            return columns, None
+        lengths = _lengths(columns["completion_mask"])
+        if self.kind == "bucketed":
+            width = _bucket(int(lengths.max()), self.row_tokens, _TILE_TOKENS)
+            return {name: values[:, :width] for name, values in columns.items()}, None
+        stride = columns["tokens"].shape[1]
+        source = self._pack(lengths, stride)
+        return _gather(columns, source), _packing(source, stride)
 
     def _pack(
         self, lengths: Int[np.ndarray, " trajectories"], stride: int
@@ -130,6 +142,12 @@ class Batching:
                 there = slice(start[i], start[i] + length)
                 source[update, row[i], there] = np.arange(first, first + length)
         return source.reshape(-1, self.row_tokens)
+
+
+def lay_out(shown: Demonstrations, kind: str) -> Demonstrations:
+    """Lays out the demonstrations of one update as `Batching` of that kind does trajectories."""
+    count, row_tokens = shown.tokens.shape
+    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0).demonstrations(shown)
 
 
 def first_fit_decreasing(

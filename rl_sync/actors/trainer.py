@@ -35,7 +35,7 @@ from rl_sync.models.placement import (
 )
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.transformer import init_params
-from rl_sync.types import Demonstrations, Params, TrainBatch
+from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 _DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
@@ -167,7 +167,11 @@ class Trainer:
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout
     def warm_up_step(
-        self, state: TrainState, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
+        self,
+        state: TrainState,
+        tokens: Int[Array, "B T"],
+        mask: Bool[Array, "B T"],
+        packing: Packing | None = None,
     ) -> tuple[TrainState, Metrics]:
         """One supervised update on demonstrations; `mask` is true where the model is to learn.
 
@@ -178,7 +182,7 @@ class Trainer:
         forward = dataclasses.replace(self._forward, temperature=1.0)
 
         def loss_of(trained: Params) -> Float[Array, ""]:
-            logprobs = forward.logprobs(self._held(trained), frozen, tokens)
+            logprobs = forward.logprobs(self._held(trained), frozen, tokens, packing)
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)

@@ -55,8 +55,8 @@ class TrainerSettings:
       group_size: completions a prompt.
       evaluate_every_steps: greedy held-out accuracy every so many steps; 0 for the ends only.
       evaluation_problems: the most held-out problems that an evaluation uses.
-      batching: how trajectories are laid out in rows: `padded`, `bucketed` or `packed`; see
-        `Batching`.
+      batching: how trajectories, and the demonstrations of the warm-up, are laid out in rows:
+        `padded`, `bucketed` or `packed`; see `Batching`.
       microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
       logits_bytes: memory that logits may take at once in the loss, on each device.
       offload_reference: whether the reference model is in the host's memory but while its

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rl_sync.actors.batching import lay_out
 from rl_sync.actors.trainer import Metrics, Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.runtime.evaluation import Evaluator
@@ -129,4 +130,5 @@ class WarmUp:
     def _batch(self, step: int) -> Demonstrations:
         """The demonstrations of one step; depends on the seed and the step alone."""
         settings = self.session.settings
-        return draw(self.task, settings.warm_up.batch_size, [settings.seed, step])
+        shown = draw(self.task, settings.warm_up.batch_size, [settings.seed, step])
+        return lay_out(shown, settings.trainer.batching)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_sync.actors.batching import Batching, first_fit_decreasing
-from rl_sync.types import Group
+from rl_sync.actors.batching import Batching, first_fit_decreasing, lay_out
+from rl_sync.types import Demonstrations, Group
 
 T = 32
 FIELDS = ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
@@ -145,3 +145,15 @@ def test_baselines_stand_beside_rewards_where_groups_have_them():
     shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch)]
     assert shapes == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batching.largest())]
     assert Batching("padded", 4, T, 1, 0).batch(groups).baselines is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("padded", (8, T)), ("bucketed", (8, 16)), ("packed", (3, T))]
+)
+def test_demonstrations_are_laid_out_as_trajectories_are(kind, shape):
+    group = _group([9, 9, 10, 8, 11, 7, 9, 9])
+    shown = lay_out(Demonstrations(group.tokens, group.completion_mask), kind)
+    assert shown.tokens.shape == shown.mask.shape == shape
+    learned = group.tokens[group.completion_mask]
+    assert sorted(shown.tokens[shown.mask]) == sorted(learned)
+    assert (shown.packing is not None) == (kind == "packed")

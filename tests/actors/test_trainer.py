@@ -6,13 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.actors.batching import Batching
+from rl_sync.actors.batching import Batching, lay_out
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.algorithms.named import ALGORITHMS, named
 from rl_sync.models import lora
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.logprobs import token_logprobs
-from rl_sync.types import Group
+from rl_sync.types import Demonstrations, Group
 from tests.actors.tiny import OPTIMIZER
 from tests.models import tiny
 
@@ -393,6 +393,17 @@ def test_a_warm_up_step_that_is_not_finite_changes_nothing():
     state, metrics = trainer.warm_up_step(before[0], batch.tokens, batch.completion_mask)
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, state, before[1])
+
+
+def test_packing_demonstrations_does_not_change_the_warm_up():
+    trainer, batch = _trainer(), _batch((1, 2, 6, 1, 3, 2, 1, 4))
+    shown = Demonstrations(batch.tokens, batch.completion_mask)
+    packed = lay_out(shown, "packed")
+    assert packed.tokens.shape[0] < 8
+    state, metrics = trainer.warm_up_step(_fresh(trainer), *shown)
+    other, other_metrics = trainer.warm_up_step(_fresh(trainer), *packed)
+    np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=1e-5)
+    _assert_close(state.params, other.params, atol=1e-4)
 
 
 def test_rl_starts_with_a_fresh_optimizer():
