@@ -18,12 +18,20 @@ def get_config() -> ConfigDict:
     config.task = ConfigDict({"name": "arithmetic", "too_long": "drop"})
     config.task.max_prompt_tokens = placeholder(int)
     config.task.max_completion_tokens = placeholder(int)
-    config.task.update({"arithmetic": {}, "jsonl": {}, "dataset": {}})
+    config.task.update({"arithmetic": {}, "worked": {}, "jsonl": {}, "dataset": {}})
     config.task.arithmetic.operators = "+-"
     config.task.arithmetic.least_operand = 10
     config.task.arithmetic.greatest_operand = 99
     config.task.arithmetic.forgotten = 0.6
     config.task.arithmetic.held_out_problems = 512
+    config.task.worked.problems = 6000
+    config.task.worked.held_out_problems = 512
+    config.task.worked.median_additions = 5.0
+    config.task.worked.spread = 0.9
+    config.task.worked.most_additions = 34
+    config.task.worked.tired_after = 6
+    config.task.worked.slip = 0.25
+    config.task.worked.tired_slip = 0.75
     config.task.jsonl.path = placeholder(str)
     config.task.jsonl.held_out_path = placeholder(str)
     config.task.jsonl.held_out_fraction = 0.1

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rl_sync.rewards.exact import ExactMatch
+from rl_sync.rewards.final import FinalAnswer
 from rl_sync.rewards.model import RewardModel
 from rl_sync.spelling import hint
 
-REWARD_MODELS: dict[str, RewardModel] = {"exact": ExactMatch()}
+REWARD_MODELS: dict[str, RewardModel] = {"exact": ExactMatch(), "final_answer": FinalAnswer()}
 
 
 class RewardRequest(NamedTuple):

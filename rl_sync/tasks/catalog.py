@@ -7,7 +7,7 @@ import functools
 import threading
 
 from rl_sync.spelling import hint
-from rl_sync.tasks import arithmetic, dataset, jsonl, pretrained
+from rl_sync.tasks import arithmetic, dataset, jsonl, pretrained, worked
 from rl_sync.tasks.arithmetic import ArithmeticConfig
 from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.jsonl import JsonlConfig
@@ -16,8 +16,9 @@ from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer, Tokenizer
+from rl_sync.tasks.worked import WorkedConfig
 
-TASKS = ("arithmetic", "jsonl", "dataset")
+TASKS = ("arithmetic", "worked", "jsonl", "dataset")
 _loading = threading.Lock()
 
 
@@ -38,6 +39,7 @@ class TaskConfig:
     max_completion_tokens: int | None
     too_long: str
     arithmetic: ArithmeticConfig
+    worked: WorkedConfig
     jsonl: JsonlConfig
     dataset: DatasetConfig
 
@@ -77,6 +79,8 @@ def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
 def _problems(config: TaskConfig, seed: int) -> Problems:
     if config.name == "arithmetic":
         return arithmetic.load(config.arithmetic, seed)
+    if config.name == "worked":
+        return worked.load(config.worked, seed)
     if config.name == "jsonl":
         return jsonl.load(config.jsonl, seed)
     return dataset.load(config.dataset, seed)

@@ -1,0 +1,146 @@
+"""Products worked out by adding, one step after the other: completions of very different lengths.
+
+`7*12+58=` asks to add 7 twelve times to 58. The working starts with eleven additions left and 65,
+`11:560`, and goes on to `00:241` and the answer, `#241`: numbers of a working are written from the
+units up. How many additions there are is log-normal: most are few, some are many.
+
+The demonstrations are those of a pupil who tires: he loses count and leaves out the last addition,
+seldom where there are few and more often than not where there are many. A policy that imitates him
+adds well, and leaves out the last addition wherever he would more often do so than not. Only the
+reward says that it is wanted, and the reward looks at the answer alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from rl_sync.tasks.problems import Problems
+from rl_sync.types import Prompt
+
+_DEMONSTRATIONS_PER_PROBLEM = 4
+_TERMS = range(2, 10)
+_STARTS = range(10, 100)
+_MOST_ADDITIONS = 99  # Two digits.
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkedConfig:
+    """`config.task.worked`: how long the workings are, and how well they are demonstrated.
+
+    Attributes:
+      problems: how many there are to train on.
+      held_out_problems: how many others are measured on, in a seeded choice.
+      median_additions, spread: half of the problems have fewer additions than the median; the
+        logarithm of their number has the spread as its standard deviation.
+      most_additions: no problem has more.
+      tired_after: the pupil is tired where there are more additions.
+      slip, tired_slip: the probability that a demonstration leaves out the last addition, of the
+        pupil when he is fresh and when he is tired.
+
+    Raises:
+      ValueError: a value outside its range.
+    """
+
+    problems: int
+    held_out_problems: int
+    median_additions: float
+    spread: float
+    most_additions: int
+    tired_after: int
+    slip: float
+    tired_slip: float
+
+    def __post_init__(self) -> None:
+        for name in ("problems", "held_out_problems", "most_additions"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"task.worked.{name} must be at least 1, not {value}.")
+        if self.most_additions > _MOST_ADDITIONS:
+            raise ValueError(
+                f"task.worked.most_additions={self.most_additions} must be at most"
+                f" {_MOST_ADDITIONS}: two digits count what is left."
+            )
+        for name in ("median_additions", "spread"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"task.worked.{name} must be above 0 and finite, not {value}.")
+        if self.tired_after < 0:
+            raise ValueError(f"task.worked.tired_after must be at least 0, not {self.tired_after}.")
+        for name in ("slip", "tired_slip"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"task.worked.{name}={value} is a probability: from 0 to 1.")
+
+
+def load(config: WorkedConfig, seed: int) -> Problems:
+    """Draws problems, each at most once, and holds some out by the seed.
+
+    Raises:
+      ValueError: more are wanted than there are.
+    """
+    counts = range(1, config.most_additions + 1)
+    everything = list(itertools.product(_TERMS, counts, _STARTS))
+    wanted = config.problems + config.held_out_problems
+    if wanted > len(everything):
+        raise ValueError(
+            f"task.worked.problems={config.problems} and held_out_problems="
+            f"{config.held_out_problems} are more than the {len(everything)} problems of at most"
+            f" most_additions={config.most_additions}."
+        )
+    random = np.random.default_rng([seed, wanted])
+    weights = np.array([_weight(count, config) for _, count, _ in everything])
+    chosen = random.choice(len(everything), wanted, replace=False, p=weights / weights.sum())
+    drawn = [everything[i] for i in chosen]
+    train, held_out = drawn[: config.problems], drawn[config.problems :]
+    return Problems(
+        train=[Prompt(i, text(*problem), answer(*problem)) for i, problem in enumerate(train)],
+        held_out=[Prompt(i, text(*one), answer(*one)) for i, one in enumerate(held_out)],
+        demonstrations=[
+            Prompt(i, text(term, count, start), tired_working(term, count, start, config, random))
+            for _ in range(_DEMONSTRATIONS_PER_PROBLEM)
+            for i, (term, count, start) in enumerate(train)
+        ],
+        reward="final_answer",
+        charset="0123456789*+=:#",
+    )
+
+
+def _weight(count: int, config: WorkedConfig) -> float:
+    """The density of the log-normal distribution, but for a factor."""
+    deviations = np.log(count / config.median_additions) / config.spread
+    return float(np.exp(-(deviations**2) / 2) / count)
+
+
+def text(term: int, count: int, start: int) -> str:
+    """The problem: `term` is to be added `count` times to `start`."""
+    return f"{term}*{count:02}+{start}="
+
+
+def answer(term: int, count: int, start: int) -> str:
+    """The right answer, units first."""
+    return _written(start + term * count, 3)
+
+
+def working(term: int, count: int, start: int, done: int) -> str:
+    """The first `done` of the additions, each with how many are left, and the last total."""
+    steps = (
+        f"{_written(count - i, 2)}:{_written(start + term * i, 3)}" for i in range(1, done + 1)
+    )
+    return "".join(steps) + f"#{_written(start + term * done, 3)}"
+
+
+def tired_working(
+    term: int, count: int, start: int, config: WorkedConfig, random: np.random.Generator
+) -> str:
+    """The working of the pupil, who may lose count and leave out the last addition."""
+    slip = config.tired_slip if count > config.tired_after else config.slip
+    return working(term, count, start, count - int(random.random() < slip))
+
+
+def _written(number: int, digits: int) -> str:
+    """A number of a fixed width, units first."""
+    return f"{number:0{digits}}"[::-1]
