@@ -1,122 +1,326 @@
-"""The same work in the four modes, side by side.
+"""The same work in the four modes, side by side: seconds to the same accuracy, and where they go.
 
-    python benchmarks/modes.py [--steps=60] [--rounds=1] [--config=configs/arithmetic.py]
-                               [--timelines=docs]
+    python benchmarks/modes.py [--config=configs/long_tail.py] [--seeds=0] [--steps=30]
+        [--target=0.9] [--every=2] [--results=runs/modes-long_tail.jsonl] [--timelines=docs]
+    python benchmarks/modes.py --report [...]
 
-Runs the config in each mode, in turns, and prints a table: seconds of the RL phase and of the whole
-run; tokens generated and trained on a second; the share of the RL phase that explorers and trainer
-were idle; staleness; accuracy. *Ideal* is the longer of total rollout and total train time over
-their sum, which no schedule can go below while each role has processors of its own. *Achieved* is
-the phase's length over that sum. Processes that share processors take longer for the same work when
-they overlap, so the seconds of rollout and train are printed too. `--timelines` is where a timeline
-of each mode's first run is drawn.
+Runs any config in each mode with each seed, one run at a time, the modes in turns, and prints a
+table with the median over the seeds, and the least and the greatest where there are several. A run
+adds a line to the results, and one that has a line is not done again, so the command can be stopped
+at any time and goes on where it was.
+
+The time to an accuracy is that from the start of the RL phase to the end of the first trainer step
+whose policy solves that share (`--target`) of the held-out problems. The trainer saves a snapshot
+every few steps (`--every`), and these are measured when the run is over: evaluations take no time
+of the run, and snapshots take the same in all modes. The *ideal* beside it is what the same work
+takes where nobody waits: the longer of the rollouts up to then, shared by the explorers, and the
+train steps up to then. The ratio of that name is the longer of total rollout and total train time
+over their sum, which one explorer cannot go below while each role has processors of its own.
+*Achieved* is the phase's length over that sum. Processes that share processors take longer for the
+same work when they overlap, so the seconds of rollout and train are printed too.
+
+`--timelines` is where a timeline of each mode is drawn, from one more run with the first seed that
+saves no snapshots: five trainer steps, from two thirds of the run on.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
+import json
+import math
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
+from rl_sync.models import lora
+from rl_sync.models.transformer import init_params
+from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import read_spans
-from rl_sync.observe.summary import RunSummary, summarize
+from rl_sync.observe.spans import Span, SpanKind, is_explorer, read_spans
+from rl_sync.observe.summary import clipped, of_kind, rl_phase, summarize, union_secs
 from rl_sync.observe.timeline import draw_timeline
+from rl_sync.rewards.router import RewardRequest, RewardRouter
+from rl_sync.rollout.request import Request
+from rl_sync.runtime import compilation_cache
+from rl_sync.runtime.programs import CHECKPOINTS_DIR
+from rl_sync.runtime.settings import RunSettings
+from rl_sync.runtime.snapshots import load_part
 from rl_sync.schedule import MODES
+from rl_sync.types import Params
 
 ROOT = Path(__file__).resolve().parents[1]
-DRAWN_STEPS = (40, 44)
 NAMES = [mode for mode in MODES if mode != "custom"]
+DRAWN_STEPS = 5
+NEVER = math.inf
+ROWS = (
+    "RL phase, s",
+    "whole run, s",
+    "rollout, s",
+    "train, s",
+    "generated tokens/s",
+    "trained tokens/s",
+    "explorer idle, %",
+    "trainer idle, %",
+    "staleness, mean",
+    "staleness, max",
+    "accuracy before RL, %",
+    "accuracy, %",
+    "achieved",
+    "ideal",
+)
 
 
-class Outcome(NamedTuple):
-    """One run: how long it took as a whole, what its spans say, and how well it learned."""
+class Case(NamedTuple):
+    """One run of the comparison; `steps` and `every` are 0 for the config's own and for none."""
 
-    total_secs: float
-    summary: RunSummary
+    config: str
+    mode: str
+    seed: int
+    steps: int
+    every: int
+
+
+class Point(NamedTuple):
+    """A policy of a run that was measured.
+
+    Attributes:
+      step: trainer steps behind it.
+      accuracy: the share of the held-out problems that it solves without sampling.
+      secs: from the start of the RL phase to the end of that step.
+      ideal_secs: what the rollouts and train steps until then take where nobody waits.
+    """
+
+    step: int
     accuracy: float
-
-
-ROWS: dict[str, Callable[[Outcome], float | None]] = {
-    "RL phase, s": lambda run: run.summary.wall_secs,
-    "whole run, s": lambda run: run.total_secs,
-    "rollout, s": lambda run: run.summary.rollout_secs,
-    "train, s": lambda run: run.summary.train_secs,
-    "generated tokens/s": lambda run: run.summary.rollout_tokens_per_sec,
-    "trained tokens/s": lambda run: run.summary.trained_tokens_per_sec,
-    "explorer idle, %": lambda run: 100 * run.summary.explorer_idle_share,
-    "trainer idle, %": lambda run: 100 * run.summary.trainer_idle_share,
-    "staleness, mean": lambda run: run.summary.mean_staleness,
-    "staleness, max": lambda run: run.summary.max_staleness,
-    "accuracy, %": lambda run: 100 * run.accuracy,
-    "achieved": lambda run: run.summary.achieved_ratio,
-    "ideal": lambda run: run.summary.ideal_ratio,
-}
+    secs: float
+    ideal_secs: float
 
 
 def main() -> None:
-    """Runs all modes and prints the table."""
+    """Does the runs that have no result yet, prints the table, and draws the timelines."""
     arguments = _arguments()
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in NAMES}
-    with tempfile.TemporaryDirectory() as directory:
-        for turn in range(arguments.rounds):
-            for name in NAMES:
-                workdir = Path(directory, f"{name}-{turn}")
-                outcomes[name].append(run(arguments.config, name, arguments.steps, workdir))
-                if arguments.timelines and not turn:
-                    picture, _ = draw_timeline(workdir, directory, steps=DRAWN_STEPS)
-                    shutil.copy(picture, arguments.timelines / f"timeline-{name}.png")
-                print(
-                    f"# {name}, round {turn + 1}: {outcomes[name][-1].total_secs:.0f} s", flush=True
-                )
-    print("| " + " | ".join(["", *NAMES]) + " |")
-    print("|---" * (len(NAMES) + 1) + "|")
-    for label, value in ROWS.items():
-        cells = [_median(value, outcomes[name]) for name in NAMES]
-        print("| " + " | ".join([label, *cells]) + " |")
+    cases = [
+        Case(arguments.config, mode, seed, arguments.steps, arguments.every)
+        for seed, mode in itertools.product(arguments.seeds, NAMES)
+    ]
+    writer = JsonLinesWriter(arguments.results)  # Which makes the file if there is none.
+    done = {_key(line) for line in read_json_lines(arguments.results)}
+    for case in cases:
+        if case not in done and not arguments.report:
+            writer.write(_measured_run(case))
+    writer.close()
+    known = [line for line in read_json_lines(arguments.results) if _key(line) in cases]
+    print("\n".join(table(known, arguments.target)))
+    if arguments.timelines and not arguments.report:
+        for mode in NAMES:
+            _draw(Case(arguments.config, mode, arguments.seeds[0], arguments.steps, 0), arguments)
 
 
-def run(config: str, mode: str, steps: int, workdir: Path) -> Outcome:
-    """Runs the launcher in one mode.
+def table(lines: Sequence[dict[str, Any]], target: float) -> list[str]:
+    """The results of runs as a Markdown table with a column for each mode."""
+    modes = [mode for mode in NAMES if any(line["mode"] == mode for line in lines)]
+    rows = [_cells("", [f"{mode}" for mode in modes]), "|---" * (len(modes) + 1) + "|"]
+
+    def add(label: str, value: Any) -> None:
+        of_modes = [[value(line) for line in lines if line["mode"] == mode] for mode in modes]
+        rows.append(_cells(label, [_spread(values) for values in of_modes]))
+
+    def add_point(label: str, name: str) -> None:
+        add(label, lambda line: getattr(_reached(line, target), name, NEVER))
+
+    if any(line["curve"] for line in lines):
+        add_point(f"to {100 * target:g} %, s", "secs")
+        add_point("… ideal, s", "ideal_secs")
+        add_point("… trainer steps", "step")
+    for name in ROWS:
+        add(name, lambda line, name=name: line["values"][name])
+    return rows
+
+
+def run(case: Case, workdir: Path) -> float:
+    """Runs the launcher; returns the seconds that it took.
 
     Raises:
       SystemExit: the run failed.
     """
-    command = [sys.executable, "-m", "launcher", f"--config={config}"]
-    command += [f"--config.sync.mode={mode}", f"--config.workdir={workdir}"]
-    command += [f"--config.trainer.steps={steps}"] if steps else []
+    command = [sys.executable, "-m", "launcher", f"--config={case.config}"]
+    command += [f"--config.sync.mode={case.mode}", f"--config.seed={case.seed}"]
+    command += [f"--config.workdir={workdir}", f"--config.checkpoint.every_steps={case.every}"]
+    command += [f"--config.checkpoint.keep={1 << 20}"] if case.every else []
+    command += [f"--config.trainer.steps={case.steps}"] if case.steps else []
     started = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    total_secs = time.monotonic() - started
     if done.returncode:
-        sys.exit(f"{mode} failed:\n{done.stdout}\n{done.stderr}")
-    accuracy = read_metrics(workdir, "evaluation")[-1]["accuracy"]
-    return Outcome(total_secs, summarize(read_spans(workdir)), accuracy)
+        sys.exit(f"{case} failed:\n{done.stdout}\n{done.stderr}")
+    return time.monotonic() - started
 
 
-def _median(value: Callable[[Outcome], float | None], outcomes: list[Outcome]) -> str:
-    numbers = [number for run in outcomes if (number := value(run)) is not None]
-    return f"{statistics.median(numbers):.4g}" if numbers else ""
+def measured(workdir: Path) -> dict[str, float | None]:
+    """What a run's spans and metrics say, by the labels of the table."""
+    summary, accuracies = summarize(read_spans(workdir)), read_metrics(workdir, "evaluation")
+    return {
+        "RL phase, s": summary.wall_secs,
+        "rollout, s": summary.rollout_secs,
+        "train, s": summary.train_secs,
+        "generated tokens/s": summary.rollout_tokens_per_sec,
+        "trained tokens/s": summary.trained_tokens_per_sec,
+        "explorer idle, %": 100 * summary.explorer_idle_share,
+        "trainer idle, %": 100 * summary.trainer_idle_share,
+        "staleness, mean": summary.mean_staleness,
+        "staleness, max": summary.max_staleness,
+        "accuracy before RL, %": 100 * accuracies[0]["accuracy"],
+        "accuracy, %": 100 * accuracies[-1]["accuracy"],
+        "achieved": summary.achieved_ratio,
+        "ideal": summary.ideal_ratio,
+    }
+
+
+def learning_curve(workdir: Path) -> list[Point]:
+    """The accuracy of each snapshot of a run, and when the run had come so far."""
+    settings, spans = _settings(workdir), read_spans(workdir)
+    start, _ = rl_phase(spans)
+    points = []
+    for train in of_kind(spans, SpanKind.TRAIN):
+        path = workdir / CHECKPOINTS_DIR / f"snapshot_{train.step:08d}"
+        if path.is_dir():
+            accuracy = _accuracy(settings, workdir, train.step)
+            ideal_secs = _ideal_secs(clipped(spans, start, train.end_secs))
+            points.append(Point(train.step, accuracy, train.end_secs - start, ideal_secs))
+    return points
+
+
+def _ideal_secs(spans: Sequence[Span]) -> float:
+    explorers = {span.role for span in spans if is_explorer(span.role)}
+    rollouts = of_kind(spans, SpanKind.ROLLOUT)
+    rollout_secs = sum(union_secs(of_kind(rollouts, SpanKind.ROLLOUT, role=e)) for e in explorers)
+    return max(rollout_secs / len(explorers), union_secs(of_kind(spans, SpanKind.TRAIN)))
+
+
+def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
+    """The share of held-out problems that a snapshot's policy solves without sampling."""
+    task = settings.load_task()
+    model = settings.model_config(task)
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    like: Params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
+    )
+    _, part = load_part(workdir / CHECKPOINTS_DIR, step, {"params": like})
+    prompts = task.held_out[: settings.trainer.evaluation_problems]
+    tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
+    greedy = settings.greedy_sampling(task)
+    engine = _engine(settings)
+    engine.load(lora.merge(model, part["params"]) if model.lora else part["params"], step)
+    done = engine.generate(
+        [Request(row[:length], greedy) for row, length in zip(tokens, lengths, strict=True)]
+    )
+    requests = [
+        RewardRequest(
+            task.reward, prompt.text, task.tokenizer.decode(one.tokens.tolist()), prompt.answer
+        )
+        for prompt, (one,) in zip(prompts, done, strict=True)
+    ]
+    return float(np.mean(np.asarray(RewardRouter().judge(requests)) >= 1.0))
+
+
+@functools.lru_cache(maxsize=1)  # Whose programs are compiled once a run.
+def _engine(settings: RunSettings) -> Any:
+    compilation_cache.use(settings.launch.compilation_cache, os.environ)
+    task = settings.load_task()
+    rows = min(settings.trainer.evaluation_problems, settings.warm_up.probe_problems)
+    model = lora.merged_config(settings.model_config(task))
+    return settings.rollout.engine(model, rows, task.tokenizer.decode, None)
+
+
+def _settings(workdir: Path) -> RunSettings:
+    return RunSettings.from_config(json.loads((workdir / "config.json").read_text()))
+
+
+def _measured_run(case: Case) -> dict[str, Any]:
+    """Does a run; what it was, and what it came to."""
+    with tempfile.TemporaryDirectory() as directory:
+        workdir = Path(directory, case.mode)
+        values = {"whole run, s": run(case, workdir), **measured(workdir)}
+        curve = learning_curve(workdir) if case.every else []
+    print(f"# {case.mode}, seed {case.seed}: {values['whole run, s']:.0f} s", flush=True)
+    return {**case._asdict(), "values": values, "curve": [point._asdict() for point in curve]}
+
+
+def _draw(case: Case, arguments: argparse.Namespace) -> None:
+    """Draws a timeline of a run that does nothing but the work."""
+    with tempfile.TemporaryDirectory() as directory:
+        workdir = Path(directory, case.mode)
+        run(case, workdir)
+        steps = drawn_steps(_settings(workdir).trainer.steps)
+        picture, _ = draw_timeline(workdir, directory, steps=steps)
+        arguments.timelines.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, arguments.timelines / f"timeline-{case.mode}.png")
+
+
+def drawn_steps(steps: int) -> tuple[int, int]:
+    """The first and the last trainer step of a picture: late enough that nothing compiles."""
+    first = max(1, min(steps * 2 // 3, steps - DRAWN_STEPS + 1))
+    return first, min(steps, first + DRAWN_STEPS - 1)
+
+
+def _reached(line: dict[str, Any], target: float) -> Point | None:
+    """The first policy that is as good as the target; None if none is."""
+    points = (Point(**point) for point in line["curve"])
+    return next((point for point in points if point.accuracy >= target), None)
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """The median, and the least and the greatest where there are several."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ""
+    least, middle, greatest = (
+        "never" if value == NEVER else f"{value:.4g}"
+        for value in (min(numbers), statistics.median(numbers), max(numbers))
+    )
+    return f"{middle} ({least} to {greatest})" if len(numbers) > 1 else middle
+
+
+def _cells(label: str, cells: Sequence[str]) -> str:
+    return "| " + " | ".join([label, *cells]) + " |"
+
+
+def _key(line: dict[str, Any]) -> Case:
+    return Case(*(line[name] for name in Case._fields))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default="configs/arithmetic.py")
+    parser.add_argument("--config", default="configs/long_tail.py")
+    parser.add_argument(
+        "--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0]
+    )
     parser.add_argument(
         "--steps", type=int, default=0, help="trainer steps; 0 for the config's own"
     )
+    parser.add_argument("--target", type=float, default=0.9, help="accuracy that is timed")
     parser.add_argument(
-        "--rounds", type=int, default=1, help="runs of each mode; medians are shown"
+        "--every", type=int, default=2, help="trainer steps between snapshots; 0 for no curve"
     )
+    parser.add_argument("--results", type=Path, help="default: runs/modes-<config>.jsonl")
     parser.add_argument("--timelines", type=Path, help="where to draw timelines; none by default")
-    return parser.parse_args()
+    parser.add_argument("--report", action="store_true", help="only report what there is")
+    arguments = parser.parse_args()
+    if arguments.results is None:
+        arguments.results = ROOT / "runs" / f"modes-{Path(arguments.config).stem}.jsonl"
+    return arguments
 
 
 if __name__ == "__main__":
