@@ -1,4 +1,21 @@
-"""Long tail."""
+"""A small transformer learns to finish long sums: completions of very different lengths.
+
+    python -m launcher --config=configs/long_tail.py [--config.sync.mode=synchronous]
+
+`7*12+58=` asks to add 7 twelve times to 58, and the working writes each total with how many
+additions are left, numbers from the units up: `11:560`, `01:270`, …, `00:241`, and the answer,
+`#241`. Most problems have a few additions and some have 34, so completions are 11 to 209 tokens
+long, 41 in the median. 0.4 million random parameters first imitate 300 batches of demonstrations,
+whose pupil leaves out the last addition in three of four workings of more than six, and in one of
+four others. RL looks at the answer alone, which is the only thing that is rewarded.
+
+A trainer step generates 72 groups of 8 completions and trains on the 12 whose rewards have the
+greatest variance, so rollouts take two to three times as long as training, and the modes differ in
+who waits for whom. With data up to two steps old, held-out accuracy went from 28 to 48 % (median
+37 %) after the warm-up to 97.3 to 99.4 % (median 98.0 %) after 30 trainer steps, on eight seeds
+never tuned on. On two CPU cores a run takes two to three minutes, half of which is start-up
+and the warm start.
+"""
 
 from ml_collections import ConfigDict
 
@@ -6,7 +23,7 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    """Returns the defaults with this run's task, its batches and its pace."""
+    """Returns the defaults with this run's task, batches and pace."""
     config = base.get_config()
     config.name = "long_tail"
     config.task.name = "worked"
