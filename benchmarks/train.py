@@ -60,6 +60,7 @@ class OurStep:
             end_ids=(),
             temperature=1.0,
             steps=settings.trainer.steps,
+            warm_up_steps=settings.warm_up.steps,
             microbatch_rows=0,
             logits_bytes=settings.trainer.logits_bytes,
         )

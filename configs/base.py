@@ -139,6 +139,7 @@ def get_config() -> ConfigDict:
             "learning_rate": 3e-4,
             "warm_up_learning_rate": 2e-3,
             "schedule": "constant",
+            "warm_up_schedule": "cosine",
             "final_share": 0.0,
             "ramp_updates": 10,
             "b1": 0.9,

@@ -19,10 +19,10 @@ class OptimizerConfig:
     Attributes:
       name: a key of `OPTIMIZERS`.
       learning_rate, warm_up_learning_rate: of the RL steps, and of the supervised ones before.
-      schedule: what becomes of the RL steps' learning rate after the ramp, a key of `SCHEDULES`.
-        That of the supervised ones stays.
-      final_share: the share of the learning rate that the schedule ends at, after the last update
-        of the run.
+      schedule, warm_up_schedule: what becomes of the RL steps' learning rate after the ramp, and of
+        the supervised ones'; keys of `SCHEDULES`.
+      final_share: the share of the learning rate that `schedule` ends at, after the last update of
+        the run. `warm_up_schedule` ends at 0, after the last supervised step.
       ramp_updates: the update that is the first to have the full learning rate; those before it
         have their even share of it. 0 or 1 for no ramp.
       b1, b2: decay rates of the moments; b1 is sgd's momentum, adafactor has neither.
@@ -40,6 +40,7 @@ class OptimizerConfig:
     learning_rate: float
     warm_up_learning_rate: float
     schedule: str
+    warm_up_schedule: str
     final_share: float
     ramp_updates: int
     b1: float
@@ -50,7 +51,9 @@ class OptimizerConfig:
     max_skipped_updates: int
 
     def __post_init__(self) -> None:
-        for field, names in (("name", OPTIMIZERS), ("schedule", SCHEDULES)):
+        choices = {"name": tuple(OPTIMIZERS), "schedule": tuple(SCHEDULES)}
+        choices["warm_up_schedule"] = choices["schedule"]
+        for field, names in choices.items():
             if (value := getattr(self, field)) not in names:
                 raise ValueError(
                     f"optimizer.{field}={value!r} is not one of {', '.join(names)}"
@@ -84,10 +87,14 @@ class OptimizerConfig:
                 f"{self.name}: set it to 0, or use {' or '.join(_DECAYING)}."
             )
 
-    def warm_up(self) -> optax.GradientTransformation:
-        """The optimizer of the supervised steps."""
-        rate = self._ramped(self.warm_up_learning_rate, optax.constant_schedule(1.0))
-        return self._transformation(rate)
+    def warm_up(self, updates: int) -> optax.GradientTransformation:
+        """The optimizer of the supervised steps.
+
+        Args:
+          updates: of the whole warm-up; where the schedule ends.
+        """
+        shares = self._shares(self.warm_up_schedule, updates, 0.0)
+        return self._transformation(self._ramped(self.warm_up_learning_rate, shares))
 
     def reinforcement(self, updates: int) -> optax.GradientTransformation:
         """The optimizer of the RL steps.
@@ -95,9 +102,11 @@ class OptimizerConfig:
         Args:
           updates: of the whole run; where the schedule ends.
         """
-        after_ramp = max(1, updates - self._ramp)
-        shares = SCHEDULES[self.schedule](after_ramp, self.final_share)
+        shares = self._shares(self.schedule, updates, self.final_share)
         return self._transformation(self._ramped(self.learning_rate, shares))
+
+    def _shares(self, schedule: str, updates: int, final_share: float) -> optax.Schedule:
+        return SCHEDULES[schedule](max(1, updates - self._ramp), final_share)
 
     @property
     def _ramp(self) -> int:

@@ -71,6 +71,7 @@ class Trainer:
       end_ids: tokens that a completion ends with which was not cut.
       temperature: of the rollouts.
       steps: of the run.
+      warm_up_steps: supervised steps of the run, after which their learning rate has fallen.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
         0 for all of them.
       logits_bytes: see `token_logprobs`; on a mesh, of each device.
@@ -88,6 +89,7 @@ class Trainer:
     end_ids: tuple[int, ...]
     temperature: float
     steps: int
+    warm_up_steps: int
     microbatch_rows: int
     logits_bytes: int
     layout: Layout | None = None
@@ -334,7 +336,7 @@ class Trainer:
     @functools.cached_property
     def _warming(self) -> Descent:
         """The updates of the warm-up."""
-        transformation = self.optimizer.warm_up()
+        transformation = self.optimizer.warm_up(self.warm_up_steps)
         return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     @functools.cached_property

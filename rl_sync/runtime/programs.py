@@ -131,6 +131,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         # Demonstrations are imitated as they are.
         temperature=1.0 if settings.algorithm.imitates else settings.rollout.temperature,
         steps=settings.trainer.steps,
+        warm_up_steps=settings.warm_up.steps,
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,

@@ -31,6 +31,7 @@ def test_without_staleness_and_learning_the_gap_stays_flat():
         end_ids=sampling.stop_ids,
         temperature=TEMPERATURE,
         steps=STEPS,
+        warm_up_steps=STEPS,
         microbatch_rows=0,
         logits_bytes=1 << 20,
     )

@@ -46,9 +46,12 @@ def test_a_run_that_is_shorter_than_its_ramp_is_all_ramp():
     np.testing.assert_allclose(_rl(2, schedule="linear", ramp_updates=4), [0.1, 0.2], rtol=1e-4)
 
 
-def test_the_warm_up_keeps_its_own_rate_whatever_the_schedule():
-    steps = _moved(dataclasses.replace(CONFIG, schedule="linear").warm_up(), 4)
-    np.testing.assert_allclose(steps, [0.2] * 4, rtol=1e-4)
+def test_the_warm_up_has_a_rate_and_a_schedule_of_its_own():
+    config = dataclasses.replace(CONFIG, schedule="linear")
+    np.testing.assert_allclose(_moved(config.warm_up(4), 4), [0.2] * 4, rtol=1e-4)
+    cooled = dataclasses.replace(CONFIG, warm_up_schedule="cosine", final_share=0.5)
+    expected = 0.1 * (1 + np.cos(np.pi * np.arange(4) / 4))
+    np.testing.assert_allclose(_moved(cooled.warm_up(4), 4), expected, rtol=1e-4)
 
 
 def test_gradients_are_clipped_before_the_optimizer_sees_them():

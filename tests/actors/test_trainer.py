@@ -47,6 +47,7 @@ def _trainer(algorithm=None, optimizer=None, **fields):
         "end_ids": (1,),
         "temperature": 0.8,
         "steps": STEPS,
+        "warm_up_steps": STEPS,
         "microbatch_rows": 0,
         "logits_bytes": 1 << 20,
     }
@@ -60,7 +61,7 @@ def _state(trainer, params=PARAMS):
 
 def _fresh(trainer):
     """A trainer state before its warm-up; drawn by numpy, which compiles nothing."""
-    opt_state = trainer.optimizer.warm_up().init(PARAMS)
+    opt_state = trainer.optimizer.warm_up(trainer.warm_up_steps).init(PARAMS)
     return TrainState(jnp.int32(0), jax.tree.map(jnp.copy, PARAMS), opt_state, None)
 
 

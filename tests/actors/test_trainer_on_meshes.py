@@ -56,6 +56,7 @@ def _trainer(on, **fields):
         "end_ids": (1,),
         "temperature": 0.8,
         "steps": 3,
+        "warm_up_steps": 3,
         "microbatch_rows": 0,
         "logits_bytes": 256,
         "layout": on,

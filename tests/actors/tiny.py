@@ -7,6 +7,7 @@ OPTIMIZER = OptimizerConfig(
     learning_rate=0.01,
     warm_up_learning_rate=0.02,
     schedule="constant",
+    warm_up_schedule="constant",
     final_share=0.0,
     ramp_updates=0,
     b1=0.9,
