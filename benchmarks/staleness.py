@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from staleness_report import write_report
 
-from configs import arithmetic
+from configs import base
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.actors.trainer import Metrics, Step, Trainer, TrainState
 from rl_sync.models.sharding import Layout
@@ -73,8 +73,11 @@ class Case(NamedTuple):
 
 def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
     """The settings of a run; staleness is the study's own, so the mode is one that has none."""
-    config = arithmetic.get_config()
+    config = base.get_config()
     config.workdir, config.seed = "none", seed
+    config.optimizer.warm_up_schedule = (
+        "constant"  # What the document's figures were measured with.
+    )
     config.sync.mode = "synchronous"
     config.algorithm.update({**ALGORITHMS[algorithm], "allow_unsafe": True})
     config.trainer.update(

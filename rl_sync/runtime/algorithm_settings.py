@@ -13,11 +13,16 @@ from rl_sync.runtime.sections import ExplorerSettings, SyncSettings, TrainerSett
 from rl_sync.schedule import resolve
 from rl_sync.tasks.task import Task
 
+_SCREENS = ("need_spread", "group_mean_low", "group_mean_high")
+_ATTEMPTS = 10
+"""`algorithm.max_attempts` where the user asks for screening and says no number: that of `dapo`."""
+
 
 def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config with its algorithm's settings filled in where they are None.
 
-    Without a name it is the algorithm for data as stale as the schedule lets them get.
+    Without a name it is the algorithm for data as stale as the schedule lets them get. Where the
+    user says which groups teach nothing, and not how many prompts to try, they are replaced.
 
     Raises:
       ValueError: no algorithm has the name, or the sync settings contradict each other.
@@ -29,6 +34,8 @@ def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     schedule = resolve(sync.mode, sync.interval, sync.offset, sync.max_staleness, sync.pull)
     own = dataclasses.asdict(named(given.get("name"), schedule.staleness_bound))
     chosen = {name: value for name, value in given.items() if value is not None}
+    if any(chosen.get(name) for name in _SCREENS) and own["max_attempts"] == 1:
+        own["max_attempts"] = _ATTEMPTS
     return {**config, "algorithm": {**own, **chosen}}
 
 

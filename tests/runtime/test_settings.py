@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from configs import arithmetic, gsm8k, jsonl
+from configs import base, gsm8k, jsonl
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.runtime.buffer import replay_tables
@@ -31,7 +31,7 @@ def config_with(config: Any, **fields: Any) -> dict[str, Any]:
 
 
 def settings_with(**fields: Any) -> RunSettings:
-    return RunSettings.from_config(config_with(arithmetic.get_config(), **fields))
+    return RunSettings.from_config(config_with(base.get_config(), **fields))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_config_that_cannot_run_is_refused_with_the_way_out(fields, parts):
 
 
 def test_unknown_missing_and_mistyped_settings_are_named():
-    config = config_with(arithmetic.get_config())
+    config = config_with(base.get_config())
     with pytest.raises(
         ConfigError, match=r"config.trainer.stepz.*did you mean config.trainer.steps"
     ):
@@ -251,6 +251,20 @@ def test_a_setting_of_the_algorithm_changes_it_alone():
     assert changed == dataclasses.replace(ALGORITHMS["dapo"], clip_high=0.5)
 
 
+@pytest.mark.parametrize(
+    ("fields", "attempts"),
+    [
+        ({}, 1),
+        ({"algorithm__need_spread": True}, 10),
+        ({"algorithm__group_mean_high": 0.9}, 10),
+        ({"algorithm__need_spread": True, "algorithm__max_attempts": 1}, 1),
+        ({"algorithm__need_spread": True, "algorithm__max_attempts": 3}, 3),
+    ],
+)
+def test_who_says_which_groups_teach_nothing_has_them_replaced(fields, attempts):
+    assert settings_with(**fields).algorithm.screening.max_attempts == attempts
+
+
 def test_an_algorithm_that_does_not_bear_staleness_runs_without_any_or_by_force():
     assert settings_with(sync__mode="synchronous", algorithm__name="rloo").algorithm.name == "rloo"
     forced = settings_with(algorithm__name="rloo", algorithm__allow_unsafe=True)
@@ -283,7 +297,7 @@ def test_numbers_that_are_not_finite_are_refused_in_every_setting():
             path = rf"config\.{name.replace('__', '.')}={re.escape(str(value))} must be a finite"
             with pytest.raises(ConfigError, match=path):
                 settings_with(**{name: value})
-    config = config_with(arithmetic.get_config())
+    config = config_with(base.get_config())
     config["optimizer"]["learning_rate"] = 10**400
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=inf must be"):
         RunSettings.from_config(config)
