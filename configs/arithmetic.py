@@ -4,9 +4,9 @@
 
 The problems are sums and differences of two-digit numbers, written from the units up: `47+85=` is
 answered `231`. 0.4 million random parameters first imitate 400 batches of demonstrations, whose
-pupil forgets 60 % of the carries and borrows: greedy accuracy on held-out problems is then 38 to
-50 %. In 100 trainer steps (64 prompts, 8 completions each; GRPO in synchronous mode, decoupled PPO
-in the others) it passes 95 %, in every mode. On two CPU cores that takes one to two minutes, half
+pupil forgets 60 % of the carries and borrows: greedy accuracy on held-out problems is then 37 to
+45 %. In 100 trainer steps (192 prompts, 4 completions each, the best of three times as many; TOPR)
+it passes 95 % from any seed and in every mode. On two CPU cores that takes one to two minutes, half
 of which is start-up and the warm start.
 """
 
@@ -16,8 +16,17 @@ from configs import base
 
 
 def get_config() -> ConfigDict:
-    """Returns the defaults, which are those of this run."""
+    """Returns the defaults, with what makes the run learn from any seed."""
     config = base.get_config()
     config.name = "arithmetic"
     config.sync.mode = "one_step_off_policy"
+    # A rollout costs a third of a train step, and half of the groups teach nothing: three times as
+    # many are generated as are trained on.
+    config.algorithm.name = "topr"
+    config.algorithm.over_sampling = 3.0
+    config.algorithm.keep = "best"
+    config.trainer.groups_per_step = 192
+    config.trainer.group_size = 4
+    config.optimizer.learning_rate = 1.4e-3
+    config.optimizer.schedule = "cosine"
     return config
