@@ -121,6 +121,8 @@ def main():
     clients = {}
     for line in sys.stdin:
         request = json.loads(line)
+        if request["do"] == "end":
+            break
         address = request["address"]
         client = clients.setdefault(address, None) or reverb.Client(address)
         clients[address] = client
