@@ -199,8 +199,13 @@ def listening_sockets(port: int) -> list[socket.socket]:
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
-            copy = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # No socket, or closed since.
+            number = os.dup(int(name))
+        except OSError:  # Closed since.
+            continue
+        try:
+            copy = socket.socket(fileno=number)
+        except OSError:  # No socket.
+            os.close(number)
             continue
         is_listening = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockopt(
             socket.SOL_SOCKET, socket.SO_ACCEPTCONN

@@ -176,3 +176,18 @@ def test_wrong_tables_end_a_server_with_the_reason(module, tables, part):
 def test_fields_left_out_have_the_defaults_of_a_table_specification():
     (fields,) = server.read_tables('[{"name": "q", "max_size": 4}]')
     assert fields == dataclasses.asdict(TableSpec("q", max_size=4))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads /proc")
+def test_the_search_for_a_listening_socket_finds_it_and_keeps_no_other_file_open():
+    reading, writing = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        found = server.listening_sockets(port)
+        assert {one.getsockname()[1] for one in found} == {port}
+        for one in found:
+            one.close()
+    os.close(writing)
+    os.set_blocking(reading, False)
+    assert os.read(reading, 1) == b"", "a copy of the other end is open"
+    os.close(reading)
