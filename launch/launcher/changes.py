@@ -64,11 +64,11 @@ class Change(NamedTuple):
         return f"{self.setting}: {_said(self.before)} there, {_said(self.now)} here"
 
     def is_one_of(self, settings: Sequence[str]) -> bool:
-        """Whether it is one of some settings, or in a section of them."""
+        """Tells if it is one of some settings, or in a section of them."""
         return any(self.setting == one or self.setting.startswith(f"{one}.") for one in settings)
 
     def is_free(self, warm: bool) -> bool:
-        """Whether it is no other run for it.
+        """Tells if the run is the same one in spite of it.
 
         Args:
           warm: whether the warm-up is over.
@@ -77,7 +77,7 @@ class Change(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """Whether it is worth a line."""
+        """Tells if it is worth a line."""
         return not self.is_one_of(_UNTOLD)
 
 
