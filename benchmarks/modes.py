@@ -51,13 +51,13 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import Span, SpanKind, is_explorer, read_spans
 from rl_sync.observe.summary import clipped, of_kind, rl_phase, summarize, union_secs
 from rl_sync.observe.timeline import draw_timeline
+from rl_sync.processes import compilation_cache
 from rl_sync.rewards.router import RewardRequest, RewardRouter
 from rl_sync.rollout.request import Request
-from rl_sync.runtime import compilation_cache
 from rl_sync.runtime.programs import CHECKPOINTS_DIR
-from rl_sync.runtime.settings import RunSettings
-from rl_sync.runtime.snapshots import load_part
 from rl_sync.schedule import MODES
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.snapshots import load_part
 from rl_sync.types import Params
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -41,8 +41,8 @@ from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.router import RewardRequest, RewardRouter
 from rl_sync.rollout.request import Request
 from rl_sync.runtime.programs import trainer_of
-from rl_sync.runtime.settings import RunSettings
-from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 from rl_sync.tasks.order import prompt_at
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params, Prompt

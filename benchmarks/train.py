@@ -7,7 +7,7 @@ shape (`benchmarks/peers/serving.py`), in float32, in turns. Beside them the tim
 matrix products alone, forward and backward, which nothing in float32 goes below. Peers run in
 environments of their own, and are left out where those cannot be made.
 
-The launcher has glibc keep memory that roles free (`rl_sync/runtime/allocator.py`); peers are
+The launcher has glibc keep memory that roles free (`rl_sync/processes/allocator.py`); peers are
 measured as they are started without us, and with the same settings.
 
 Every figure is the best of several rounds. The first call includes compilation.
@@ -33,8 +33,8 @@ from rollout import model_config
 
 from configs import base
 from rl_sync.actors.trainer import Trainer
-from rl_sync.runtime import allocator
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.processes import allocator
+from rl_sync.settings.run import RunSettings
 from rl_sync.types import TrainBatch
 
 _KEPT = "RL_SYNC_BENCHMARK"

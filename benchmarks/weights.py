@@ -41,8 +41,8 @@ from typing import NamedTuple
 import numpy as np
 from weights_role import HOST, Case, Meetings, Places
 
-from rl_sync.runtime import allocator
-from rl_sync.runtime.ports import free_ports
+from rl_sync.processes import allocator
+from rl_sync.processes.ports import free_ports
 from rl_sync.weights.rendezvous import MeetingPoint
 
 ROLE = Path(__file__).with_name("weights_role.py")

@@ -1,7 +1,7 @@
 """Every setting and its default. Experiment files import this and change a few lines.
 
 None (a placeholder) stands for what the mode, or another setting, implies. What each setting means
-is said where it is validated, in `rl_sync/runtime/settings.py`.
+is said where it is validated, in `rl_sync/settings/run.py`.
 """
 
 from ml_collections import ConfigDict

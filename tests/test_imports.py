@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LOWEST = {"types", "schedule", "algorithms", "models", "rollout"}
+LOWEST = {"types", "schedule", "algorithms", "models", "rollout", "learning"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
 ALLOWED = {
@@ -16,13 +16,18 @@ ALLOWED = {
     "algorithms": {"types"},
     "models": {"types", "algorithms"},
     "rollout": {"types", "models"},
+    "learning": {"types", "algorithms", "models"},
     "rewards": {"types"},
     "tasks": {"types", "models", "rewards"},
     "replay": {"types", "models"},
     "weights": {"types", "models"},
     "observe": {"types", "models"},
     "actors": LOWEST | SIDE - {"replay", "observe"},
-    "runtime": LOWEST | SIDE | {"actors"},
+    "settings": LOWEST | {"tasks", "weights", "actors"},
+    "processes": {"types", "models", "weights", "observe", "settings"},
+    "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
+    "transfers": {"types", "schedule", "weights", "observe", "processes"},
+    "runtime": LOWEST | SIDE | {"actors", "settings", "processes", "storage", "transfers"},
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from absl import logging
 
 from launcher import command_line
-from rl_sync.runtime.records import ConfigError
+from rl_sync.settings.records import ConfigError
 
 FAILED = 1
 MISTAKE = 2

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, config_flags
 import rl_sync
 from launcher import config_file
 from launcher.suggestions import did_you_mean, setting_names
-from rl_sync.runtime.records import ConfigError
+from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint, nearest
 
 CONFIG = "config"

@@ -9,7 +9,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 from ml_collections import ConfigDict
 
-from rl_sync.runtime.records import ConfigError
+from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import nearest
 
 _MODEL = "configs/arithmetic.py shows what a config file looks like."

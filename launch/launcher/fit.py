@@ -6,8 +6,8 @@ import jax
 
 from rl_sync.models import lora
 from rl_sync.models.placement import param_like
-from rl_sync.runtime.settings import RunSettings
-from rl_sync.runtime.snapshots import Shapes
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.snapshots import Shapes
 from rl_sync.tasks.task import Task
 from rl_sync.weights.storage import flatten_named
 

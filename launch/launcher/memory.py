@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from launcher import resident
 from launcher.resident import Resident
-from rl_sync.actors.critic import Critic
-from rl_sync.actors.opt_state import opt_state_like
+from rl_sync.learning.critic import Critic
+from rl_sync.learning.opt_state import opt_state_like
 from rl_sync.models import lora, memory
 from rl_sync.models.placement import like_cast, param_like, undivided
 from rl_sync.models.sharding import MeshShape
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")

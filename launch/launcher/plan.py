@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.runtime.settings import RunSettings
 from rl_sync.schedule import MODES, SyncSchedule
+from rl_sync.settings.run import RunSettings
 
 _BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
 _SYNC = 3

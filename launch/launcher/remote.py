@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from rl_sync.runtime import allocator
+from rl_sync.processes import allocator
 
 _CARRIED = ("GLIBC_TUNABLES", "HF_HOME", "JAX_", "LIBTPU_", "NCCL_", "TPU_", "XLA_")
 

@@ -13,9 +13,9 @@ from rl_sync.observe import accuracy
 from rl_sync.observe import summary as span_summary
 from rl_sync.observe.metrics import METRICS_FILE, TENSORBOARD_DIR
 from rl_sync.observe.spans import SPANS_DIR, read_spans
-from rl_sync.runtime import compilation_cache
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.processes import compilation_cache
 from rl_sync.runtime.skipped import PHASES
+from rl_sync.settings.run import RunSettings
 
 
 def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:

@@ -1,7 +1,7 @@
 """The most that a role's process holds where its device is the machine's own memory.
 
 There a role needs more than its device's arrays: the interpreter and its libraries, compiled
-programs and what compiling took (freed memory is kept, see `rl_sync.runtime.allocator`), and what
+programs and what compiling took (freed memory is kept, see `rl_sync.processes.allocator`), and what
 exists for a moment. The constants were measured (`benchmarks/memory.py`), in runs of models of 8 to
 135 million parameters, of which the figures were within a fifth.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rl_sync.models import memory
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights.link import BUCKET_BYTES
 

@@ -23,19 +23,19 @@ from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
 from launcher.vigil import Vigil
 from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.observe.spans import is_explorer
+from rl_sync.processes import compilation_cache
+from rl_sync.processes.devices import VISIBLE, role_environment
+from rl_sync.processes.hosts import check_own
+from rl_sync.processes.ports import HeldPorts
+from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.processes.secret import FILE as SECRET_FILE
+from rl_sync.processes.secret import forget, is_open, secret_of
+from rl_sync.processes.topology import members_of, number_of, programs_of
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
-from rl_sync.runtime import compilation_cache
 from rl_sync.runtime.buffer import check_replay, replay_tables
-from rl_sync.runtime.devices import VISIBLE, role_environment
-from rl_sync.runtime.hosts import check_own
-from rl_sync.runtime.ports import HeldPorts
-from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.runtime.secret import FILE as SECRET_FILE
-from rl_sync.runtime.secret import forget, is_open, secret_of
-from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.topology import members_of, number_of, programs_of
+from rl_sync.settings.run import ConfigError, RunSettings
 
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5

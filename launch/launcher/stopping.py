@@ -11,9 +11,9 @@ from launcher.supervisor import Supervisor
 from launcher.workdir import saved
 from rl_sync.observe.display import RunStatus, describe_activity
 from rl_sync.observe.spans import SpanKind
-from rl_sync.runtime.movement import Movement, trainer_of
-from rl_sync.runtime.settings import TOGETHER, RunSettings
-from rl_sync.runtime.topology import TRAINER
+from rl_sync.processes.movement import Movement, trainer_of
+from rl_sync.processes.topology import TRAINER
+from rl_sync.settings.run import TOGETHER, RunSettings
 
 SAVERS = (TRAINER, TOGETHER)
 """The programs that the trainer's state is in."""

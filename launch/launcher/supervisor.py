@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rl_sync.runtime import allocator
+from rl_sync.processes import allocator
 
 _LAST_LINES = 15
 

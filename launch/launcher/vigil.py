@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from launcher.supervisor import Death, Supervisor
+from rl_sync.processes.attendance import Silence
+from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import ReplayServerError, ServerProcess
-from rl_sync.runtime.attendance import Silence
-from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.runtime.settings import TOGETHER, RunSettings
+from rl_sync.settings.run import TOGETHER, RunSettings
 
 _EVERY_SECS = 2.0
 _ANSWER_SECS = 5.0

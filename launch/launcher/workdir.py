@@ -18,9 +18,9 @@ import filelock
 from launcher.changes import Change, changes_between, describe
 from launcher.fit import check_fit
 from rl_sync.observe.jsonlines import JsonLinesWriter
-from rl_sync.runtime.records import read_config
-from rl_sync.runtime.settings import WEIGHTS_DIR, ConfigError, RunSettings
-from rl_sync.runtime.snapshots import (
+from rl_sync.settings.records import read_config
+from rl_sync.settings.run import WEIGHTS_DIR, ConfigError, RunSettings
+from rl_sync.storage.snapshots import (
     WARM_UP_DIR,
     SnapshotError,
     latest_snapshot,

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.actors import imitation, objective, reference
-from rl_sync.actors.critic import Critic, CriticConfig, CriticState, value_loss
-from rl_sync.actors.forward import Forward
-from rl_sync.actors.microbatches import gradient
-from rl_sync.actors.objective import Metrics, Totals, policy_loss
-from rl_sync.actors.opt_state import Descent, all_finite
-from rl_sync.actors.optimizer import OptimizerConfig
-from rl_sync.actors.preparation import Preparation, Rows
-from rl_sync.actors.train_state import TrainState
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.learning import imitation, objective, reference
+from rl_sync.learning.critic import Critic, CriticConfig, CriticState, value_loss
+from rl_sync.learning.forward import Forward
+from rl_sync.learning.microbatches import gradient
+from rl_sync.learning.objective import Metrics, Totals, policy_loss
+from rl_sync.learning.opt_state import Descent, all_finite
+from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.preparation import Preparation, Rows
+from rl_sync.learning.train_state import TrainState
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
     constrain_like,

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 from rl_sync.actors.events import TOO_STALE
 from rl_sync.algorithms.screening import choose
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.session import Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
-from rl_sync.runtime.session import Session
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Group
 

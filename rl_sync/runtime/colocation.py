@@ -13,16 +13,16 @@ import jax
 
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.display import RunStatus
+from rl_sync.processes.failures import log_failure
+from rl_sync.processes.movement import Movement
+from rl_sync.processes.places import Addresses, Place
+from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.processes.secret import secret_of
+from rl_sync.processes.team import Team
+from rl_sync.processes.topology import TRAINER
 from rl_sync.runtime import programs
-from rl_sync.runtime.failures import log_failure
-from rl_sync.runtime.movement import Movement
-from rl_sync.runtime.places import Addresses, Place
-from rl_sync.runtime.records import ConfigError
-from rl_sync.runtime.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.runtime.secret import secret_of
-from rl_sync.runtime.settings import RunSettings
-from rl_sync.runtime.team import Team
-from rl_sync.runtime.topology import TRAINER
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run import RunSettings
 from rl_sync.weights.local import LocalPublisher
 
 _LOOK_SECS = 0.1

@@ -9,7 +9,7 @@ import jax
 
 from rl_sync.actors.trainer import Step, Trainer, TrainState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.runtime.session import Session
+from rl_sync.processes.session import Session
 from rl_sync.types import TrainBatch
 
 _POLL_SECS = 0.2

@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
+from rl_sync.processes.session import Session
 from rl_sync.runtime.batches import Consumed
-from rl_sync.runtime.session import Session
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.types import NO_LEASE, Group

@@ -9,11 +9,11 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.observe import accuracy
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.failures import RunError
+from rl_sync.processes.session import Session
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.request import Request
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.failures import RunError
-from rl_sync.runtime.session import Session
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
 

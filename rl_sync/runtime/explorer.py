@@ -11,10 +11,10 @@ import numpy as np
 
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.failures import RunError
+from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.rollout.engine import NonFiniteLogitsError
-from rl_sync.runtime.failures import RunError
-from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params, Prompt
 from rl_sync.weights.interface import Puller, WeightsTimeoutError

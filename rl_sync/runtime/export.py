@@ -13,9 +13,9 @@ from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.runtime.programs import CHECKPOINTS_DIR, parameters_of
-from rl_sync.runtime.records import read_config
-from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.snapshots import SnapshotError, load_part
+from rl_sync.settings.records import read_config
+from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.storage.snapshots import SnapshotError, load_part
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizer_files import token_ids, tokenizer_files

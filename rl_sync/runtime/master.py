@@ -33,13 +33,13 @@ from rl_sync.observe import accuracy
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.processes.attendance import Attendance
+from rl_sync.processes.rpc import RpcServer
+from rl_sync.processes.secret import secret_of
 from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
-from rl_sync.runtime.attendance import Attendance
-from rl_sync.runtime.ledger import Ledger, balance
-from rl_sync.runtime.rpc import RpcServer
-from rl_sync.runtime.secret import secret_of
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.ledger import Ledger, balance
 from rl_sync.tasks.order import prompt_at
 from rl_sync.weights.rendezvous import MeetingPoint, Request
 

@@ -15,7 +15,7 @@ from rl_sync.models.huggingface.reading import load_params, locate
 from rl_sync.models.placement import init_sharded, like_cast, param_like, shardings, zeros
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
-from rl_sync.runtime.records import ConfigError
+from rl_sync.settings.records import ConfigError
 from rl_sync.types import Params
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import Puller

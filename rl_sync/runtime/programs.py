@@ -11,6 +11,11 @@ from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.places import Addresses, Place
+from rl_sync.processes.ports import interface_towards
+from rl_sync.processes.rpc import PeerLostError
+from rl_sync.processes.session import Session
+from rl_sync.processes.topology import TRAINER, explorer_name, layout_of
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.runtime.batches import BatchReader, Reader
@@ -19,9 +24,15 @@ from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.places import Addresses, Place
-from rl_sync.runtime.ports import interface_towards
-from rl_sync.runtime.publishing import (
+from rl_sync.runtime.stepping import Shown
+from rl_sync.runtime.trainer import TrainerProgram
+from rl_sync.runtime.warm_up import WarmUp
+from rl_sync.schedule import SyncSchedule
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.snapshots import WARM_UP_DIR
+from rl_sync.tasks.demonstrations import draw
+from rl_sync.tasks.task import Task
+from rl_sync.transfers.publishing import (
     CheckpointPublishing,
     CollectivePublishing,
     LocalPublishing,
@@ -29,19 +40,8 @@ from rl_sync.runtime.publishing import (
     Publishing,
     ServerPublishing,
 )
-from rl_sync.runtime.rendezvous import ExplorerRendezvous
-from rl_sync.runtime.rpc import PeerLostError
-from rl_sync.runtime.serving import ServedPuller, decide_transfer, decided_transfer
-from rl_sync.runtime.session import Session
-from rl_sync.runtime.settings import RunSettings
-from rl_sync.runtime.snapshots import WARM_UP_DIR
-from rl_sync.runtime.stepping import Shown
-from rl_sync.runtime.topology import TRAINER, explorer_name, layout_of
-from rl_sync.runtime.trainer import TrainerProgram
-from rl_sync.runtime.warm_up import WarmUp
-from rl_sync.schedule import SyncSchedule
-from rl_sync.tasks.demonstrations import draw
-from rl_sync.tasks.task import Task
+from rl_sync.transfers.rendezvous import ExplorerRendezvous
+from rl_sync.transfers.serving import ServedPuller, decide_transfer, decided_transfer
 from rl_sync.weights.checkpoint import CheckpointPuller
 from rl_sync.weights.cluster import leave_cluster
 from rl_sync.weights.collective import CollectivePuller

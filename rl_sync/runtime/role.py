@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import logging as absl_logging
 
 if TYPE_CHECKING:
-    from rl_sync.runtime.settings import RunSettings
+    from rl_sync.settings.run import RunSettings
 
 FAILED = 1
 ORPHANED = 4
@@ -36,9 +36,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.runtime import compilation_cache
-    from rl_sync.runtime.failures import log_failure
-    from rl_sync.runtime.settings import RunSettings
+    from rl_sync.processes import compilation_cache
+    from rl_sync.processes.failures import log_failure
+    from rl_sync.settings.run import RunSettings
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
     settings = RunSettings.from_config(config)
@@ -68,9 +68,10 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
 
         run_master(settings, arguments.master)
         return
-    from rl_sync.runtime import colocation, places, programs
-    from rl_sync.runtime.settings import TOGETHER
-    from rl_sync.runtime.topology import Member, number_of
+    from rl_sync.processes import places
+    from rl_sync.processes.topology import Member, number_of
+    from rl_sync.runtime import colocation, programs
+    from rl_sync.settings.run import TOGETHER
 
     addresses = places.Addresses(
         arguments.master, arguments.replay, arguments.coordinator, arguments.team

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Shaped
 
 from rl_sync.actors.trainer import Trainer
-from rl_sync.runtime.messages import record
-from rl_sync.runtime.session import Session
+from rl_sync.processes.messages import record
+from rl_sync.processes.session import Session
 from rl_sync.types import TrainBatch
 from rl_sync.weights.regions import Region, device_regions
 

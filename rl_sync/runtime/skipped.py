@@ -7,7 +7,7 @@ from collections import deque
 
 from jaxtyping import Array, Float
 
-from rl_sync.runtime.session import Session
+from rl_sync.processes.session import Session
 
 _log = logging.getLogger(__name__)
 _AHEAD = 2

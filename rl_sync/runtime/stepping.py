@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_sync.actors.batching import Batching
 from rl_sync.actors.trainer import Metrics, TrainState
+from rl_sync.learning.batching import Batching
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.session import Session
 from rl_sync.runtime.compilation import CompiledSteps
-from rl_sync.runtime.ledger import ConsumptionRecord
-from rl_sync.runtime.session import Session
 from rl_sync.runtime.skipped import SkippedUpdates
+from rl_sync.storage.ledger import ConsumptionRecord
 from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
 
 Shown = Callable[[int], Demonstrations]

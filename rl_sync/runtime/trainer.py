@@ -10,32 +10,32 @@ from typing import Any
 
 import jax
 
-from rl_sync.actors.batching import Batching
-from rl_sync.actors.opt_state import all_finite
 from rl_sync.actors.trainer import Trainer, TrainState
+from rl_sync.learning.batching import Batching
+from rl_sync.learning.opt_state import all_finite
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.failures import RunError
+from rl_sync.processes.rpc import RemoteError
+from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import ReplayError
-from rl_sync.runtime.adaptation import load_adapted
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
-from rl_sync.runtime.failures import RunError
-from rl_sync.runtime.ledger import ConsumptionRecord
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.publishing import Publishing
-from rl_sync.runtime.rpc import RemoteError
-from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.shares import BatchPlacer
-from rl_sync.runtime.snapshots import (
+from rl_sync.runtime.stepping import Shown, Stepping
+from rl_sync.runtime.warm_up import WarmUp
+from rl_sync.schedule import SyncSchedule
+from rl_sync.storage.adaptation import load_adapted
+from rl_sync.storage.ledger import ConsumptionRecord
+from rl_sync.storage.snapshots import (
     latest_snapshot,
     load_snapshot,
     newest_whole,
     read_metadata,
     save_snapshot,
 )
-from rl_sync.runtime.stepping import Shown, Stepping
-from rl_sync.runtime.warm_up import WarmUp
-from rl_sync.schedule import SyncSchedule
+from rl_sync.transfers.publishing import Publishing
 from rl_sync.types import Params
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError

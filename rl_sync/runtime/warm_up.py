@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rl_sync.actors.batching import lay_out
 from rl_sync.actors.trainer import Metrics, Trainer, TrainState
+from rl_sync.learning.batching import lay_out
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.rpc import RemoteError
+from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.runtime.evaluation import Evaluator
-from rl_sync.runtime.rpc import RemoteError
-from rl_sync.runtime.session import RunStoppedError, Session
 from rl_sync.runtime.skipped import SkippedUpdates
-from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.storage.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.types import Demonstrations

@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.actors import credit, objective
-from rl_sync.actors.critic import CriticConfig, value_loss
 from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.learning import credit, objective
+from rl_sync.learning.critic import CriticConfig, value_loss
 
 PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 8, 8, 3, 4
 STEPS, UPDATES = 40, 2

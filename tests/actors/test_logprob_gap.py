@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.actors.batching import Batching
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.actors.trainer import Trainer
 from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.learning.batching import Batching
 from tests.actors.test_explorer import EXPLORER, MODEL, TASK, _lease
 from tests.actors.tiny import OPTIMIZER
 from tests.models import tiny

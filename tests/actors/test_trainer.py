@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.actors.batching import Batching, lay_out
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.algorithms.named import ALGORITHMS, named
+from rl_sync.learning.batching import Batching, lay_out
 from rl_sync.models import lora
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.logprobs import token_logprobs

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.actors.critic import CriticConfig
 from rl_sync.actors.trainer import Trainer
 from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.learning.critic import CriticConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.placement import shardings
-from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
+from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 from tests.actors.test_trainer import ALGORITHM, OPTIMIZER, UNEVEN, _batch
 from tests.models import tiny
 from tests.models.meshes import layout

@@ -1,6 +1,6 @@
 """What the tests of the actors share."""
 
-from rl_sync.actors.optimizer import OptimizerConfig
+from rl_sync.learning.optimizer import OptimizerConfig
 
 OPTIMIZER = OptimizerConfig(
     name="adamw",

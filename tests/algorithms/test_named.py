@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from rl_sync.actors import credit, objective
 from rl_sync.algorithms import algorithm, kl
 from rl_sync.algorithms.named import ALGORITHMS, named
+from rl_sync.learning import credit, objective
 
 
 def test_every_name_in_a_record_has_its_function():

@@ -19,7 +19,7 @@ from launcher.resident import (
 
 from rl_sync.models import memory
 from rl_sync.rollout import slots as core
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
 from tests.launcher.command import launcher
 from tests.runs import tiny
 

@@ -12,9 +12,9 @@ from launcher.run import LocalRun, RunFailedError
 from launcher.supervisor import RoleProcess
 
 from rl_sync.observe.display import RunStatus
-from rl_sync.runtime.ports import free_ports
-from rl_sync.runtime.rpc import RpcClient, RpcServer
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.processes.ports import free_ports
+from rl_sync.processes.rpc import RpcClient, RpcServer
+from rl_sync.settings.run import RunSettings
 from tests.runs import tiny
 
 HOST = "127.0.0.1"

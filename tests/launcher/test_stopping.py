@@ -10,8 +10,8 @@ import pytest
 from launcher import stopping
 
 from rl_sync.observe.display import RoleStatus, RunStatus
-from rl_sync.runtime.movement import Movement
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.processes.movement import Movement
+from rl_sync.settings.run import RunSettings
 from tests.runs import tiny
 
 

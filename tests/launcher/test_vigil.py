@@ -12,11 +12,11 @@ import pytest
 from launcher.supervisor import RoleProcess, Supervisor
 from launcher.vigil import Vigil
 
+from rl_sync.processes.ports import free_ports
+from rl_sync.processes.rpc import RpcClient, RpcServer
 from rl_sync.replay.process import start_server
 from rl_sync.replay.tables import queue
-from rl_sync.runtime.ports import free_ports
-from rl_sync.runtime.rpc import RpcClient, RpcServer
-from tests.runtime.test_settings import settings_with
+from tests.settings.test_run import settings_with
 
 HOST = "127.0.0.1"
 WAIT = {"launch__wait_secs": 20.0}

@@ -12,8 +12,8 @@ from launcher import workdir as work
 
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.jsonlines import read_json_lines
-from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
+from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 from tests.runs import tiny
 
 STEP = 5

@@ -4,7 +4,7 @@ import jax
 
 from configs import base
 from rl_sync.models.sharding import Layout, MeshShape
-from rl_sync.runtime.mesh_settings import ShardingSettings
+from rl_sync.settings.meshes import ShardingSettings
 
 RULES = ShardingSettings(**base.get_config().sharding).rules
 

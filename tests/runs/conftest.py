@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from rl_sync.observe.spans import Span, SpanKind, read_spans
-from rl_sync.runtime.ledger import read_consumed, read_ledger
 from rl_sync.runtime.programs import parameters_of, trainer_of
-from rl_sync.runtime.settings import RunSettings
-from rl_sync.runtime.snapshots import latest_snapshot, load_snapshot
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.ledger import read_consumed, read_ledger
+from rl_sync.storage.snapshots import latest_snapshot, load_snapshot
 from tests.models.meshes import layout
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
-from rl_sync.runtime.ledger import read_consumed, read_ledger
+from rl_sync.storage.ledger import read_consumed, read_ledger
 from tests.rewards.test_pool import lives
 from tests.runs.conftest import TEAMS, TIMEOUT_SECS, RunRecord, launch
 

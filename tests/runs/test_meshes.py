@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_sync.runtime.programs import trainer_of
-from rl_sync.runtime.snapshots import load_snapshot
+from rl_sync.storage.snapshots import load_snapshot
 from tests.models.meshes import layout
 
 FLAGS = (

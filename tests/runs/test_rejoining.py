@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from launcher import workdir as work
 
+from rl_sync.processes.ports import free_ports
+from rl_sync.processes.rpc import RpcClient
+from rl_sync.processes.secret import secret_of
 from rl_sync.replay.process import start_server
 from rl_sync.runtime.buffer import replay_tables
-from rl_sync.runtime.ledger import CONSUMED_FILE, read_consumed, read_ledger
-from rl_sync.runtime.ports import free_ports
-from rl_sync.runtime.rpc import RpcClient
-from rl_sync.runtime.secret import secret_of
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.ledger import CONSUMED_FILE, read_consumed, read_ledger
 from tests.runs import tiny
 from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly
 

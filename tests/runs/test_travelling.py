@@ -8,7 +8,7 @@ from rl_sync.models import lora
 from rl_sync.models.heads import HEAD
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.runtime.programs import parameters_of, trainer_of
-from rl_sync.runtime.snapshots import load_snapshot
+from rl_sync.storage.snapshots import load_snapshot
 from rl_sync.weights.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
 from tests.runs.conftest import assert_same_bits, flags

@@ -12,12 +12,12 @@ import jax
 import pytest
 
 from rl_sync.observe.display import RunStatus
+from rl_sync.processes.ports import free_ports
+from rl_sync.processes.rpc import RpcServer
+from rl_sync.processes.secret import secret_of
 from rl_sync.runtime.colocation import Crew, allot
-from rl_sync.runtime.ports import free_ports
-from rl_sync.runtime.records import ConfigError
-from rl_sync.runtime.rpc import RpcServer
-from rl_sync.runtime.secret import secret_of
-from tests.runtime.test_settings import settings_with
+from rl_sync.settings.records import ConfigError
+from tests.settings.test_run import settings_with
 
 TWO = {"sync__mode": "multi_explorer", "explorer__count": 2, "launch__colocate": True}
 

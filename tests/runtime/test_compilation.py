@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.compilation import CompiledSteps
-from rl_sync.runtime.session import RunStoppedError
 from rl_sync.types import TrainBatch
 
 

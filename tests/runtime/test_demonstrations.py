@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.demonstrations import DemonstrationReader
-from rl_sync.runtime.session import RunStoppedError
 from rl_sync.types import NO_LEASE
 from tests.tasks.loading import load
 

@@ -11,8 +11,8 @@ import pytest
 from configs import gsm8k
 from rl_sync.rollout.request import Completion
 from rl_sync.runtime import evaluation
-from rl_sync.runtime.settings import RunSettings
-from tests.runtime.test_settings import config_with
+from rl_sync.settings.run import RunSettings
+from tests.settings.test_run import config_with
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pytest
 
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.failures import RunError
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
 from rl_sync.runtime import explorer
 from rl_sync.runtime.explorer import ExplorerProgram
-from rl_sync.runtime.failures import RunError
 from rl_sync.weights.agreement import alone
 from rl_sync.weights.interface import WeightsTimeoutError
 

@@ -14,8 +14,8 @@ from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.runtime.export import export
 from rl_sync.runtime.programs import parameters_of
-from rl_sync.runtime.settings import ConfigError, RunSettings
-from rl_sync.runtime.snapshots import save_snapshot
+from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.storage.snapshots import save_snapshot
 from rl_sync.tasks import pretrained
 from tests.models import tiny as tiny_model
 from tests.models.huggingface import golden

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from configs import arithmetic
-from rl_sync.runtime.ledger import read_ledger
 from rl_sync.runtime.master import MasterProgram
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.ledger import read_ledger
 from tests.observe.full_disk import files_of_at_most
 
 

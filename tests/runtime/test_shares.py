@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_sync.models.placement import put, shardings
+from rl_sync.processes.messages import decode, encode
 from rl_sync.runtime import shares
-from rl_sync.runtime.messages import decode, encode
 from rl_sync.runtime.shares import BatchPlacer, Share
 from rl_sync.types import Demonstrations, Packing, TrainBatch
 

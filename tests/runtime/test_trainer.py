@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl_sync.processes.rpc import RemoteError
+from rl_sync.processes.session import RunStoppedError
+from rl_sync.processes.team import Team
 from rl_sync.replay.interface import ReplayUnavailableError
-from rl_sync.runtime.publishing import CheckpointPublishing
-from rl_sync.runtime.rpc import RemoteError
-from rl_sync.runtime.session import RunStoppedError
-from rl_sync.runtime.team import Team
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.schedule import resolve
+from rl_sync.transfers.publishing import CheckpointPublishing
 from rl_sync.weights.interface import WeightsTransferError
 from tests.runtime.test_stepping import Computation, _groups
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.actors.train_state import TrainState
-from rl_sync.runtime.rpc import RemoteError
-from rl_sync.runtime.session import RunStoppedError
-from rl_sync.runtime.snapshots import SnapshotError, latest_snapshot
+from rl_sync.learning.train_state import TrainState
+from rl_sync.processes.rpc import RemoteError
+from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.warm_up import WarmUp
+from rl_sync.storage.snapshots import SnapshotError, latest_snapshot
 
 
 class FakeTrainer:

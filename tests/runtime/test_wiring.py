@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_sync.runtime.programs import trainer_of
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
 from tests.models.meshes import layout
 from tests.runs import tiny
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import base
-from rl_sync.runtime.records import build
+from rl_sync.settings.records import build
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task

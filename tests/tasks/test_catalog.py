@@ -8,7 +8,7 @@ from tests.tasks.loading import dataset, write_lines
 _LOAD = """
 import sys
 from configs import {name} as module
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
 config = module.get_config()
 config.task.jsonl.path = {path!r}
 RunSettings.from_config(config.to_dict() | {{"workdir": "x"}}).load_task()

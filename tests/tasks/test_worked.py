@@ -6,7 +6,7 @@ import pytest
 
 from configs import long_tail
 from rl_sync.rewards.router import RewardRequest, RewardRouter
-from rl_sync.runtime.settings import RunSettings
+from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.tokenizer import completion_tokens
 from rl_sync.tasks.worked import WorkedConfig, answer, load, text, tired_working, working
 from tests.tasks import loading

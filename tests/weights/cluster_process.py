@@ -160,7 +160,7 @@ def donate(params: dict) -> dict:
 def snapshot(directory: Path, params: dict) -> bool:
     """Whether a snapshot that the trainer takes and loads alone comes back to the bit."""
     # Here, because explorers need no Orbax, and importing it takes a second.
-    from rl_sync.runtime.snapshots import load_snapshot, save_snapshot
+    from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 
     state = {"params": params, "rng": jax.random.key(3), "step": 7}
     save_snapshot(directory / "snapshots", 7, state, {"seed": 1})

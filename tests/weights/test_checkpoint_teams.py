@@ -9,8 +9,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.runtime.ports import free_ports
-from rl_sync.runtime.team import Follower, Leader
+from rl_sync.processes.ports import free_ports
+from rl_sync.processes.team import Follower, Leader
 from rl_sync.weights import checkpoint
 from rl_sync.weights.checkpoint import CheckpointPublisher
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.runtime.ports import free_ports
+from rl_sync.processes.ports import free_ports
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.collective import CollectivePublisher
 from rl_sync.weights.interface import WeightsTransferError

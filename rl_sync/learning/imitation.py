@@ -1,0 +1,45 @@
+"""Demonstrations beside rollouts: how the gradient of their loss is mixed in.
+
+Letters in shapes: D rows of demonstrations, T positions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from rl_sync.algorithms import aggregation, losses
+from rl_sync.learning.microbatches import gradient
+from rl_sync.types import Demonstrations, Params
+
+Metrics = dict[str, Float[Array, ""]]
+Logprobs = Callable[[Params, Int[Array, "D T"]], Float[Array, "D T"]]
+
+
+def mix_in(
+    descent: Params,
+    logprobs: Logprobs,
+    trained: Params,
+    shown: Demonstrations,
+    share: float,
+    microbatch_rows: int,
+) -> tuple[Params, Metrics]:
+    """Mixes ∇ of the mean of −log π over the tokens of demonstrations into that of a loss.
+
+    Args:
+      descent: the gradient of the loss of rollouts by what is trained.
+      logprobs: of tokens, as a function of what is trained.
+      share: μ of `losses.mixed`.
+      microbatch_rows: see `gradient`.
+    """
+    count = shown.mask.sum()
+
+    def loss_of(trained: Params, rows: Demonstrations) -> tuple[Float[Array, ""], Metrics]:
+        loss = aggregation.token_mean(losses.sft(logprobs(trained, rows.tokens)), rows.mask, count)
+        return loss, {"demonstration_loss": loss}
+
+    imitating, metrics = gradient(loss_of, trained, shown, microbatch_rows)
+    return jax.tree.map(functools.partial(losses.mixed, share=share), descent, imitating), metrics

@@ -1,0 +1,55 @@
+"""The reference model: when it is renewed, and how strongly it holds the policy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.algorithms.kl import adapted_coefficient
+from rl_sync.learning.objective import Metrics
+from rl_sync.learning.train_state import TrainState
+from rl_sync.models.placement import put
+from rl_sync.models.sharding import Layout
+from rl_sync.types import Params
+
+
+def refreshed(algorithm: Algorithm, before: TrainState, trained: Params) -> Params | None:
+    """What of the reference model is not the policy's anyway, after a step.
+
+    Args:
+      before: the step.
+      trained: what is trained of the policy, after it.
+    """
+    every_steps = algorithm.refresh_reference_steps
+    if not every_steps or before.ref_params is None:
+        return before.ref_params
+    due = (before.step + 1) % every_steps == 0
+    return jax.tree.map(lambda new, old: jnp.where(due, new, old), trained, before.ref_params)
+
+
+def first_coefficient(algorithm: Algorithm, layout: Layout | None) -> Float[Array, ""] | None:
+    """The weight of the divergence when RL begins; None where it does not change."""
+    if not algorithm.adapts_kl:
+        return None
+    start = jnp.float32(algorithm.kl_coefficient)
+    return start if layout is None else put(start, layout.repeated)
+
+
+def next_coefficient(
+    algorithm: Algorithm, before: TrainState, metrics: Metrics, learns: Bool[Array, ""]
+) -> Float[Array, ""] | None:
+    """The weight of the divergence after a step.
+
+    Args:
+      before: the step.
+      metrics: of the step.
+      learns: whether the policy did; else the weight stays. So it does where the divergence is not
+        finite.
+    """
+    if before.kl_coefficient is None:
+        return None
+    target, horizon = algorithm.kl_target, algorithm.kl_horizon_steps
+    after = adapted_coefficient(before.kl_coefficient, metrics["kl_reference"], target, horizon)
+    return jnp.where(learns & jnp.isfinite(after), after, before.kl_coefficient)

@@ -1,0 +1,62 @@
+"""Names of machines, looked up with a deadline."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+
+from rl_sync.settings.records import ConfigError
+
+_LOOK_UP_SECS = 10.0
+
+
+def check_own(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> None:
+    """Checks that a name or an address is one of this machine's.
+
+    Args:
+      setting: where it was given, for the message.
+
+    Raises:
+      ConfigError: it is not, or nobody says so within the deadline.
+    """
+    address = look_up(setting, host, timeout_secs)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise ConfigError(
+                f"{setting}={host} must be an address of this machine, as others reach it: {error}."
+            ) from error
+
+
+def look_up(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> str:
+    """The address of a host.
+
+    Args:
+      setting: where it was given, for the message.
+
+    Raises:
+      ConfigError: there is none, or nobody says so within the deadline.
+    """
+    answers: queue.Queue[str | OSError] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            answers.put(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
+        except (OSError, UnicodeError) as error:  # Names of over 63 letters are the latter.
+            answers.put(OSError(str(error)))
+
+    # Nothing ends a look-up, so a thread has it, and is left behind.
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    try:
+        answer = answers.get(timeout=timeout_secs)
+    except queue.Empty:
+        answer = TimeoutError(f"no name server answered within {timeout_secs:g} s")
+    if isinstance(answer, OSError):
+        raise ConfigError(
+            f"{setting}={host} cannot be looked up: {answer}. Give an address, such as 10.0.0.1, or"
+            " a name that this machine knows."
+        )
+    return answer

@@ -1,0 +1,209 @@
+"""What every role's process has: settings, a line to the master, spans, signs of life.
+
+Of a program of several processes the first alone has spans; the others agree with it, but give
+signs of life of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rl_sync.observe.display import RoleStatus
+from rl_sync.observe.spans import SpanKind, SpanRecorder, spans_path
+from rl_sync.processes.attendance import SILENT_SECS, Silence
+from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.processes.secret import secret_of
+from rl_sync.processes.team import Team
+from rl_sync.settings.run import RunSettings
+from rl_sync.settings.sections import process_name
+
+HEARTBEAT_SECS = 0.5
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RunStoppedError(Exception):
+    """The run is being stopped: save what is to be saved and leave."""
+
+
+class Session:
+    """One process of a program in a run; usable as a context manager.
+
+    Its methods are for the thread that runs the program, but for `tell`.
+
+    Args:
+      settings: the run.
+      role: `trainer`, `explorer1`, `explorer2`, ….
+      master_address: `host:port`.
+      team: the program's processes.
+    """
+
+    def __init__(self, settings: RunSettings, role: str, master_address: str, team: Team):
+        self.settings = settings
+        self.role = role
+        self.name = process_name(role, team.process)
+        path = spans_path(settings.workdir, role) if team.leads else None
+        self.spans = SpanRecorder(path, role)
+        self.facts: dict[str, Any] = {}
+        self.team = team
+        self.secret = secret_of(settings.workdir)
+        self._master = RpcClient(master_address, "master", self.secret)
+        self._stop: str | None = None
+        self._closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that talks to the outside."""
+        return self.team.leads
+
+    def agree(self, what: str, thunk: Callable[[], T]) -> T:
+        """What the first process gets from a thunk; see `Agree`."""
+        return self.team.agree(what, thunk)
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """What the first process gets from a thunk, or this one's share of it; see `Team`."""
+        return self.team.hand_out(what, thunk, share)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Calls the master, with the settings' deadline for an answer."""
+        return self.agree(f"call {method}", lambda: self._call(method, **arguments))
+
+    def tell(self, method: str, **arguments: Any) -> None:
+        """Calls the master where the answer does not matter; for any thread."""
+        if self.leads:
+            self._call(method, **arguments)
+
+    def call_alone(self, method: str, **arguments: Any) -> Any:
+        """Calls the master for this process alone, whatever the others do."""
+        return self._call(method, **arguments)
+
+    def resumed(self, step: int, warm_up: int | None = None) -> None:
+        """Marks in all records that the run goes on from a snapshot.
+
+        Args:
+          step, warm_up: see `rl_sync.observe.resumption.mark`.
+        """
+        self.spans.resume(step, warm_up)
+        self.call("resumed", step=step, warm_up=warm_up)
+
+    def check(self) -> None:
+        """Raises `RunStoppedError` when the run is being stopped."""
+        self.agree("check", self._check)
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        return self._master.call(method, self.settings.launch.call_secs, **arguments)
+
+    def _check(self) -> None:
+        if self._stop is not None:
+            raise RunStoppedError(self._stop)
+
+    def patience(self, what: str, whom: str) -> Patience:
+        """Starts the clock of one wait, with the settings' deadline."""
+        return Patience(self, what, whom, self.settings.launch.wait_secs)
+
+    def status(self) -> RoleStatus:
+        """What the live display shows of this role."""
+        current = self.spans.current
+        activity, since, waits_for = "idle", 0.0, None
+        if current is not None:
+            activity, since = str(current.kind), current.lasted_secs
+            waits_for = current.reason if current.kind is SpanKind.WAIT else None
+        facts = dict(self.facts)
+        # What is under way knows its step; a warm-up's span is of many.
+        if current is not None and current.kind is not SpanKind.WARM_UP:
+            facts["step"] = current.attributes.get("step", facts.get("step"))
+        return RoleStatus(
+            role=self.role, activity=activity, since_secs=since, waits_for=waits_for, **facts
+        )
+
+    def _beat(self) -> None:
+        lost_since = None
+        while not self._closed.wait(HEARTBEAT_SECS):
+            try:
+                reply = self._call(
+                    "heartbeat",
+                    role=self.role,
+                    status=self.status().to_dict(),
+                    name=self.name,
+                    process=os.getpid(),
+                    doing=self._doing(),
+                )
+                self._stop, lost_since = reply["stop"], None
+            except PeerLostError as error:
+                lost_since = lost_since or time.monotonic()
+                if time.monotonic() - lost_since > self.settings.launch.master_lost_secs:
+                    _log.error("The master is lost, so %s ends: %s", self.role, error)
+                    logging.shutdown()
+                    os._exit(3)  # The main thread may stand in a collective that nothing ends.
+            except Exception:
+                _log.exception("A sign of life of %s failed", self.name)
+        with contextlib.suppress(PeerLostError, RemoteError):
+            self._call("leave", name=self.name)
+
+    def _doing(self) -> str:
+        """What this process does, for who wonders later where it got stuck."""
+        current = self.spans.current
+        if current is None:
+            return "between two spans"
+        waits = current.kind is SpanKind.WAIT
+        of_step = f" (step {current.attributes['step']})" if "step" in current.attributes else ""
+        return (f"waiting for {current.reason}" if waits else f"at {current.kind}") + of_step
+
+    def silences(self) -> list[Silence]:
+        """The other processes that give the master no signs of life; none if it gives none."""
+        try:
+            told = self._master.call("silences", SILENT_SECS, at_least_secs=SILENT_SECS)
+        except (PeerLostError, RemoteError):
+            return []
+        return [silence for one in told if (silence := Silence(*one)).name != self.name]
+
+    def close(self) -> None:
+        """Ends the signs of life and closes the spans."""
+        self._closed.set()
+        self._heart.join(timeout=2 * HEARTBEAT_SECS)
+        self.spans.close()
+        self._master.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """A stop that comes before the role has begun ends its body in order."""
+        self.close()
+        return kind is not None and issubclass(kind, RunStoppedError)
+
+
+class Patience:
+    """One wait's deadline: call it at each turn of the waiting loop.
+
+    Raises, when called:
+      RunStoppedError: the run is being stopped.
+      TimeoutError: the deadline has passed; says what was awaited, from whom, since when.
+    """
+
+    def __init__(self, session: Session, what: str, whom: str, timeout_secs: float):
+        self._session, self._what, self._whom = session, what, whom
+        self._timeout_secs = timeout_secs
+        self._since = time.monotonic()
+
+    def __call__(self) -> None:
+        self._session.agree(f"patience for {self._what}", self._lasts)
+
+    def _lasts(self) -> None:
+        self._session.check()
+        waited = time.monotonic() - self._since
+        if waited > self._timeout_secs:
+            raise TimeoutError(
+                f"{self._session.role} has waited for {self._what} from {self._whom} for"
+                f" {waited:.0f} s, which is over launch.wait_secs={self._timeout_secs:g}."
+                + "".join(f" {silence}." for silence in self._session.silences())
+            )

@@ -1,0 +1,261 @@
+"""The processes of one program: the first one talks to the outside, the others hear it from there.
+
+All run the same program, so that all dispatch the same computations in the same order. What could
+make them differ (an answer, a batch, the clock) is heard by the first alone, the *leader*, and
+handed on to the *followers*, which wait for it at the same point of the program.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rl_sync.processes.messages import decode, encode
+from rl_sync.processes.rpc import PeerLostError, RpcClient, RpcServer
+from rl_sync.weights.agreement import Agree, alone
+
+_POLL_SECS = 5.0
+_RETRY_SECS = 0.1
+_CLOSE_SECS = 10.0
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Team:
+    """A program of one process, whose process agrees with itself.
+
+    Attributes:
+      leads: whether this process talks to the outside.
+      process: which of the program's processes this is.
+      agree: for the thread that runs the program.
+    """
+
+    leads: bool = True
+    process: int = 0
+    agree: Agree = staticmethod(alone)
+
+    def thread(self, name: str) -> Agree:
+        """How another thread agrees with the threads of that name in the other processes."""
+        del name
+        return alone
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """Has the first process do something, and gives each other one its share of the result.
+
+        Like `agree`, for the thread that runs the program.
+
+        Args:
+          share: of the result, what a process is to have; called in the first one.
+
+        Returns:
+          The result in the first process, in others their shares.
+        """
+        del what, share
+        return thunk()
+
+    def close(self) -> None:
+        """Lets go of the others."""
+
+
+class Leader(Team):
+    """The first process of several.
+
+    Args:
+      program: its name.
+      followers: how many there are.
+      address: `host:port` to serve at.
+      secret: the run's.
+
+    Raises:
+      ValueError: the port is taken.
+    """
+
+    def __init__(self, program: str, followers: int, address: str, secret: str):
+        self._program, self._followers = program, followers
+        self._changed = threading.Condition()
+        self._said: dict[tuple[str, int], tuple[str, Sequence[bytes]]] = {}
+        self._heard: dict[tuple[str, int], set[int]] = {}
+        host, _, port = address.rpartition(":")
+        self._server = RpcServer(
+            {"hear": self._hear}, int(port), host, threads=4 * followers + 4, secret=secret
+        )
+        self.agree = self._program_thread = _Speaker(self, "program")
+
+    def thread(self, name: str) -> Agree:
+        """See `Team`."""
+        return _Speaker(self, name)
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """See `Team`."""
+        return self._program_thread.hand_out(what, thunk, share)
+
+    def close(self) -> None:
+        """Waits until the others have heard everything, for a while at most."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._said, _CLOSE_SECS):
+                _log.warning("%s ends although not all its processes listen.", self._program)
+        self._server.close()
+
+    def say(self, thread: str, turn: int, what: str, outcomes: Sequence[bytes]) -> None:
+        """Lets the others hear what came of a turn of one of the threads.
+
+        Args:
+          outcomes: for each of the others.
+        """
+        with self._changed:
+            self._said[thread, turn] = what, outcomes
+            self._heard[thread, turn] = set()
+            self._changed.notify_all()
+
+    @property
+    def followers(self) -> int:
+        """How many there are."""
+        return self._followers
+
+    def _hear(
+        self, follower: int, thread: str, turn: int, what: str, poll_secs: float
+    ) -> bytes | None:
+        """What was said in a turn; None if it is not said yet."""
+        key = thread, turn
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._said, poll_secs):
+                return None
+            point, outcomes = self._said[key]
+            if point != what:
+                raise RuntimeError(
+                    f"The processes of {self._program} have gone different ways: in turn {turn} of"
+                    f" thread {thread} the first is at {point!r}, process {follower} at {what!r}."
+                )
+            self._heard[key].add(follower)
+            if len(self._heard[key]) == self._followers:
+                del self._said[key], self._heard[key]
+                self._changed.notify_all()
+            return outcomes[follower - 1]
+
+
+class _Speaker:
+    """How one of the leader's threads has the others hear what it did; an `Agree`.
+
+    Args:
+      leader: the leader.
+      name: the thread's, in all processes.
+    """
+
+    def __init__(self, leader: Leader, name: str):
+        self._leader, self._name = leader, name
+        self._turn, self._inside = 0, False
+
+    def __call__(self, what: str, thunk: Callable[[], T]) -> T:
+        if self._inside:  # A part of something that is agreed on as a whole.
+            return thunk()
+
+        def told(result: T) -> list[bytes]:
+            return [encode((True, result))] * self._leader.followers
+
+        return self._do(what, thunk, told)
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """See `Team`."""
+        assert not self._inside, f"{what!r} is handed out where something else is agreed on"
+
+        def told(result: T) -> list[bytes]:
+            indices = range(1, 1 + self._leader.followers)
+            return [encode((True, share(result, index))) for index in indices]
+
+        return self._do(what, thunk, told)
+
+    def _do(self, what: str, thunk: Callable[[], T], told: Callable[[T], list[bytes]]) -> T:
+        self._turn, self._inside = self._turn + 1, True
+        try:
+            result = thunk()
+            outcomes = told(result)
+        except BaseException as error:
+            failed = encode((False, error))
+            self._leader.say(self._name, self._turn, what, [failed] * self._leader.followers)
+            raise
+        finally:
+            self._inside = False
+        self._leader.say(self._name, self._turn, what, outcomes)
+        return result
+
+
+class Follower(Team):
+    """Another process than the first.
+
+    Args:
+      program: its name.
+      index: which process, from 1.
+      address: where the leader serves.
+      start_secs: until the leader is up.
+      wait_secs: the longest that the leader takes from one agreement to the next.
+      secret: the run's.
+    """
+
+    leads = False
+
+    def __init__(
+        self,
+        program: str,
+        index: int,
+        address: str,
+        start_secs: float,
+        wait_secs: float,
+        secret: str,
+    ):
+        self._program, self.process, self._wait_secs = program, index, wait_secs
+        self._client = RpcClient(address, f"first process of {program}", secret)
+        self._started = time.monotonic()
+        self._start_secs = start_secs
+        self._has_heard = False
+        self.agree = self.thread("program")
+
+    def thread(self, name: str) -> Agree:
+        """See `Team`."""
+        turn = 0
+
+        def agree(what: str, thunk: Callable[[], T]) -> T:
+            nonlocal turn
+            turn += 1
+            succeeded, result = decode(self._hear(name, turn, what))
+            if not succeeded:
+                raise result
+            return result
+
+        return agree
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """See `Team`."""
+        del share
+        return self.agree(what, thunk)
+
+    def close(self) -> None:
+        """See `Team`."""
+        self._client.close()
+
+    def _hear(self, thread: str, turn: int, what: str) -> bytes:
+        since = time.monotonic()
+        while time.monotonic() - since < self._wait_secs:
+            outcome = self._ask(thread, turn, what)
+            if outcome is not None:
+                return outcome
+        # Not a TimeoutError, which all processes would have heard of: nobody hears this one.
+        raise PeerLostError(
+            f"Process {self.process} of {self._program} has waited {self._wait_secs:.0f} s for the"
+            f" first to come to {what!r}."
+        )
+
+    def _ask(self, thread: str, turn: int, what: str) -> bytes | None:
+        asking = {"follower": self.process, "thread": thread, "turn": turn, "what": what}
+        try:
+            heard = self._client.call("hear", 4 * _POLL_SECS, **asking, poll_secs=_POLL_SECS)
+        except PeerLostError:
+            if self._has_heard or time.monotonic() - self._started > self._start_secs:
+                raise
+            time.sleep(_RETRY_SECS)
+            return None
+        self._has_heard = True
+        return heard

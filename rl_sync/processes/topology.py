@@ -1,0 +1,104 @@
+"""Programs and their processes: how many, in which cluster, on which devices.
+
+The trainer and each explorer are a *program*: one process or several, with one mesh over the
+devices of all of them. With collective transfer all programs form one cluster, the trainer's
+processes first; else a program of several processes forms one of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from rl_sync.models.sharding import Layout
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run import TOGETHER, RunSettings
+from rl_sync.settings.sections import process_name
+
+TRAINER = "trainer"
+
+
+def explorer_name(number: int) -> str:
+    """The program of an explorer, by its number from 1."""
+    return f"explorer{number}"
+
+
+def number_of(program: str) -> int:
+    """The number of an explorer, by its program."""
+    return int(program.removeprefix("explorer"))
+
+
+class Member(NamedTuple):
+    """One process of a run that computes.
+
+    Attributes:
+      program: `trainer`, `explorer1`, `explorer2`, ….
+      process: which of the program's processes; 0 leads.
+    """
+
+    program: str
+    process: int
+
+    @property
+    def name(self) -> str:
+        """As it is shown; see `process_name`."""
+        return process_name(self.program, self.process)
+
+
+def programs_of(settings: RunSettings) -> list[str]:
+    """The programs of a run, the trainer first; one for all under `launch.colocate`."""
+    if settings.launch.colocate:
+        return [TOGETHER]
+    return [TRAINER, *map(explorer_name, range(1, settings.explorers + 1))]
+
+
+def members_of(settings: RunSettings) -> list[Member]:
+    """All processes that compute, program by program."""
+    return [
+        Member(program, process)
+        for program in programs_of(settings)
+        for process in range(settings.processes_of(program))
+    ]
+
+
+def device_share(settings: RunSettings, program: str) -> int:
+    """How many devices each process of a program has."""
+    return settings.mesh_of(program).devices // settings.processes_of(program)
+
+
+def cluster_size(settings: RunSettings, program: str) -> int:
+    """How many processes the cluster of a program has; 1 for no cluster."""
+    if not settings.is_joint:
+        return settings.processes_of(program)
+    return settings.trainer.processes + settings.explorers * settings.explorer.processes
+
+
+def indices_of(settings: RunSettings, program: str) -> range:
+    """The indices of a program's processes in its cluster."""
+    first, count = 0, settings.processes_of(program)
+    if settings.is_joint and program != TRAINER:
+        number = number_of(program)
+        first = settings.trainer.processes + (number - 1) * count
+    return range(first, first + count)
+
+
+def layout_of(settings: RunSettings, program: str) -> Layout:
+    """The mesh of a program of this process's cluster, on an equal part of each process's devices.
+
+    Raises:
+      ConfigError: a process has fewer devices than that.
+    """
+    shape, indices = settings.mesh_of(program), indices_of(settings, program)
+    share = device_share(settings, program)
+    devices = []
+    for index in indices:
+        there = [device for device in jax.devices() if device.process_index == index]
+        if len(there) < share:
+            raise ConfigError(
+                f"A mesh of {shape} takes {share} devices of each of the {len(indices)} processes"
+                f" of {program}, but one has {len(there)}: make the mesh smaller, or give it more"
+                " devices (on CPU JAX_NUM_CPU_DEVICES, on GPU CUDA_VISIBLE_DEVICES)."
+            )
+        devices += there[:share]
+    return Layout(shape.mesh(devices), settings.sharding.rules)

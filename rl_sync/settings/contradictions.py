@@ -1,0 +1,211 @@
+"""What settings must not say together: each rule, the values that break it, and the way out."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rl_sync.schedule import MODES
+from rl_sync.settings.algorithm import (
+    require_bearing,
+    require_no_explorers,
+    require_shares,
+)
+from rl_sync.settings.records import one_of, require
+from rl_sync.settings.sections import process_name
+
+if TYPE_CHECKING:
+    from rl_sync.settings.run import RunSettings
+
+TRANSFERS = ("collective", "checkpoint", "server")
+
+
+def check(settings: RunSettings) -> None:
+    """Checks a run's settings against each other.
+
+    Raises:
+      ConfigError: names the rule, the value, and the way out.
+    """
+    _check_synchronization(settings)  # First: the rest relies on a mode that there is.
+    _check_run(settings)
+    _check_explorers(settings)
+    _check_algorithm(settings)
+    _check_processes(settings)
+    _check_hosts(settings)
+    _check_meshes(settings)
+
+
+def _check_run(settings: RunSettings) -> None:
+    require(
+        settings.seed >= 0,
+        f"seed={settings.seed} must be at least 0: random numbers are drawn from 32 bits.",
+    )
+    require(
+        re.fullmatch(r"[^/\0]*[^/\0.][^/\0]*", settings.name) is not None,
+        f"name={settings.name!r} is part of a directory's name: give letters and digits, and no"
+        " slash (where the directory lies is said by workdir).",
+    )
+    require("\0" not in settings.workdir, f"workdir={settings.workdir!r} must not hold a null.")
+    updates = settings.optimizer.updates_per_batch
+    require(
+        settings.trainer.steps * updates < 2**31,
+        f"trainer.steps={settings.trainer.steps} steps of optimizer.updates_per_batch={updates}"
+        " updates are more than the 2,147,483,647 that an optimizer counts: use fewer.",
+    )
+    completions = settings.groups_generated * settings.trainer.group_size
+    require(
+        completions < 2**31,
+        "trainer.groups_per_step · algorithm.over_sampling · trainer.group_size ="
+        f" {completions:.3g} completions a step are more than arrays can hold (2,147,483,647): use"
+        " fewer.",
+    )
+    port = settings.master.port
+    require(
+        not port or port != settings.replay.port or settings.replay.address is not None,
+        f"master.port and replay.port are both {port}: each server needs one of its own. Change"
+        " one, or set it to 0 for any free one.",
+    )
+
+
+def _check_hosts(settings: RunSettings) -> None:
+    launch = settings.launch
+    require(
+        not (launch.elsewhere and launch.colocate),
+        f"launch.hosts={launch.hosts} does not fit launch.colocate, with which all are in one"
+        " process: leave out one of them.",
+    )
+    names = [
+        process_name(program, process)
+        for program in settings.roles
+        for process in range(settings.processes_of(program))
+    ]
+    for name in launch.elsewhere:
+        one_of(f"launch.hosts={launch.hosts}: the process", name, tuple(names))
+
+
+def _check_explorers(settings: RunSettings) -> None:
+    mode = MODES[settings.sync.mode]
+    count, least, most = settings.explorers, mode.least_explorers, mode.most_explorers
+    if settings.algorithm.imitates:
+        require_no_explorers(settings.algorithm, settings.explorer)
+        least = 0
+    require(
+        count >= least and (most is None or count <= most),
+        f"explorer.count={count} does not fit sync.mode={settings.sync.mode}, which takes "
+        + (f"{least}" if least == most else f"{least} or more")
+        + (": for several explorers use sync.mode=multi_explorer." if most == 1 else "."),
+    )
+    require(
+        count <= settings.trainer.groups_per_step,
+        f"explorer.count={count} explorers cannot share trainer.groups_per_step="
+        f"{settings.trainer.groups_per_step}: some would have nothing to generate.",
+    )
+    lease = settings.explorer.groups_per_lease
+    require(
+        lease is None or lease >= 1,
+        f"explorer.groups_per_lease must be at least 1, not {lease}.",
+    )
+
+
+def _check_synchronization(settings: RunSettings) -> None:
+    schedule = settings.schedule
+    one_of("sync.transfer", settings.transfer, TRANSFERS)
+    require(
+        schedule.pull == "latest" or settings.replay.sampler == "fifo",
+        f"replay.sampler={settings.replay.sampler} does not fit sync.mode={settings.sync.mode}:"
+        " exact pulls consume batches in their order. Use replay.sampler=fifo.",
+    )
+    require(
+        schedule.pull == "latest" or schedule.offset <= settings.trainer.steps,
+        f"sync.offset={schedule.offset} is beyond trainer.steps={settings.trainer.steps}: explorers"
+        " would generate all of the run with its first weights. Use a smaller offset, or more"
+        " steps.",
+    )
+    require(
+        settings.sync.directory is None or settings.transfer != "collective",
+        f"sync.directory={settings.sync.directory} is for weights that go by checkpoint, not by"
+        " sync.transfer=collective: use sync.transfer=checkpoint, or leave it out.",
+    )
+    taken_freely = settings.transfer != "collective" or settings.launch.colocate
+    offered = schedule.pull == "latest" and taken_freely
+    require(
+        settings.rollout.swap == "between" or offered,
+        f"rollout.swap={settings.rollout.swap} needs weights that an explorer takes when it likes,"
+        f" but sync.pull={schedule.pull} over sync.transfer={settings.transfer} has none: use"
+        " sync.mode=asynchronous or multi_explorer, or rollout.swap=between.",
+    )
+    require(
+        not settings.rollout.budget_tokens or schedule.pull == "latest",
+        f"rollout.budget_tokens={settings.rollout.budget_tokens} leaves groups to be finished with"
+        f" later weights, but sync.pull={schedule.pull} fixes the groups and the version of"
+        " every batch: use sync.mode=asynchronous or multi_explorer, or rollout.budget_tokens=0"
+        " (no budget).",
+    )
+
+
+def _check_algorithm(settings: RunSettings) -> None:
+    updates = settings.optimizer.updates_per_batch
+    require(
+        settings.trainer.groups_per_step % updates == 0,
+        f"trainer.groups_per_step={settings.trainer.groups_per_step} groups cannot be shared evenly"
+        f" by optimizer.updates_per_batch={updates} updates: use a divisor.",
+    )
+    require_bearing(settings.algorithm, settings.schedule.staleness_bound, settings.sync.mode)
+    require_shares(settings.algorithm, settings.trainer, updates)
+    require(
+        settings.trainer.group_size >= 2 or not settings.algorithm.compares_groups,
+        f"trainer.group_size must be at least 2, not {settings.trainer.group_size}:"
+        f" algorithm.advantage={settings.algorithm.advantage} compares a group's completions with"
+        " each other. For one completion a prompt use algorithm.name=ppo or reinforce_pp.",
+    )
+    require(
+        not settings.algorithm.needs_values
+        or settings.critic.warm_up_steps < settings.trainer.steps,
+        f"critic.warm_up_steps={settings.critic.warm_up_steps} leaves the policy none of"
+        f" trainer.steps={settings.trainer.steps} to learn in: use fewer.",
+    )
+
+
+def _check_processes(settings: RunSettings) -> None:
+    require(
+        not settings.launch.colocate
+        or settings.trainer.processes == settings.explorer.processes == 1,
+        "launch.colocate=true runs all roles in one process: use it with"
+        f" trainer.processes=1 and explorer.processes=1, not {settings.trainer.processes} and"
+        f" {settings.explorer.processes}.",
+    )
+    require(
+        settings.launch.colocate or not settings.launch.share_devices,
+        "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
+    )
+    require(
+        settings.transfer != "server" or not settings.launch.colocate,
+        "sync.transfer=server is for roles in processes of their own: with launch.colocate=true"
+        " use sync.transfer=collective, which hands the weights over.",
+    )
+
+
+def _check_meshes(settings: RunSettings) -> None:
+    trainer, explorer = settings.trainer_layout, settings.explorer_layout
+    sizes = f"trainer.mesh of {settings.trainer.mesh.shape}"
+    rows = settings.trainer.groups_per_step * settings.trainer.group_size
+    rows //= settings.optimizer.updates_per_batch
+    of_rows = {
+        "trainer.groups_per_step · trainer.group_size / optimizer.updates_per_batch": rows,
+        "trainer.microbatch_rows": settings.trainer.microbatch_rows,
+        "algorithm.expert_rows / optimizer.updates_per_batch": settings.algorithm.expert_rows
+        // settings.optimizer.updates_per_batch,
+        "warm_up.batch_size": settings.warm_up.batch_size if settings.warm_up.steps else 0,
+    }
+    for name, value in of_rows.items():
+        require(
+            value % trainer.batch_shards == 0,
+            f"{name} = {value} rows cannot be cut evenly into {trainer.batch_shards} parts, as"
+            f" {sizes} wants it: use a multiple.",
+        )
+    require(
+        settings.slots % explorer.batch_shards == 0,
+        f"An explorer's {settings.slots} slots (rollout.slots) cannot be cut evenly into"
+        f" {explorer.batch_shards} parts, as explorer.mesh of {settings.explorer.mesh.shape} wants"
+        " it: use a multiple.",
+    )

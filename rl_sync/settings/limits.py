@@ -1,0 +1,59 @@
+"""Checks of values that several sections have: ports, addresses, times, commands."""
+
+from __future__ import annotations
+
+import shlex
+import string
+
+from rl_sync.settings.records import require
+
+_LAST_PORT = 65_535
+_LONGEST_SECS = 1e8  # Far below what timers bear.
+
+
+def require_port(name: str, port: int) -> None:
+    """Raises `ConfigError` unless a number may be a port, or 0."""
+    require(
+        0 <= port <= _LAST_PORT,
+        f"{name}={port} must be a port, from 1 to {_LAST_PORT}, or 0 for any free one.",
+    )
+
+
+def require_address(name: str, address: str) -> None:
+    """Raises `ConfigError` unless a text is a host and a port."""
+    host, _, port = address.rpartition(":")
+    require(
+        bool(host) and port.isdecimal() and 0 < int(port) <= _LAST_PORT,
+        f"{name}={address!r} must be HOST:PORT, such as 10.0.0.2:8000; leave it out to have a"
+        " server started.",
+    )
+
+
+def require_patience(section: str, **waits_secs: float) -> None:
+    """Raises `ConfigError` unless times are above 0 and what timers bear."""
+    for name, value in waits_secs.items():
+        require(
+            0 < value <= _LONGEST_SECS,
+            f"{section}.{name}={value:g} is a time in seconds: it must be above 0, and at most"
+            f" {_LONGEST_SECS:g} (three years).",
+        )
+
+
+def require_shell(name: str, shell: str) -> None:
+    """Raises `ConfigError` unless a command has {host} in it, and nothing else in braces."""
+    require(
+        _names_host_alone(shell),
+        f"{name}={shell} must say where {{host}} goes, as in 'ssh {{host}}': with that alone in"
+        " braces (double others: {{ and }}), and quotation marks that are closed.",
+    )
+
+
+def _names_host_alone(shell: str) -> bool:
+    try:
+        words = shlex.split(shell)
+        parts = [part for word in words for part in string.Formatter().parse(word)]
+        for word in words:
+            word.format(host="")
+    except (ValueError, KeyError, IndexError):
+        return False
+    return {name for _, name, _, _ in parts if name is not None} == {"host"}

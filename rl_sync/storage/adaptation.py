@@ -1,0 +1,48 @@
+"""A snapshot of a run whose settings have changed since: what of it fits, and what begins anew."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_sync.learning.train_state import TrainState
+from rl_sync.storage.snapshots import load_part
+from rl_sync.types import Params
+from rl_sync.weights.storage import MismatchError
+
+_KEPT = ("step", "params")
+_log = logging.getLogger(__name__)
+
+
+def load_adapted(
+    directory: Path, step: int, like: TrainState, begin: Callable[[Params], TrainState]
+) -> tuple[TrainState, list[str]]:
+    """Loads what fits of a state: the step and the parameters, and of the rest what it can.
+
+    Args:
+      directory, step: of the snapshot.
+      like: the state as it is to be.
+      begin: makes the state at the start of RL, of the parameters that snapshots hold.
+
+    Returns:
+      The state, and the names of its fields that are as at the start.
+
+    Raises:
+      MismatchError: the parameters do not fit.
+    """
+    found = {name: _field(directory, step, like, name) for name in _KEPT}
+    fresh, anew = begin(found["params"])._replace(step=found["step"]), []
+    for name in TrainState._fields:
+        if name in _KEPT or getattr(like, name) is None:
+            continue
+        try:
+            fresh = fresh._replace(**{name: _field(directory, step, like, name)})
+        except MismatchError as error:
+            _log.warning("%s begins anew: %s", name, error)
+            anew.append(name)
+    return fresh, anew
+
+
+def _field(directory: Path, step: int, like: TrainState, name: str) -> Params:
+    return load_part(directory, step, {name: getattr(like, name)})[1][name]

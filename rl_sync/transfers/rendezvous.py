@@ -1,0 +1,125 @@
+"""The rendezvous of collective transfers, over the master, which hosts the meeting point."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.weights.rendezvous import Grant, Request
+
+_POLL_SECS = 1.0
+
+
+class ExplorerRendezvous:
+    """An explorer's side; see `rl_sync.weights.rendezvous.Rendezvous`.
+
+    Attributes:
+      granted_secs: when the last grant came, by the clock of the session's spans.
+    """
+
+    def __init__(self, session: Session):
+        self._session = session
+        self.granted_secs = 0.0
+
+    def request(
+        self, explorer: int, *, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> Grant:
+        """Stands ready until the trainer grants.
+
+        Raises:
+          TimeoutError: no grant came; the request is withdrawn.
+          RunStoppedError: the run is being stopped; the request is withdrawn.
+        """
+        grant = self._session.agree(
+            "grant", lambda: self._request(explorer, exactly, at_least, timeout_secs)
+        )
+        return Grant(*grant)
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `rl_sync.weights.rendezvous.Rendezvous`."""
+        return self._session.call("newest", at_least=at_least, timeout_secs=timeout_secs)
+
+    def _request(
+        self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> list[Any]:
+        call = self._session.call
+        deadline = time.monotonic() + timeout_secs
+        ticket = call("weights_ask", explorer=explorer, exactly=exactly, at_least=at_least)
+        wait = {"reason": "synchronization", "for_whom": "the trainer"}
+        with self._session.spans.span(SpanKind.WAIT, version=exactly or at_least, **wait):
+            grant, stopped = None, None
+            while grant is None and stopped is None and time.monotonic() < deadline:
+                grant = call("weights_granted", ticket=ticket, timeout_secs=_POLL_SECS)
+                try:
+                    self._session.check()
+                except RunStoppedError as error:
+                    stopped = error
+            # A grant that came before the withdrawal must be followed: the trainer enters.
+            grant = grant or call("weights_withdraw", ticket=ticket)
+        if grant is not None:
+            self.granted_secs = self._session.spans.now()
+            return grant
+        if stopped is not None:
+            raise stopped
+        raise TimeoutError(f"the trainer granted nothing within {timeout_secs:.0f} s")
+
+
+class TrainerRendezvous:
+    """The trainer's side; see `rl_sync.weights.rendezvous.TrainerRendezvous`.
+
+    While nobody stands ready, and the caller means to wait, a span of that wait is open. It ends
+    with the first grant, or with `settle`.
+
+    Attributes:
+      granted_secs: when the first grant after `settle` was given; None before it.
+    """
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._waiting = contextlib.ExitStack()
+        self._waits = False
+        self.granted_secs: float | None = None
+
+    def settle(self) -> None:
+        """Ends the span of an open wait, and forgets earlier grants."""
+        self._waiting.close()
+        self._waits, self.granted_secs = False, None
+
+    def waiting(self, timeout_secs: float) -> list[Request]:
+        """The explorers that stand ready; waits for a first one.
+
+        Raises:
+          RunStoppedError: the run is being stopped.
+        """
+        requests = self._session.agree("explorers that wait", lambda: self._look(timeout_secs))
+        return [Request(*request) for request in requests]
+
+    def _look(self, timeout_secs: float) -> list[list[Any]]:
+        self._session.check()
+        requests = self._session.call("weights_waiting", timeout_secs=0.0)
+        if not requests and timeout_secs > 0:
+            if not self._waits:
+                wait = {"reason": "synchronization", "for_whom": "the explorers"}
+                self._waiting.enter_context(self._session.spans.span(SpanKind.WAIT, **wait))
+                self._waits = True
+            poll = min(timeout_secs, _POLL_SECS)
+            requests = self._session.call("weights_waiting", timeout_secs=poll)
+        return requests
+
+    def grant(self, request: Request, version: int, digest: str) -> bool:
+        """Grants a request; False when it was withdrawn."""
+        granted = self._session.call(
+            "weights_grant", request=list(request), version=version, digest=digest
+        )
+        if granted:
+            self._waiting.close()
+            self._waits = False
+            self.granted_secs = self.granted_secs or self._session.spans.now()
+        return granted
+
+    def announce(self, version: int) -> None:
+        """Tells everybody that a version can be had."""
+        self._session.call("published", version=version)

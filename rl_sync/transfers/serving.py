@@ -1,0 +1,211 @@
+"""Point-to-point transfer between the roles: who serves, where, and what explorers do without it.
+
+The trainer decides how weights travel, since it knows first whether its backend can serve, and
+tells the master, whom the explorers ask; so all decide alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from rl_sync.processes.ports import interface_towards
+from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.types import Params
+from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.server_publisher import Holder
+from rl_sync.weights.server_puller import ServerPuller
+from rl_sync.weights.server_transport import TransferUnavailableError, start_server
+
+_POLL_SECS = 0.1
+_THREADS = 64
+_log = logging.getLogger(__name__)
+
+
+def decide_transfer(session: Session, master_address: str) -> str:
+    """The trainer's side: how weights travel in this run, told to everybody.
+
+    That is what the settings ask for, but checkpoints where no transfer server can be had.
+    """
+    transfer = session.agree("transfer", lambda: _possible(session, master_address))
+    session.call("decide_transfer", transfer=transfer)
+    return transfer
+
+
+def _possible(session: Session, master_address: str) -> str:
+    transfer = session.settings.transfer
+    if transfer == "server":
+        try:
+            start_server(interface_towards(master_address))
+        except TransferUnavailableError as error:
+            transfer = "checkpoint"
+            reason = f"Weights travel by checkpoint instead of sync.transfer=server: {error}"
+            _log.warning("%s", reason)
+            session.tell("result", values={"transfer": reason})
+    return transfer
+
+
+def decided_transfer(session: Session) -> str:
+    """An explorer's side of `decide_transfer`; waits until the trainer has decided.
+
+    Raises:
+      RunStoppedError: the run is being stopped.
+      TimeoutError: the trainer takes too long.
+    """
+    patience = session.patience("the decision how weights travel", "the trainer")
+    while (transfer := session.call("decided_transfer")) is None:
+        patience()
+        time.sleep(_POLL_SECS)
+    return transfer
+
+
+class HolderServer:
+    """Offers one trainer process's weights to remote callers.
+
+    Args:
+      holder: whose methods are called.
+      host: the interface to listen on.
+      secret: the run's.
+    """
+
+    def __init__(self, holder: Holder, host: str, secret: str):
+        methods: dict[str, Callable[..., Any]] = {
+            "manifest": holder.manifest,
+            "open": holder.open,
+            "offer": holder.offer,
+            "taken": holder.taken,
+            "close_line": holder.close_line,
+        }
+        self._server = RpcServer(methods, 0, host, _THREADS, secret)
+        self.address = f"{host}:{self._server.port}"
+
+    def close(self) -> None:
+        """Stops answering."""
+        self._server.close()
+
+
+class RemoteHolder:
+    """A trainer process, called over the network; see `Holder`.
+
+    Args:
+      address: of its `HolderServer`.
+      call_secs: the longest that it takes to answer, besides what it is asked to wait.
+      secret: the run's.
+    """
+
+    def __init__(self, address: str, call_secs: float, secret: str):
+        self._client = RpcClient(address, "trainer", secret)
+        self._call_secs = call_secs
+
+    def manifest(self) -> list[Any]:
+        """See `Holder`."""
+        return self._call("manifest")
+
+    def open(self, reader: str) -> str:
+        """See `Holder`."""
+        return self._call("open", reader=reader)
+
+    def offer(
+        self,
+        reader: str,
+        parts: list[int],
+        exactly: int | None,
+        at_least: int | None,
+        timeout_secs: float,
+    ) -> list[Any] | None:
+        """See `Holder`."""
+        return self._call(
+            "offer",
+            timeout_secs,
+            reader=reader,
+            parts=parts,
+            exactly=exactly,
+            at_least=at_least,
+            timeout_secs=timeout_secs,
+        )
+
+    def taken(self, reader: str) -> str:
+        """See `Holder`."""
+        return self._call("taken", reader=reader)
+
+    def close_line(self, reader: str) -> None:
+        """See `Holder`."""
+        self._call("close_line", reader=reader)
+
+    def _call(self, method: str, waits_secs: float = 0.0, /, **arguments: Any) -> Any:
+        try:
+            return self._client.call(method, self._call_secs + waits_secs, **arguments)
+        except (PeerLostError, RemoteError) as error:
+            raise ConnectionError(str(error)) from error
+
+
+class ServedPuller:
+    """Pulls what the trainer's processes serve, until the trainer has finished.
+
+    Args:
+      session: the explorer's.
+      like: the parameters, with the shardings to pull into.
+      master_address: `host:port`.
+    """
+
+    def __init__(self, session: Session, like: Params, master_address: str):
+        self._session = session
+        self._puller = ServerPuller(
+            like,
+            f"{session.role}.{jax.process_index()}",
+            self._find_holders,
+            lambda version, secs: session.call("newest", at_least=version, timeout_secs=secs),
+            host=interface_towards(master_address),
+            check_digest=session.settings.sync.verify,
+            agree=session.agree,
+        )
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """See `rl_sync.weights.interface.Puller`.
+
+        Raises:
+          RunStoppedError: the run is being stopped, or the trainer has made its last step.
+        """
+        try:
+            return self._puller.pull(exactly=exactly, at_least=at_least, timeout_secs=timeout_secs)
+        except WeightsTransferError:
+            self._session.check()
+            if self._session.call("status")["phase"] == "end":
+                raise RunStoppedError("the trainer has finished") from None
+            raise
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `rl_sync.weights.interface.Puller`."""
+        return self._puller.newest(at_least, timeout_secs)
+
+    def close(self) -> None:
+        """Tells the trainer, if it is still there."""
+        try:
+            self._puller.close()
+        except ConnectionError:
+            _log.info("The trainer had left before this explorer did.")
+
+    def _find_holders(self) -> list[RemoteHolder]:
+        """All processes of the trainer.
+
+        Raises:
+          ConnectionError: some of them serve nothing, and have had time to.
+        """
+        settings = self._session.settings
+        deadline = time.monotonic() + settings.launch.call_secs
+        while len(addresses := self._session.call_alone("holders")) < settings.trainer.processes:
+            if time.monotonic() > deadline:
+                raise ConnectionError(
+                    f"{len(addresses)} of the trainer's {settings.trainer.processes} processes"
+                    f" serve weights after {settings.launch.call_secs:g} s"
+                )
+            time.sleep(_POLL_SECS)
+        call_secs, secret = settings.launch.call_secs, self._session.secret
+        return [RemoteHolder(address, call_secs, secret) for address in addresses]

@@ -1,0 +1,159 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_sync.learning.batching import Batching, first_fit_decreasing, lay_out
+from rl_sync.types import Demonstrations, Group
+
+T = 32
+FIELDS = ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
+
+
+def _group(lengths):
+    """Trajectories of so many tokens, of which the first is the prompt, each token a number."""
+    rows, place = len(lengths), np.arange(T)
+    filled = place < np.asarray(lengths)[:, None]
+    number = np.arange(rows * T, dtype=np.int32).reshape(rows, T) + 1
+    mask = filled & (place > 0)
+    return Group(
+        lease_id=0,
+        ordinal=0,
+        prompt_id=0,
+        explorer=1,
+        tokens=np.where(filled, number, 0),
+        completion_mask=mask,
+        behavior_logprobs=np.where(mask, -number.astype(np.float32), 0),
+        policy_versions=np.where(mask, number % 7, -1),
+        rewards=np.arange(rows, dtype=np.float32),
+    )
+
+
+def test_first_fit_decreasing_puts_the_longest_first_and_each_where_there_is_room():
+    row, start = first_fit_decreasing(np.array([3, 8, 2, 5, 5]), 10)
+    np.testing.assert_array_equal(row, [2, 0, 0, 1, 1])
+    np.testing.assert_array_equal(start, [0, 0, 8, 0, 5])
+
+
+@given(st.lists(st.integers(0, 10), min_size=1, max_size=30))
+def test_packed_trajectories_stay_within_their_rows_and_do_not_overlap(lengths):
+    row, start = first_fit_decreasing(np.array(lengths), 10)
+    taken = {(r, s + i) for r, s, n in zip(row, start, lengths, strict=True) for i in range(n)}
+    assert len(taken) == sum(lengths)
+    assert all(0 <= place < 10 for _, place in taken)
+    assert row.max() < len(lengths)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_packing_loses_no_token_and_keeps_what_belongs_to_it(updates):
+    lengths = [32, 3, 5, 9, 2, 17, 4, 12]
+    group = _group(lengths)
+    batch = Batching("packed", 8, T, updates, 0).batch([group])
+    belongs = np.asarray(batch.packing.trajectories)
+    for i, length in enumerate(lengths):
+        there = belongs == i
+        np.testing.assert_array_equal(batch.packing.positions[there], np.arange(length))
+        for name in FIELDS:
+            np.testing.assert_array_equal(
+                getattr(batch, name)[there], getattr(group, name)[i, :length], err_msg=name
+            )
+    padding = belongs == -1
+    assert not np.asarray(batch.completion_mask)[padding].any()
+    assert (np.asarray(batch.tokens)[padding] == 0).all()
+    assert (np.asarray(batch.policy_versions)[padding] == -1).all()
+    np.testing.assert_array_equal(batch.rewards, group.rewards)
+
+
+def test_each_update_has_its_own_trajectories_in_equally_many_rows():
+    batch = Batching("packed", 8, T, 2, 0).batch([_group([2] * 4 + [30] * 4)])
+    first, second = np.split(np.asarray(batch.packing.trajectories), 2)
+    assert set(first.ravel()) == {-1, 0, 1, 2, 3}
+    assert set(second.ravel()) == {-1, 4, 5, 6, 7}
+    assert len(first) == len(second) == 4
+
+
+@pytest.mark.parametrize(
+    ("longest", "width"), [(2, 8), (8, 8), (9, 16), (16, 16), (17, 24), (25, 32), (32, 32)]
+)
+def test_bucketed_rows_are_as_long_as_the_bucket_of_the_longest(longest, width):
+    group = _group([longest, 1, 2, 2])
+    batch = Batching("bucketed", 4, T, 1, 0).batch([group])
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(batch, name), getattr(group, name)[:, :width])
+    assert batch.packing is None
+
+
+def test_what_stands_behind_a_completion_takes_no_room():
+    group = _group([20, 3])
+    mask = group.completion_mask & (np.arange(T) < 8)
+    group = dataclasses.replace(group, completion_mask=mask)
+    assert Batching("bucketed", 2, T, 1, 0).batch([group]).tokens.shape == (2, 8)
+
+
+def test_padded_rows_are_those_of_the_groups():
+    groups = [_group([5, 7]), _group([2, 32])]
+    batch = Batching("padded", 4, T, 1, 0).batch(groups)
+    for name in (*FIELDS, "rewards"):
+        stacked = np.concatenate([getattr(group, name) for group in groups])
+        np.testing.assert_array_equal(getattr(batch, name), stacked)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "microbatch_rows", "rows"),
+    [([4] * 40, 0, 5), ([4] * 40, 4, 8), ([20] * 40, 0, 40), ([20] * 40, 16, 48)],
+)
+def test_packed_batches_have_few_numbers_of_rows_all_of_whole_microbatches(
+    lengths, microbatch_rows, rows
+):
+    batch = Batching("packed", 40, T, 1, microbatch_rows).batch([_group(lengths)])
+    assert batch.tokens.shape == (rows, T)
+
+
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed"])
+def test_the_largest_batch_is_that_of_the_longest_trajectories(kind):
+    batching = Batching(kind, 8, T, 2, 4)
+    batch = batching.batch([_group([T] * 8)])
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), batching.largest())
+    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "ragged"}, r"batching='ragged' is not one of padded, bucketed, packed"),
+        ({"microbatch_rows": 3}, r"microbatch_rows=3 must be a divisor of 4, the trajectories"),
+        ({"kind": "packed", "microbatch_rows": 5}, r"microbatch_rows=5 must be at most 4"),
+        ({"microbatch_rows": -1}, r"microbatch_rows=-1"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(Batching("padded", 8, T, 2, 0), **change)
+
+
+def test_baselines_stand_beside_rewards_where_groups_have_them():
+    groups = [
+        dataclasses.replace(_group([3, 5]), baselines=np.full(2, value, np.float32))
+        for value in (0.5, 1.0)
+    ]
+    batching = Batching("padded", 4, T, 1, 0, with_baselines=True)
+    batch = batching.batch(groups)
+    np.testing.assert_array_equal(batch.baselines, [0.5, 0.5, 1.0, 1.0])
+    shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch)]
+    assert shapes == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batching.largest())]
+    assert Batching("padded", 4, T, 1, 0).batch(groups).baselines is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("padded", (8, T)), ("bucketed", (8, 16)), ("packed", (3, T))]
+)
+def test_demonstrations_are_laid_out_as_trajectories_are(kind, shape):
+    group = _group([9, 9, 10, 8, 11, 7, 9, 9])
+    shown = lay_out(Demonstrations(group.tokens, group.completion_mask), kind)
+    assert shown.tokens.shape == shown.mask.shape == shape
+    learned = group.tokens[group.completion_mask]
+    assert sorted(shown.tokens[shown.mask]) == sorted(learned)
+    assert (shown.packing is not None) == (kind == "packed")

@@ -1,0 +1,146 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.learning import credit
+
+REWARDS = jnp.array([1.0, 0.0, 0.5, 0.5])
+MASK = jnp.array(
+    [[True, True, False], [True, True, True], [True, False, False], [True, True, True]]
+)
+TRUNCATED = jnp.array([False, True, False, False])
+BEHAVIOR = jnp.full((4, 3), -1.0)
+REF = jnp.full((4, 3), -1.5)
+
+
+def _give(ref_logprobs=None, baselines=None, values=None, **change):
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
+    batch = credit.Trajectories(
+        REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs, baselines, values
+    )
+    return credit.give(algorithm, batch, group_size=2, max_tokens=3)
+
+
+def test_every_trajectory_of_whole_groups_has_its_advantage_and_counts():
+    given, metrics = _give()
+    np.testing.assert_allclose(given.advantages[:, 0], [0.5, -0.5, 0, 0])
+    np.testing.assert_array_equal(given.weights, 1)
+    assert (metrics["groups_without_spread"], metrics["left_out_fraction"]) == (0.5, 0)
+
+
+def test_overlong_completions_have_their_reward_lowered():
+    """A margin of 2 of 3 tokens: −½ at 2 tokens, −1 at 3, nothing at 1."""
+    given, metrics = _give(overlong_tokens=2)
+    np.testing.assert_allclose(given.advantages[:, 0], [0.75, -0.75, 0.5, -0.5])
+    assert metrics["reward_mean"] == 0.5, "what is reported is what was earned"
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"mask_truncated": True}, [1, 0, 1, 1]),
+        ({"need_spread": True}, [1, 1, 0, 0]),
+        ({"group_mean_low": 0.6}, [0, 0, 0, 0]),
+        ({"group_mean_high": 0.5}, [1, 1, 1, 1]),
+        ({"extremes": 2}, [1, 1, 1, 1]),
+    ],
+)
+def test_what_is_left_out_has_no_weight(change, kept):
+    given, metrics = _give(**change)
+    np.testing.assert_array_equal(given.weights[:, 0], kept)
+    tokens = np.asarray(MASK.sum(axis=1))
+    left_out = 1 - (tokens * kept).sum() / tokens.sum()
+    np.testing.assert_allclose(metrics["left_out_fraction"], left_out, atol=1e-6)
+
+
+def test_a_divergence_in_the_reward_is_summed_over_a_trajectory():
+    """k1 = ½ a token: 2 and 3 tokens, and 1 and 3, at β = 0.1."""
+    given, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="reward")
+    np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
+    unchanged, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="loss")
+    np.testing.assert_allclose(unchanged.advantages[:, 0], [0.5, -0.5, 0, 0], atol=1e-6)
+
+
+def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
+    given, _ = _give(REF, advantage="reinforce_pp", kl_coefficient=0.1, kl_estimator="k1",
+                     kl_place="reward")  # fmt: skip
+    returns = np.array([0.9, 0.95, -0.15, -0.1, -0.05, 0.45, 0.35, 0.4, 0.45])
+    expected = (returns - returns.mean()) / returns.std(ddof=1)
+    np.testing.assert_allclose(np.asarray(given.advantages)[np.asarray(MASK)], expected, rtol=1e-5)
+
+
+def test_remax_compares_with_the_greedy_completion():
+    """Rewards 1, 0, ½, ½ and a divergence of ½ a token at β = 0.1, from each token on."""
+    baselines = jnp.array([0.25, 0.25, 1.0, 1.0])
+    given, _ = _give(baselines=baselines, advantage="remax")
+    for row, advantage in enumerate([0.75, -0.25, -0.5, -0.5]):
+        np.testing.assert_allclose(given.advantages[row][MASK[row]], advantage)
+    with_kl = {"kl_coefficient": 0.1, "kl_estimator": "k1", "kl_place": "reward"}
+    given, _ = _give(REF, baselines, advantage="remax", **with_kl)
+    np.testing.assert_allclose(given.advantages[1], [-0.4, -0.35, -0.3], atol=1e-6)
+
+
+def test_the_weight_of_the_divergence_may_be_given():
+    held = {"kl_coefficient": 9.0, "kl_estimator": "k1", "kl_place": "reward"}
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **held)
+    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, REF,
+                               kl_coefficient=jnp.array(0.1))  # fmt: skip
+    given, _ = credit.give(algorithm, batch, group_size=2, max_tokens=3)
+    np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
+
+
+def test_with_values_there_is_an_advantage_and_a_return_a_token():
+    """γ = 1 and λ = ½, V = ¼ everywhere: at the last token r − ¼, before it half of what follows
+    and δ = 0.
+    """
+    given, metrics = _give(values=jnp.full((4, 3), 0.25), advantage="gae", gae_lambda=0.5,
+                           whiten=False)  # fmt: skip
+    last = np.asarray(REWARDS) - 0.25
+    expected = np.array([
+        [last[0] / 2, last[0], 0],
+        [last[1] / 4, last[1] / 2, last[1]],
+        [last[2], 0, 0],
+        [last[3] / 4, last[3] / 2, last[3]],
+    ])  # fmt: skip
+    np.testing.assert_allclose(given.advantages, expected, atol=1e-6)
+    np.testing.assert_allclose(given.returns, np.where(MASK, expected + 0.25, 0), atol=1e-6)
+    assert metrics["value_mean"] == 0.25
+    np.testing.assert_allclose(metrics["explained_variance"], 0, atol=1e-6)
+
+
+def test_a_return_of_one_step_is_the_value_that_comes_next_or_the_reward_at_the_end():
+    values = jnp.linspace(-1, 1, 12).reshape(4, 3)
+    given, _ = _give(values=values, advantage="n_step", n_steps=1, whiten=False, discount=0.5)
+    r, v = np.asarray(REWARDS), np.asarray(values)
+    expected = np.array([
+        [v[0, 1] / 2, r[0], 0],
+        [v[1, 1] / 2, v[1, 2] / 2, r[1]],
+        [r[2], 0, 0],
+        [v[3, 1] / 2, v[3, 2] / 2, r[3]],
+    ])  # fmt: skip
+    np.testing.assert_allclose(given.returns, expected, atol=1e-6)
+    np.testing.assert_allclose(given.advantages, np.where(MASK, expected - v, 0), atol=1e-6)
+
+
+def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not():
+    values = jnp.linspace(-1, 1, 12).reshape(4, 3)
+    plain, _ = _give(values=values, advantage="gae", whiten=False)
+    given, metrics = _give(values=values, advantage="gae")
+    mask = np.asarray(MASK)
+    raw = np.asarray(plain.advantages)[mask]
+    expected = (raw - raw.mean()) / raw.std(ddof=1)
+    np.testing.assert_allclose(np.asarray(given.advantages)[mask], expected, rtol=1e-5)
+    np.testing.assert_array_equal(given.returns, plain.returns)
+    assert abs(float(metrics["advantage_mean"])) < 1e-6
+
+
+def test_values_need_no_group_to_compare_with():
+    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, None,
+                                values=jnp.zeros((4, 3)))  # fmt: skip
+    alone, metrics = credit.give(ALGORITHMS["ppo"], batch, group_size=1, max_tokens=3)
+    together, _ = credit.give(ALGORITHMS["ppo"], batch, group_size=2, max_tokens=3)
+    np.testing.assert_array_equal(alone.advantages, together.advantages)
+    assert metrics["groups_without_spread"] == 1

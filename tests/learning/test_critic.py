@@ -1,0 +1,157 @@
+"""A trainer with a critic, on its policy's trunk or with a model of its own."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.learning.critic import CriticConfig
+from rl_sync.models import heads, lora
+from rl_sync.models.config import Lora
+from rl_sync.storage.snapshots import load_snapshot, save_snapshot
+from tests.actors.test_trainer import (
+    HELD,
+    MODEL,
+    PARAMS,
+    TWICE,
+    UNEVEN,
+    _assert_close,
+    _batch,
+    _state,
+    _trainer,
+)
+from tests.models import tiny
+
+CRITIC = CriticConfig("own", learning_rate=None, coefficient=0.5, clip=0.2, warm_up_steps=0)
+PPO = dataclasses.asdict(ALGORITHMS["ppo"]) | {"allow_unsafe": True}
+KINDS = ("own", "head")
+_scalars = jax.jit(heads.token_scalars, static_argnums=0)
+
+
+def _ppo(kind, critic=(), algorithm=(), **fields):
+    """A trainer of two updates a step, with a reference."""
+    critic = dataclasses.replace(CRITIC, model=kind, **dict(critic))
+    return _trainer({**PPO, **HELD, **dict(algorithm)}, TWICE, critic=critic, **fields)
+
+
+def _with_head(state):
+    """The state with another head than the blank one, which would value everything alike."""
+    kernel = jnp.linspace(-1, 1, MODEL.embed_dim)
+    head = {heads.HEAD: {"kernel": kernel, "bias": jnp.float32(0.3)}}
+    critic = state.critic._replace(params={**state.critic.params, **head})
+    return state._replace(critic=critic)
+
+
+def test_neither_the_layout_nor_microbatches_change_a_step_with_a_head_on_the_policy():
+    """On a mesh, a critic of its own is tested so."""
+    drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
+    results = []
+    for layout, microbatch_rows in (("padded", 0), ("packed", 2)):
+        trainer = _ppo("head", microbatch_rows=microbatch_rows)
+        batch = _batch(UNEVEN, layout, 2, microbatch_rows, params=drawn_by)
+        results.append(trainer.step(_with_head(_state(trainer)), batch))
+    (state, metrics), (other, other_metrics) = results
+    assert metrics.keys() == other_metrics.keys()
+    assert 0 < metrics["value_clip_fraction"] < 1
+    for key, value in metrics.items():
+        np.testing.assert_allclose(other_metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
+    _assert_close(state.params, other.params, atol=1e-4)
+    _assert_close(state.critic.params, other.critic.params, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they_make(kind):
+    """λ = γ = 1 makes every return the reward, and every advantage what that is above the value.
+
+    The critic's learning rate is its own: a first step of Adam is as long.
+    """
+    plain = {"gae_lambda": 1.0, "whiten": False, "kl_coefficient": 0.0}
+    trainer = _ppo(kind, {"learning_rate": 0.02}, plain)
+    trainer = dataclasses.replace(
+        trainer, optimizer=dataclasses.replace(trainer.optimizer, updates_per_batch=1)
+    )
+    state, batch = _with_head(_state(trainer)), _batch(UNEVEN)
+    mask, count = batch.completion_mask, batch.completion_mask.sum()
+
+    def values_of(critic, params):
+        whole = critic if kind == "own" else {**params, **critic}
+        return jnp.roll(_scalars(MODEL, whole, batch.tokens), 1, axis=1)
+
+    def loss_of(params, critic):
+        logprobs = trainer._forward.logprobs(params, {}, batch.tokens)
+        above = batch.rewards[:, None] - jax.lax.stop_gradient(values_of(critic, params))
+        errors = jnp.square(values_of(critic, params) - batch.rewards[:, None])
+        return jnp.where(mask, -above * logprobs + 0.25 * errors, 0).sum() / count
+
+    of_policy, of_critic = jax.jit(jax.grad(loss_of, (0, 1)))(state.params, state.critic.params)
+    after, metrics = trainer.step(state, batch)
+    np.testing.assert_allclose(metrics["gradient_norm"], optax.tree.norm(of_policy), rtol=1e-4)
+    norm = metrics["critic_gradient_norm"]
+    np.testing.assert_allclose(norm, optax.tree.norm(of_critic), rtol=1e-4)
+    head = after.critic.params[heads.HEAD]["kernel"] - jnp.linspace(-1, 1, MODEL.embed_dim)
+    np.testing.assert_allclose(head, -0.02 * jnp.sign(of_critic[heads.HEAD]["kernel"]), rtol=1e-3)
+
+
+def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_goes_on(tmp_path):
+    """With what holds the policy to its reference; from a snapshot the same bits follow."""
+    critic = {"warm_up_steps": 20, "clip": 0.0}
+    trainer = _ppo("own", critic, {"kl_target": 0.01}, microbatch_rows=8, steps=21)
+    state, batch, losses = _state(trainer), _batch(UNEVEN), []
+    for _ in range(20):
+        state, metrics = trainer.step(state, batch)
+        losses.append(float(metrics["value_loss"]))
+    assert losses[-1] < 0.8 * losses[0]
+    assert metrics["value_clip_fraction"] == 0
+    jax.tree.map(np.testing.assert_array_equal, state.params, PARAMS)
+    counts = [of.opt_state[1][0].count for of in (state, state.critic)]
+    assert counts == [0, 40]
+    assert state.kl_coefficient == 0.5
+    save_snapshot(tmp_path, 20, state, {})
+    _, restored, _ = load_snapshot(tmp_path, 20, trainer.like())
+    expected, found = (trainer.step(one, batch) for one in (state, restored))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0].params, PARAMS)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_that_is_not_finite_changes_neither_policy_nor_critic(kind):
+    trainer, batch = _ppo(kind), _batch(UNEVEN)
+    batch = batch._replace(rewards=jnp.asarray(batch.rewards).at[0].set(jnp.nan))
+    after, metrics = trainer.step(_with_head(_state(trainer)), batch)
+    assert metrics["skipped_updates"] == trainer.optimizer.updates_per_batch
+    before = _with_head(_state(trainer))._replace(step=jnp.int32(1))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+def test_with_lora_the_critic_s_own_model_is_adapters_on_the_same_base():
+    model = dataclasses.replace(MODEL, lora=Lora(rank=2, alpha=4.0, targets=("q", "down")))
+    params = tiny.params(model)
+    trainer = _ppo("own", model=model)
+    state = _state(trainer, params)
+    adapters, base = lora.split(params)
+    assert jax.tree.structure(state.critic.params) == jax.tree.structure(
+        {**adapters, heads.HEAD: heads.blank_scalar_head(model)}
+    )
+    after, _ = trainer.step(_with_head(state), _batch(UNEVEN, params=params, model=model))
+    jax.tree.map(np.testing.assert_array_equal, lora.split(after.params)[1], base)
+    moved = {name: after.critic.params[name] for name in adapters}
+    assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, moved, adapters)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "other"}, "critic.model='other' is not one of own, head"),
+        ({"coefficient": 0.0}, "critic.coefficient=0.0 must be above 0"),
+        ({"learning_rate": -1.0}, "critic.learning_rate=-1.0 must not be negative"),
+        ({"clip": -0.1}, "critic.clip=-0.1 must not be negative"),
+        ({"warm_up_steps": -1}, "critic.warm_up_steps=-1 must not be negative"),
+    ],
+)
+def test_a_critic_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CRITIC, **change)

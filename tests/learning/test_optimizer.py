@@ -1,0 +1,98 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_sync.learning.optimizer import OPTIMIZERS
+from tests.actors.tiny import OPTIMIZER
+
+CONFIG = dataclasses.replace(OPTIMIZER, learning_rate=0.4, warm_up_learning_rate=0.2)
+
+
+def _moved(transformation, updates, start=0.0):
+    """How far a weight goes an update, under a constant gradient: Adam's is the rate itself."""
+    params = jnp.full(1, start)
+    state, steps = transformation.init(params), []
+    for _ in range(updates):
+        update, state = transformation.update(jnp.ones(1), state, params)
+        steps.append(float(-update[0]))
+    return steps
+
+
+def _rl(updates, **fields):
+    return _moved(dataclasses.replace(CONFIG, **fields).reinforcement(updates), updates)
+
+
+def test_the_ramp_gives_each_update_its_share_and_no_update_is_lost():
+    np.testing.assert_allclose(_rl(6, ramp_updates=4), [0.1, 0.2, 0.3, 0.4, 0.4, 0.4], rtol=1e-4)
+    np.testing.assert_allclose(_rl(3), [0.4] * 3, rtol=1e-4)
+
+
+def test_the_linear_schedule_falls_after_the_ramp_to_its_share_at_the_end_of_the_run():
+    fields = {"schedule": "linear", "ramp_updates": 3}
+    ramp = [0.4 / 3, 0.8 / 3]
+    np.testing.assert_allclose(_rl(6, **fields), [*ramp, 0.4, 0.3, 0.2, 0.1], rtol=1e-4)
+    np.testing.assert_allclose(_rl(4, **fields, final_share=0.5), [*ramp, 0.4, 0.3], rtol=1e-4)
+
+
+def test_the_cosine_schedule_falls_as_half_a_cosine():
+    expected = 0.2 * (1 + np.cos(np.pi * np.arange(4) / 4))
+    np.testing.assert_allclose(_rl(4, schedule="cosine"), expected, rtol=1e-4)
+
+
+def test_a_run_that_is_shorter_than_its_ramp_is_all_ramp():
+    np.testing.assert_allclose(_rl(2, schedule="linear", ramp_updates=4), [0.1, 0.2], rtol=1e-4)
+
+
+def test_the_warm_up_has_a_rate_and_a_schedule_of_its_own():
+    config = dataclasses.replace(CONFIG, schedule="linear")
+    np.testing.assert_allclose(_moved(config.warm_up(4), 4), [0.2] * 4, rtol=1e-4)
+    cooled = dataclasses.replace(CONFIG, warm_up_schedule="cosine", final_share=0.5)
+    expected = 0.1 * (1 + np.cos(np.pi * np.arange(4) / 4))
+    np.testing.assert_allclose(_moved(cooled.warm_up(4), 4), expected, rtol=1e-4)
+
+
+def test_gradients_are_clipped_before_the_optimizer_sees_them():
+    sgd = dataclasses.replace(CONFIG, name="sgd", b1=0.0, max_gradient_norm=0.5)
+    np.testing.assert_allclose(_moved(sgd.reinforcement(2), 2), [0.2, 0.2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_is_the_one_of_optax(name):
+    config = dataclasses.replace(CONFIG, name=name, max_gradient_norm=10.0)
+    theirs = {
+        "adamw": optax.adamw(0.4, b1=0.9, b2=0.95, weight_decay=0.0),
+        "adam": optax.adam(0.4, b1=0.9, b2=0.95),
+        "sgd": optax.sgd(0.4, momentum=0.9),
+        "adafactor": optax.adafactor(0.4),
+        "lion": optax.lion(0.4, b1=0.9, b2=0.95, weight_decay=0.0),
+    }
+    mine = _moved(config.reinforcement(3), 3, start=1.0)
+    np.testing.assert_allclose(mine, _moved(theirs[name], 3, start=1.0), rtol=1e-5)
+
+
+def test_weight_decay_pulls_weights_to_zero():
+    decaying = dataclasses.replace(CONFIG, weight_decay=0.5)
+    without = _moved(CONFIG.reinforcement(1), 1, start=2.0)
+    (step,) = _moved(decaying.reinforcement(1), 1, start=2.0)
+    np.testing.assert_allclose(step - without[0], 0.4 * 0.5 * 2.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "adamx"}, r"name='adamx' is not one of adamw, adam, sgd, adafactor, lion"),
+        ({"schedule": "step"}, r"schedule='step' is not one of constant, linear, cosine"),
+        ({"learning_rate": -1.0}, r"learning_rate must be at least 0, not -1.0"),
+        ({"updates_per_batch": 0}, r"updates_per_batch must be above 0, not 0"),
+        ({"max_gradient_norm": 0.0}, r"max_gradient_norm must be above 0"),
+        ({"b2": 1.0}, r"b2 must be at least 0 and below 1, not 1.0"),
+        ({"final_share": 1.5}, r"final_share must be between 0 and 1, not 1.5"),
+        ({"name": "sgd", "weight_decay": 0.1}, r"weight_decay=0.1 means nothing.*use adamw or"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)

@@ -1,0 +1,115 @@
+"""Messages between the processes of a program: they arrive as they were, and run nothing."""
+
+from __future__ import annotations
+
+import pickle
+
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+
+from rl_sync.observe.jsonlines import RecordsError
+from rl_sync.processes.failures import RunError
+from rl_sync.processes.messages import decode, encode
+from rl_sync.processes.rpc import RemoteError
+from rl_sync.processes.session import RunStoppedError
+from rl_sync.replay.interface import ReplayError, ReplayUnavailableError
+from rl_sync.runtime.shares import Share
+from rl_sync.storage.snapshots import SnapshotError
+from rl_sync.types import Packing, TrainBatch
+from rl_sync.weights.interface import WeightsMismatchError, WeightsTransferError
+from rl_sync.weights.storage import MismatchError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -(2**40),
+        1.5,
+        "text",
+        b"\x00\xff",
+        [1, [2.0, None]],
+        (1, ("a", [b""]), ()),
+        {"a": (1, 2), "b": {}},
+        {((0, 4), (0, 2)): "region", 7: "number"},
+    ],
+)
+def test_plain_values_arrive_as_they_were(value):
+    assert decode(encode(value)) == value
+    assert type(decode(encode(value))) is type(value)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64", "bool", ">i2", jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_arrays_arrive_to_the_bit_and_can_be_written(dtype, shape):
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    arrived = decode(encode(array))
+    np.testing.assert_array_equal(arrived, array)
+    assert arrived.dtype == array.dtype.newbyteorder("=")
+    assert arrived.shape == shape
+    if shape:
+        arrived[...] = arrived
+
+
+def test_arrays_that_are_not_contiguous_arrive():
+    array = np.arange(12).reshape(3, 4)[::2, 1:].T
+    np.testing.assert_array_equal(decode(encode(array)), array)
+
+
+def test_records_arrive_with_their_fields():
+    packing = Packing(positions=np.arange(3), trajectories=np.zeros(3, np.int32))
+    batch = TrainBatch(*(np.full(2, i) for i in range(5)), packing=packing)
+    arrived = decode(encode(batch))
+    assert type(arrived) is TrainBatch
+    assert type(arrived.packing) is Packing
+    assert arrived.demonstrations is None
+    np.testing.assert_array_equal(arrived.rewards, [4, 4])
+    share = Share((2,), "int32", {((0, 2),): np.arange(2, dtype=np.int32)})
+    assert decode(encode(share)).blocks.keys() == share.blocks.keys()
+
+
+def test_errors_arrive_as_what_they_are_where_a_message_is_all_they_have():
+    for error in (
+        RunStoppedError("enough"),
+        TimeoutError(),
+        ReplayUnavailableError("gone"),
+        ReplayError("full"),
+        RemoteError("no such step"),
+        WeightsTransferError("lost"),
+        RunError("no numbers"),
+        SnapshotError("damaged"),
+        MismatchError("other shapes"),
+        RecordsError("cannot be written"),
+    ):
+        arrived = decode(encode(error))
+        assert type(arrived) is type(error)
+        assert str(arrived) == str(error)
+    for error in (WeightsMismatchError(3, "aa", "bb"), KeyError("name"), KeyboardInterrupt("x")):
+        arrived = decode(encode(error))
+        assert type(arrived) is RuntimeError
+        assert str(arrived) == f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("value", [object(), {1}, len, np.array(["a"]), jnp.zeros(2)])
+def test_what_cannot_be_sent_is_refused_by_name(value):
+    with pytest.raises(TypeError, match=r"cannot be sent to (the program's )?other processes"):
+        encode(value)
+
+
+def test_what_would_run_code_is_not_read():
+    class Evil:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit('ran')",))
+
+    with pytest.raises(ValueError, match=r".*"):
+        decode(pickle.dumps(Evil()))
+    for name in ("Popen", "RewardPool"):
+        with pytest.raises(ValueError, match=f"A {name} is no record"):
+            decode(msgpack.packb(msgpack.ExtType(3, msgpack.packb([name, ["true"]]))))
+    made = decode(msgpack.packb(msgpack.ExtType(4, msgpack.packb(["os", "system", "true"]))))
+    assert type(made) is RuntimeError
+    made = decode(msgpack.packb(msgpack.ExtType(4, msgpack.packb(["builtins", "exec", "1"]))))
+    assert type(made) is RuntimeError

@@ -1,0 +1,117 @@
+"""A role's part in the run: its signs of life, how it is shown, and how a stop ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from rl_sync.observe.spans import SpanKind, SpanRecorder
+from rl_sync.processes.ports import free_ports
+from rl_sync.processes.rpc import RpcServer
+from rl_sync.processes.secret import secret_of
+from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.processes.team import Team
+
+HOST = "127.0.0.1"
+
+
+class Second(Team):
+    """The second process of a program."""
+
+    leads, process = False, 1
+
+
+@pytest.fixture
+def master(tmp_path):
+    """Remembers signs of life, and takes the trainer for silent."""
+    (port,) = free_ports(HOST, 1)
+    heard, left, silent = {}, [], [["trainer", 8, 25.0, "at train (step 2)"]]
+
+    def heartbeat(role, status, name, process, doing):
+        heard[name] = role, process, doing
+        return {"stop": None}
+
+    methods = {
+        "heartbeat": heartbeat,
+        "leave": lambda name: left.append(name),
+        "silences": lambda at_least_secs: silent if at_least_secs <= 25.0 else [],
+    }
+    server = RpcServer(methods, port, HOST, secret=secret_of(tmp_path))
+    yield SimpleNamespace(address=f"{HOST}:{port}", heard=heard, left=left)
+    server.close(0.0)
+
+
+@pytest.fixture
+def session(tmp_path, master):
+    """Makes the sessions of a run's processes."""
+    launch = SimpleNamespace(call_secs=5.0, wait_secs=0.1, master_lost_secs=60.0)
+    settings = SimpleNamespace(workdir=str(tmp_path), launch=launch)
+    with contextlib.ExitStack() as closing:
+
+        def start(role: str, team: Team | None = None) -> Session:
+            return closing.enter_context(Session(settings, role, master.address, team or Team()))
+
+        yield start
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_process_of_a_program_gives_signs_of_life_until_it_leaves(session, master):
+    first, second = session("explorer1"), session("explorer1", Second())
+    with first.spans.span(SpanKind.ROLLOUT, step=3):
+        wait_until(lambda: "(step 3)" in master.heard.get("explorer1", ("", 0, ""))[2])
+    wait_until(lambda: "explorer1/1" in master.heard)
+    assert master.heard["explorer1"] == ("explorer1", os.getpid(), "at rollout (step 3)")
+    assert master.heard["explorer1/1"][0] == "explorer1"
+    first.close()
+    second.close()
+    assert master.left == ["explorer1", "explorer1/1"]
+
+
+def test_a_wait_that_is_too_long_names_who_gives_no_sign_of_life(session):
+    patience = session("explorer1").patience("prompts", "the master")
+    time.sleep(0.2)
+    with pytest.raises(TimeoutError) as error:
+        patience()
+    assert "explorer1 has waited for prompts from the master for 0 s" in str(error.value)
+    assert "trainer (process 8) hangs, or was stopped" in str(error.value)
+    assert "when it was at train (step 2)" in str(error.value)
+
+
+def test_who_waits_does_not_name_itself(session):
+    patience = session("trainer").patience("groups", "the explorers")
+    time.sleep(0.2)
+    with pytest.raises(TimeoutError) as error:
+        patience()
+    assert "hangs" not in str(error.value)
+
+
+def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
+    """Not with the last one that it finished, which may even be of another phase."""
+    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
+        session = SimpleNamespace(role="trainer", spans=spans, facts={"step": 60, "loss": 0.3})
+        with spans.span(SpanKind.WARM_UP, step=51):
+            assert Session.status(session).step == 60
+        with spans.span(SpanKind.TRAIN, step=1):
+            assert (Session.status(session).activity, Session.status(session).step) == ("train", 1)
+        with spans.span(SpanKind.EVALUATION):
+            assert Session.status(session).step == 60
+        assert Session.status(session).loss == 0.3
+
+
+def test_a_stop_that_comes_before_a_role_has_begun_is_no_failure():
+    closed = []
+    session = SimpleNamespace(close=lambda: closed.append(True))
+    assert Session.__exit__(session, RunStoppedError, None, None)
+    assert not Session.__exit__(session, TimeoutError, None, None)
+    assert not Session.__exit__(session, None, None, None)
+    assert len(closed) == 3

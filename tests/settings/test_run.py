@@ -1,0 +1,439 @@
+"""Configs become settings, or one clear message."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs import base, gsm8k, jsonl
+from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.screening import UNBOUNDED, Screening
+from rl_sync.runtime.buffer import replay_tables
+from rl_sync.settings.run import ConfigError, RunSettings
+
+
+def config_with(config: Any, **fields: Any) -> dict[str, Any]:
+    """The config with some fields set; `sync__mode` stands for sync.mode."""
+    for name, value in fields.items():
+        *sections, field = name.split("__")
+        section = config
+        for part in sections:
+            section = section[part]
+        section[field] = value
+    return {**config.to_dict(), "workdir": "somewhere"}
+
+
+def settings_with(**fields: Any) -> RunSettings:
+    return RunSettings.from_config(config_with(base.get_config(), **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"sync__mode": "synchronous", "sync__interval": 0}, ["at least 1", "0"]),
+        ({"sync__mode": "custom", "sync__offset": -1}, ["at least 0", "-1"]),
+        (
+            {"sync__mode": "asynchronous", "sync__interval": 4, "sync__max_staleness": 2},
+            ["sync.max_staleness=2", "interval - 1 = 3", "Use at least 3"],
+        ),
+        (
+            {"launch__hosts": "explorer1=10.0.0.2"},
+            ["launch.hosts=explorer1=10.0.0.2", "needs launch.host"],
+        ),
+        (
+            {"launch__hosts": "explorer1", "launch__host": "10.0.0.1"},
+            ["launch.hosts=explorer1", "NAME=ADDRESS"],
+        ),
+        (
+            {"launch__hosts": "explorer2=10.0.0.2", "launch__host": "10.0.0.1"},
+            ["launch.hosts=explorer2=10.0.0.2", "explorer1, trainer", "did you mean 'explorer1'"],
+        ),
+        (
+            {
+                "launch__hosts": "trainer=10.0.0.2",
+                "launch__host": "10.0.0.1",
+                "launch__colocate": True,
+            },
+            ["launch.hosts=trainer=10.0.0.2", "launch.colocate", "leave out one"],
+        ),
+        ({"launch__remote_shell": "ssh"}, ["launch.remote_shell=ssh", "{host}"]),
+        ({"sync__transfer": "colective"}, ["did you mean 'collective'"]),
+        (
+            {"sync__transfer": "checkpoint", "sync__directory": "weights"},
+            ["sync.directory=weights", "absolute path, or gs://"],
+        ),
+        (
+            {"sync__transfer": "checkpoint", "sync__directory": "s3://bucket/weights"},
+            ["sync.directory=s3://bucket/weights", "gs://bucket/…, or mount it"],
+        ),
+        (
+            {"sync__transfer": "checkpoint", "sync__directory": "gs://"},
+            ["sync.directory=gs://", "gs://bucket/…"],
+        ),
+        (
+            {"sync__transfer": "collective", "sync__directory": "/shared"},
+            ["sync.directory=/shared", "sync.transfer=collective", "use sync.transfer=checkpoint"],
+        ),
+        ({"explorer__count": 1000}, ["explorer.count=1000", "trainer.groups_per_step"]),
+        ({"explorer__count": 0}, ["explorer.count=0", "1 or more"]),
+        (
+            {"sync__mode": "asynchronous", "explorer__count": 2},
+            ["explorer.count=2", "sync.mode=multi_explorer"],
+        ),
+        ({"sync__mode": "multi_explorer", "explorer__count": 1}, ["explorer.count=1", "2 or more"]),
+        (
+            {"launch__compilation_cache": "gs://bucket"},
+            ["launch.compilation_cache=gs://bucket", "local", "JAX_COMPILATION_CACHE_DIR"],
+        ),
+        ({"replay__backend": "redis"}, ["replay.backend='redis'", "reverb, embedded"]),
+        ({"replay__sampler": "lifo"}, ["replay.sampler=lifo", "Use replay.sampler=fifo"]),
+        ({"optimizer__updates_per_batch": 7}, ["updates_per_batch=7", "divisor"]),
+        ({"optimizer__name": "adamx"}, ["optimizer.name='adamx'", "adamw"]),
+        ({"optimizer__schedule": "step"}, ["optimizer.schedule='step'", "cosine"]),
+        ({"trainer__batching": "ragged"}, ["trainer.batching='ragged'", "packed"]),
+        ({"trainer__microbatch_rows": 3}, ["trainer.microbatch_rows=3", "a divisor of 128"]),
+        ({"trainer__processes": 0}, ["trainer.processes", "at least 1", "0"]),
+        (
+            {"explorer__mesh__tensor": 3, "explorer__processes": 2},
+            ["explorer.processes=2", "tensor=3, which is 3 devices", "multiple of their number"],
+        ),
+        ({"trainer__mesh__fsdp": 0}, ["trainer.mesh.fsdp", "at least 1", "0"]),
+        (
+            {"sync__mode": "asynchronous", "trainer__mesh__fsdp": 3},
+            ["optimizer.updates_per_batch = 128", "3 parts", "use a multiple"],
+        ),
+        (
+            {"sync__mode": "asynchronous", "explorer__mesh__data": 2, "rollout__slots": 5},
+            ["5 slots (rollout.slots)", "2 parts", "use a multiple"],
+        ),
+        ({"sharding__embed": "fspd"}, ["sharding.embed='fspd'", "did you mean 'fsdp'"]),
+        ({"explorer__dtype": "bf16"}, ["explorer.dtype='bf16'", "bfloat16"]),
+        ({"trainer__compute_dtype": "half"}, ["trainer.compute_dtype='half'", "float16"]),
+        ({"task__name": "arithmetics"}, ["did you mean 'arithmetic'"]),
+        ({"task__too_long": "cut"}, ["task.too_long='cut'", "drop, truncate"]),
+        ({"task__dataset__format": "gsm8"}, ["did you mean 'gsm8k'"]),
+        ({"tokenizer__chat": "maybe"}, ["tokenizer.chat='maybe'", "auto, yes, no"]),
+        ({"trainer__group_size": 1}, ["trainer.group_size", "at least 2"]),
+        ({"model__num_kv_heads": 3}, ["num_kv_heads=3"]),
+        ({"rollout__temperature": 0.0}, ["temperature must be above 0"]),
+        ({"rollout__min_p": 1.5}, ["min_p must be in [0, 1), not 1.5"]),
+        ({"rollout__stop_ids": "2, x"}, ["rollout.stop_ids='2, x'", "separated by commas"]),
+        (
+            {"algorithm__name": "dpo", "trainer__microbatch_rows": 4},
+            ["algorithm.loss=dpo", "microbatch_rows=4", "multiple of trainer.group_size=8"],
+        ),
+        (
+            {"algorithm__expert_rows": 6, "algorithm__expert_coefficient": 0.1},
+            ["expert_rows=6", "updates_per_batch=4", "use a multiple of 4"],
+        ),
+        (
+            {"algorithm__name": "sft", "explorer__count": 1},
+            ["explorer.count=1", "nothing to generate", "algorithm.name=sft"],
+        ),
+        ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
+        ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
+        (
+            {"sync__mode": "synchronous", "rollout__swap": "in_flight"},
+            ["rollout.swap=in_flight", "sync.pull=exact", "sync.mode=asynchronous"],
+        ),
+        ({"rollout__budget_tokens": -1}, ["rollout.budget_tokens must be at least 1, or 0", "-1"]),
+        (
+            {"sync__mode": "one_step_off_policy", "rollout__budget_tokens": 64},
+            ["rollout.budget_tokens=64", "sync.pull=exact", "sync.mode=asynchronous"],
+        ),
+        ({"rollout__cache": "recompile"}, ["did you mean 'recompute'"]),
+        ({"algorithm__advantage": "gea"}, ["algorithm.advantage='gea'", "grpo"]),
+        ({"algorithm__name": "grop"}, ["algorithm.name='grop'", "did you mean 'grpo'"]),
+        ({"algorithm__clip_low": 1.5}, ["algorithm.clip_low=1.5 must be at most 1"]),
+        (
+            {"algorithm__name": "rloo"},
+            [
+                "rloo does not fit data that are up to 1 trainer steps old",
+                "token_truncation",
+                "algorithm.allow_unsafe=True",
+            ],
+        ),
+        ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
+        ({"critic__model": "heads"}, ["critic.model='heads' is not one of own, head"]),
+        (
+            {"algorithm__name": "ppo", "critic__warm_up_steps": 5, "trainer__steps": 5},
+            ["critic.warm_up_steps=5", "trainer.steps=5", "use fewer"],
+        ),
+    ],
+)
+def test_a_config_that_cannot_run_is_refused_with_the_way_out(fields, parts):
+    with pytest.raises(ConfigError) as refused:
+        settings_with(**fields)
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def test_unknown_missing_and_mistyped_settings_are_named():
+    config = config_with(base.get_config())
+    with pytest.raises(
+        ConfigError, match=r"config.trainer.stepz.*did you mean config.trainer.steps"
+    ):
+        RunSettings.from_config({**config, "trainer": {**config["trainer"], "stepz": 3}})
+    with pytest.raises(ConfigError, match="config lacks seed"):
+        RunSettings.from_config({name: v for name, v in config.items() if name != "seed"})
+    with pytest.raises(ConfigError, match=r"config.seed='0' must be int, not str"):
+        RunSettings.from_config({**config, "seed": "0"})
+    with pytest.raises(ConfigError, match=r"config.model must be a section"):
+        RunSettings.from_config({**config, "model": 3})
+
+
+@pytest.mark.parametrize("transfer", ["checkpoint", "server"])
+def test_meshes_and_swaps_in_flight_go_with_transfers_between_independent_programs(transfer):
+    settings = settings_with(
+        sync__mode="asynchronous",
+        sync__transfer=transfer,
+        rollout__swap="in_flight",
+        trainer__mesh__fsdp=2,
+    )
+    assert settings.transfer == transfer
+
+
+@pytest.mark.parametrize(
+    ("mode", "explorers", "transfer"),
+    [
+        ("synchronous", 1, "collective"),
+        ("one_step_off_policy", 1, "collective"),
+        ("asynchronous", 1, "checkpoint"),
+        ("multi_explorer", 2, "checkpoint"),
+        ("custom", 1, "collective"),
+    ],
+)
+def test_modes_bring_their_own_explorers_and_transfer(mode, explorers, transfer):
+    settings = settings_with(sync__mode=mode)
+    assert (settings.explorers, settings.transfer) == (explorers, transfer)
+    assert settings.roles[-1] == "trainer"
+    assert settings.groups_per_lease * explorers >= settings.trainer.groups_per_step
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"sync__mode": mode} for mode in ("synchronous", "one_step_off_policy", "asynchronous")]
+    + [{"sync__mode": "custom", "sync__interval": 2, "sync__offset": 3}]
+    + [{"sync__mode": "multi_explorer", "sync__interval": 2, "explorer__count": 3}]
+    + [{"algorithm__name": "sft"}],
+)
+def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
+    settings = settings_with(**fields)
+    resolved = settings.resolved()
+    unsaid = [name for name, value in resolved["sync"].items() if value is None]
+    assert unsaid == ["directory"]  # The work directory, which runs differ in.
+    assert None not in resolved["explorer"].values()
+    assert None not in resolved["algorithm"].values()
+    again = RunSettings.from_config(resolved)
+    assert again.schedule == settings.schedule
+    assert again.resolved() == resolved
+
+
+def test_the_algorithm_is_the_one_that_bears_the_staleness_unless_it_is_named():
+    for mode, name in (
+        ("synchronous", "grpo"),
+        ("one_step_off_policy", "decoupled_ppo"),
+        ("asynchronous", "decoupled_ppo"),
+    ):
+        assert settings_with(sync__mode=mode).algorithm == ALGORITHMS[name]
+    assert settings_with(algorithm__name="cispo").algorithm == ALGORITHMS["cispo"]
+
+
+def test_a_setting_of_the_algorithm_changes_it_alone():
+    changed = settings_with(algorithm__name="dapo", algorithm__clip_high=0.5).algorithm
+    assert changed == dataclasses.replace(ALGORITHMS["dapo"], clip_high=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "attempts"),
+    [
+        ({}, 1),
+        ({"algorithm__need_spread": True}, 10),
+        ({"algorithm__group_mean_high": 0.9}, 10),
+        ({"algorithm__need_spread": True, "algorithm__max_attempts": 1}, 1),
+        ({"algorithm__need_spread": True, "algorithm__max_attempts": 3}, 3),
+    ],
+)
+def test_who_says_which_groups_teach_nothing_has_them_replaced(fields, attempts):
+    assert settings_with(**fields).algorithm.screening.max_attempts == attempts
+
+
+def test_an_algorithm_that_does_not_bear_staleness_runs_without_any_or_by_force():
+    assert settings_with(sync__mode="synchronous", algorithm__name="rloo").algorithm.name == "rloo"
+    forced = settings_with(algorithm__name="rloo", algorithm__allow_unsafe=True)
+    assert forced.algorithm.loss == "reinforce"
+    corrected = settings_with(algorithm__name="rloo", algorithm__correction="token_truncation")
+    assert corrected.algorithm.corrections == ("token_truncation",)
+
+
+def test_whole_numbers_are_taken_for_fractions():
+    assert settings_with(optimizer__learning_rate=0).optimizer.learning_rate == 0.0
+
+
+def float_settings(section: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """The names, as `config_with` takes them, of all settings that are fractions."""
+    names = []
+    for name, value in section.items():
+        if isinstance(value, dict):
+            names += float_settings(value, (*path, name))
+        elif isinstance(value, float):
+            names.append("__".join((*path, name)))
+    return names
+
+
+def test_numbers_that_are_not_finite_are_refused_in_every_setting():
+    names = float_settings(settings_with(critic__learning_rate=0.1).resolved())
+    assert len(names) > 40
+    assert {"optimizer__learning_rate", "algorithm__group_mean_high"} < set(names)
+    for name in names:
+        for value in (float("nan"), float("inf"), -float("inf"), 1e39):
+            path = rf"config\.{name.replace('__', '.')}={re.escape(str(value))} must be a finite"
+            with pytest.raises(ConfigError, match=path):
+                settings_with(**{name: value})
+    config = config_with(base.get_config())
+    config["optimizer"]["learning_rate"] = 10**400
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=inf must be"):
+        RunSettings.from_config(config)
+
+
+def test_the_users_own_file_without_a_path_is_refused():
+    settings = RunSettings.from_config(config_with(jsonl.get_config()))
+    with pytest.raises(ConfigError, match=r"task.jsonl.path is not set"):
+        settings.load_task()
+
+
+def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"write f{i}", "test": f"assert f{i}()"} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fields = {
+        "task__name": "dataset",
+        "task__dataset__format": "code",
+        "task__dataset__path": str(path),
+        "task__max_completion_tokens": 32,
+    }
+    with pytest.raises(
+        ConfigError,
+        match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
+    ):
+        settings_with(**fields).load_task()
+    experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
+    with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
+        settings_with(**fields, **experts, warm_up__steps=0).load_task()
+    with pytest.raises(ConfigError, match=r"name=sft trains on demonstrations, but the task has"):
+        settings_with(**fields, algorithm__name="sft", warm_up__steps=0).load_task()
+    task = settings_with(warm_up__steps=0, **fields).load_task()
+    assert (len(task.train), len(task.demonstrations)) == (18, 0)
+
+
+def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
+    path = tmp_path / "train.jsonl"
+    rows = [{"question": f"3 x {i}?", "answer": f"So:\n#### {3 * i}"} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fields = {"task__dataset__path": str(path), "tokenizer__path": "tests/data/tokenizer"}
+    task = RunSettings.from_config(config_with(gsm8k.get_config(), **fields)).load_task()
+    asked = task.train[0]
+    assert asked.text == "3 x 0?\n\nAnswer with the number alone."
+    assert asked.answer == "0"
+    tokens, lengths = task.encode_prompts([asked.text])
+    assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")
+
+
+CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "models"
+
+
+def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
+    path = str(CHECKPOINTS / "qwen2")
+    settings = settings_with(model__path=path, model__embed_dim=7, model__dtype="bfloat16")
+    task = settings.load_task()
+    model = settings.model_config(task)
+    assert (model.vocab_size, model.embed_dim, model.qkv_bias) == (96, 32, True)
+    assert (model.max_length, model.dtype) == (task.row_tokens, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"vocab_size": 5}, ["tokens, but the model", "knows 5"]),
+        ({"max_position_embeddings": 4}, ["at most 4 (max_position_embeddings)", "shorten"]),
+        ({"rope_scaling": {"type": "yarn"}}, ["config.model.path=", "rope_type='yarn'"]),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(changes, parts, tmp_path):
+    values = json.loads((CHECKPOINTS / "qwen2" / "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(CHECKPOINTS / "qwen2" / name, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
+    with pytest.raises(ConfigError) as refused:
+        settings_with(model__path=str(tmp_path)).load_task()
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"config.model.path='no/such/model'.* hf download"):
+        settings_with(model__path="no/such/model")
+
+
+def test_completions_cannot_have_to_be_longer_than_the_task_s():
+    settings = settings_with(rollout__min_new_tokens=1000)
+    with pytest.raises(ConfigError, match="min_new_tokens=1000 must be from 0 to max_new_tokens="):
+        settings.load_task()
+
+
+def test_the_roles_compute_in_dtypes_of_their_own():
+    settings = settings_with(trainer__compute_dtype="bfloat16", explorer__dtype="float16")
+    task = settings.load_task()
+    assert settings.model_config(task).dtype == "float32"
+    assert settings.trainer_model(task).dtype == "bfloat16"
+    assert settings.explorer_model(task).dtype == "float16"
+
+
+def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into():
+    mode = {"sync__mode": "asynchronous", "trainer__batching": "packed"}
+    assert settings_with(**mode).batching(10).microbatch_rows == 0
+    on_mesh = settings_with(**mode, trainer__mesh__data=2, trainer__mesh__fsdp=2)
+    assert on_mesh.batching(10).microbatch_rows == 4
+    in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
+    assert in_parts.batching(10).microbatch_rows == 16
+
+
+def test_the_shape_of_batches_decides_how_much_is_generated():
+    usual = settings_with(algorithm__name="dr_grpo", sync__mode="asynchronous")
+    assert (usual.groups_generated, usual.groups_per_lease, usual.slots) == (64, 64, 512)
+    more = settings_with(algorithm__over_sampling=1.26, sync__mode="asynchronous")
+    assert (more.groups_generated, more.groups_per_lease, more.slots) == (81, 81, 648)
+    assert more.master_settings().groups_per_step == 81
+    assert replay_tables(more)[0].max_size == (more.schedule.batches_ahead + 1) * 81
+    remax = settings_with(algorithm__name="remax", sync__mode="synchronous")
+    assert remax.slots == 64 * 9
+    assert remax.batching(row_tokens=8).with_baselines
+    dapo = settings_with(algorithm__name="dapo", algorithm__group_mean_high=0.9)
+    assert dapo.master_settings().screening == Screening(True, -UNBOUNDED, 0.9, 10)
+
+
+def test_one_completion_a_prompt_will_do_where_none_are_compared():
+    for name in ("ppo", "reinforce_pp"):
+        settings = settings_with(algorithm__name=name, trainer__group_size=1)
+        assert settings.trainer.group_size == 1
+
+
+def test_weights_go_to_the_work_directory_or_to_one_of_the_runs_name():
+    workdir = Path("/runs/mine")
+    assert settings_with().weights_directory(workdir) == "/runs/mine/weights"
+    for place in ("/shared", "/shared/", "gs://bucket", "gs://bucket/"):
+        settings = settings_with(sync__transfer="checkpoint", sync__directory=place)
+        assert settings.weights_directory(workdir) == f"{place.rstrip('/')}/mine"
+
+
+def test_a_bucket_needs_what_reaches_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"sync.directory=gs://b needs gcsfs: pip install gcsfs"):
+        settings_with(sync__transfer="checkpoint", sync__directory="gs://b")

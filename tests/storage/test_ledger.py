@@ -1,0 +1,116 @@
+"""The ledger and the record of what was consumed, over the attempts of a run."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from configs import arithmetic
+from rl_sync.observe.metrics import read_metrics
+from rl_sync.runtime.master import MasterProgram
+from rl_sync.settings.run import RunSettings
+from rl_sync.storage.ledger import LOST, ConsumptionRecord, read_consumed, read_ledger
+from rl_sync.types import Group
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """Starts the master of another attempt of one run."""
+    config = arithmetic.get_config()
+    config.sync.mode, config.master.reward_workers = "asynchronous", 0
+    config.trainer.groups_per_step, config.trainer.steps = 2, 10
+    config.optimizer.updates_per_batch = 1
+    config.task.arithmetic.greatest_operand, config.task.arithmetic.held_out_problems = 19, 8
+    settings = RunSettings.from_config({**config.to_dict(), "workdir": str(tmp_path)})
+    masters = []
+
+    def start(position, **resumed):
+        methods = MasterProgram(settings).methods
+        masters.append(methods)
+        if resumed:
+            methods["resumed"](**resumed)
+        methods["begin"](**position)
+        methods["published"](version=position["step"])
+        return methods
+
+    yield start
+    for methods in masters:
+        methods["close"]()
+
+
+def train(methods, step):
+    """One step on the groups of one lease; returns their ids."""
+    lease_ids = lease(methods)
+    methods["buffered"](lease_ids=lease_ids)
+    methods["trained"](step=step, lease_ids=lease_ids, left_out=[], values={"reward": float(step)})
+    methods["published"](version=step)
+    return lease_ids
+
+
+def lease(methods):
+    answer = methods["lease"](explorer=1, poll_secs=0.0)
+    return [lease_id for lease_id, *_ in answer["leases"]]
+
+
+def counted(ledger, event):
+    return collections.Counter(
+        one["lease_id"] for line in ledger if line["event"] == event for one in line["leases"]
+    )
+
+
+FIRST = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
+
+
+def test_after_a_crash_no_lease_id_is_used_again_and_every_lease_ends_once(attempt, tmp_path):
+    methods = attempt(FIRST)
+    train(methods, 1)
+    snapshot = methods["position"]()
+    lost = train(methods, 2)
+    buffered, leased = lease(methods), lease(methods)
+    methods["buffered"](lease_ids=buffered)
+    # It crashes, and goes on from step 1; and does so again before it has saved.
+    for _ in range(2):
+        methods = attempt(snapshot, step=1, warm_up=None)
+        again = train(methods, 2)
+        assert min(again) > max([*lost, *buffered, *leased])
+        lost = again
+    train(methods, 3)
+    methods["close"]()
+    ledger = read_ledger(tmp_path)
+    given, trained, dropped = (counted(ledger, e) for e in ("leased", "trained", "dropped"))
+    assert set(given.values()) == {1}
+    assert trained + dropped == given, "a lease ended in no way, or in two"
+    reasons = [line["reason"] for line in ledger if line["event"] == "trained"]
+    assert reasons == ["step 1", "step 2", "step 3"]
+    assert f"{LOST} 1" in [line.get("reason") for line in ledger if line["event"] == "dropped"]
+    steps = [(line["step"], line["reward"]) for line in read_metrics(tmp_path, "rl")]
+    assert steps == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_run_that_goes_on_in_order_drops_what_stood_in_the_buffer(attempt, tmp_path):
+    methods = attempt(FIRST)
+    train(methods, 1)
+    buffered = lease(methods)
+    methods["buffered"](lease_ids=buffered)
+    position = methods["position"]()
+    methods["close"]()
+    again = lease(attempt(position, step=1, warm_up=None))
+    assert min(again) > max(buffered)
+    dropped = counted(read_ledger(tmp_path), "dropped")
+    assert dropped == collections.Counter(buffered)
+
+
+def test_what_lost_steps_consumed_does_not_count(tmp_path):
+    def groups(lease_id):
+        rows = np.zeros((1, 2), np.int32)
+        return [Group(lease_id, 0, 0, 1, rows, rows > 0, rows, rows, rows[:, 0])]
+
+    for start, steps in ((0, [1, 2, 3]), (1, [2]), (1, [2, 3])):
+        record = ConsumptionRecord(tmp_path, start)
+        for step in steps:
+            record.write(step, groups(10 * start + step))
+        record.close()
+    found = [(line["step"], line["groups"][0]["lease_id"]) for line in read_consumed(tmp_path)]
+    assert found == [(1, 1), (2, 12), (3, 13)]

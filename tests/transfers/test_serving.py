@@ -1,0 +1,131 @@
+"""Point-to-point transfer between the roles: one decision for all, and an end without an error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import transfer
+
+from rl_sync.processes.session import RunStoppedError
+from rl_sync.transfers.serving import (
+    HolderServer,
+    RemoteHolder,
+    ServedPuller,
+    decide_transfer,
+    decided_transfer,
+)
+from rl_sync.weights.digest import digest
+from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.server_publisher import ServerPublisher
+
+MASTER, SECRET = "127.0.0.1:1", "only ours"
+LIKE = {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
+
+
+class Session:
+    """A role's, with a master that only remembers."""
+
+    role, secret = "explorer1", SECRET
+
+    def __init__(self, transfer="server", phase="rl"):
+        self.settings = SimpleNamespace(
+            transfer=transfer,
+            sync=SimpleNamespace(verify=True),
+            launch=SimpleNamespace(call_secs=10.0),
+            trainer=SimpleNamespace(processes=1),
+        )
+        self.phase, self.decided, self.result, self.addresses = phase, [None], {}, []
+
+    def call(self, method, **arguments):
+        if method == "decide_transfer":
+            self.decided.append(arguments["transfer"])
+        elif method == "result":
+            self.result |= arguments["values"]
+        else:
+            answers = {
+                "decided_transfer": lambda: self.decided.pop(0),
+                "newest": lambda **_: 0,
+                "holders": lambda: self.addresses,
+                "status": lambda: {"phase": self.phase},
+            }
+            return answers[method]()
+
+    call_alone = tell = call
+
+    def agree(self, what, thunk):
+        return thunk()
+
+    def patience(self, what, whom):
+        return self.check
+
+    def check(self):
+        pass
+
+
+@contextlib.contextmanager
+def trainer(version: int):
+    publisher = ServerPublisher(LIKE, host="127.0.0.1")
+    server = HolderServer(publisher, "127.0.0.1", SECRET)
+    publisher.publish(version, {"w": jnp.full((4, 8), version, jnp.float32)})
+    yield server.address
+    server.close()
+    publisher.close()
+
+
+@pytest.mark.parametrize("asked", ["collective", "checkpoint", "server"])
+def test_what_the_settings_ask_for_is_decided_and_explorers_wait_for_it(asked):
+    session = Session(asked)
+    assert decide_transfer(session, MASTER) == asked
+    assert decided_transfer(session) == asked
+    assert session.result == {}
+
+
+def test_where_no_server_can_be_had_everybody_uses_checkpoints_and_is_told_why(monkeypatch, caplog):
+    def refuse(*_):
+        raise RuntimeError("not on this device")
+
+    monkeypatch.setattr(transfer, "start_transfer_server", refuse)
+    session = Session("server")
+    with caplog.at_level(logging.WARNING):
+        assert decide_transfer(session, MASTER) == "checkpoint"
+    assert decided_transfer(session) == "checkpoint"
+    said = "by checkpoint instead of sync.transfer=server: jax"
+    assert said in session.result["transfer"]
+    assert said in caplog.text
+
+
+def test_an_explorer_finds_the_trainer_through_the_master_and_again_when_it_has_moved():
+    session = Session()
+    puller = ServedPuller(session, LIKE, MASTER)
+    with trainer(3) as address:
+        session.addresses = [address]
+        version, params = puller.pull(at_least=0, timeout_secs=10)
+        assert (version, float(params["w"][0, 0])) == (3, 3.0)
+    with pytest.raises(WeightsTransferError, match="the trainer does not answer"):
+        puller.pull(at_least=0, timeout_secs=10)
+    with trainer(5) as address:
+        session.addresses = [address]
+        version, params = puller.pull(at_least=0, timeout_secs=10)
+        assert digest(params) == digest({"w": jnp.full((4, 8), 5.0)})
+    puller.close()  # Although nobody is there.
+
+
+def test_a_trainer_that_has_finished_is_no_failure():
+    session = Session(phase="end")
+    with trainer(0) as address:
+        session.addresses = [address]
+    with pytest.raises(RunStoppedError, match="the trainer has finished"):
+        ServedPuller(session, LIKE, MASTER).pull(at_least=0, timeout_secs=10)
+
+
+def test_a_trainer_that_refuses_is_quoted():
+    with (
+        trainer(0) as address,
+        pytest.raises(ConnectionError, match="explorer9 has no line to the trainer"),
+    ):
+        RemoteHolder(address, 10.0, SECRET).offer("explorer9", [0], None, None, 1.0)
