@@ -45,6 +45,7 @@ import jax
 import numpy as np
 
 from rl_sync.models import lora
+from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.metrics import read_metrics
@@ -193,6 +194,7 @@ def learning_curve(workdir: Path) -> list[Point]:
     start, _ = rl_phase(spans)
     points = []
     for train in of_kind(spans, SpanKind.TRAIN):
+        assert train.step is not None
         path = workdir / CHECKPOINTS_DIR / f"snapshot_{train.step:08d}"
         if path.is_dir():
             accuracy = _accuracy(settings, workdir, train.step)
@@ -217,7 +219,7 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     like: Params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
     )
-    _, part = load_part(workdir / CHECKPOINTS_DIR, step, {"params": like})
+    _, part, _ = load_part(workdir / CHECKPOINTS_DIR, step, {"params": like})
     prompts = task.held_out[: settings.trainer.evaluation_problems]
     tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
     greedy = settings.greedy_sampling(task)
@@ -241,7 +243,8 @@ def _engine(settings: RunSettings) -> Any:
     task = settings.load_task()
     rows = min(settings.trainer.evaluation_problems, settings.warm_up.probe_problems)
     model = lora.merged_config(settings.model_config(task))
-    return settings.rollout.engine(model, rows, task.tokenizer.decode, None)
+    layout = Layout(MeshShape().mesh(jax.devices()[:1]), settings.sharding.rules)
+    return settings.rollout.engine(model, rows, task.tokenizer.decode, layout)
 
 
 def _settings(workdir: Path) -> RunSettings:

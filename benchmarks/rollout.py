@@ -22,6 +22,7 @@ import argparse
 import functools
 import math
 import random
+from typing import Any
 
 import jax
 import numpy as np
@@ -53,7 +54,7 @@ CASES = {
 }
 
 
-def model_config(**changes: object) -> ModelConfig:
+def model_config(**changes: Any) -> ModelConfig:
     """The shape that the peers have too."""
     return ModelConfig(*SHAPE, max_length=1024, qk_norm=True, **changes)
 

@@ -74,7 +74,7 @@ class Plain:
             sender.start()
             connection, _ = server.accept()
         with connection:
-            view, got = memoryview(self._target), 0
+            view, got = self._target.data, 0
             start = time.perf_counter()
             while got < len(view):
                 got += connection.recv_into(view[got:])
@@ -84,7 +84,7 @@ class Plain:
 
     def _send(self, address: tuple[str, int]) -> None:
         with socket.create_connection(address) as connection:
-            connection.sendall(self._source)
+            connection.sendall(self._source.data)
 
     def in_memory(self) -> float:
         start = time.perf_counter()
@@ -95,7 +95,7 @@ class Plain:
         start = time.perf_counter()
         self._source.tofile(self._file)
         with self._file.open("rb") as file:
-            file.readinto(self._target)
+            file.readinto(self._target.data)
         secs = time.perf_counter() - start
         self._file.unlink()
         return secs
@@ -142,6 +142,7 @@ def processes(case: Case, directory: Path) -> Iterator[list[Process]]:
     Meetings.register("meeting", callable=lambda: meeting)
     server = Meetings((HOST, 0), authkey=b"benchmark").get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    assert isinstance(server.address, tuple)
     (cluster_port,) = free_ports(HOST, 1)
     started = [
         Process(

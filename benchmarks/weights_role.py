@@ -112,7 +112,9 @@ def puller_of(case: Case, places: Places) -> Any:
                 raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
         holder = RemoteHolder(address.read_text(), TIMEOUT_SECS, SECRET)
-        return ServerPuller(like, f"explorer{places.number}", lambda: [holder], int, host=HOST)
+        return ServerPuller(
+            like, f"explorer{places.number}", lambda: [holder], lambda least, _: least, host=HOST
+        )
     from rl_sync.weights.collective import CollectivePuller
     from rl_sync.weights.link import Link
 
@@ -120,10 +122,15 @@ def puller_of(case: Case, places: Places) -> Any:
     return CollectivePuller(link, places.number, meeting_of(places))
 
 
+def _asked(at_least: int, _timeout_secs: float) -> int:
+    """The newest version, which is there before anybody asks for it."""
+    return at_least
+
+
 def meeting_of(places: Places) -> Any:
     """Where both sides of a collective transfer agree on it."""
     Meetings.register("meeting")
-    manager = Meetings((HOST, places.meeting_port), authkey=b"benchmark")
+    manager: Any = Meetings((HOST, places.meeting_port), authkey=b"benchmark")
     manager.connect()
     return manager.meeting()
 
