@@ -1,43 +1,22 @@
-"""An algorithm as a record: which pieces it is made of, and their numbers."""
+"""An algorithm as a record: the pieces that it is made of, and their numbers."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
+from rl_sync.algorithms.pieces import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    LOSSES,
+    PROXIMAL,
+)
 from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
 from rl_sync.spelling import hint
 
-ADVANTAGES = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "opo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "best",
-    "pair",
-    "demonstration",
-    "gae",
-    "n_step",
-)
-LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr", "dpo")
-PROXIMAL = ("behavior", "start", "interpolated")
-CORRECTIONS = (
-    "token_truncation",
-    "sequence_truncation",
-    "token_mask",
-    "sequence_rejection",
-    "geometric_rejection",
-    "second_moment",
-    "negative_sequence_mask",
-)
-AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_mean", "constant_mean")
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 KL_PLACES = ("loss", "reward")
-_OF_VALUES = ("gae", "n_step")
-_OF_TOKENS = (*_OF_VALUES, "reinforce_pp", "remax")
-_OF_TRAJECTORIES = ("gmpo", "topr")
 _LOOSEST_BOUND = 10.0
 
 
@@ -47,13 +26,13 @@ class Algorithm:
 
     Attributes:
       name: of the composition in `named` that this one was made from.
-      advantage: one of `ADVANTAGES`: functions of `advantages` and `returns`.
-      loss: one of `LOSSES`: functions of `losses` and `sequence_losses`.
+      advantage: one of `ADVANTAGES`.
+      loss: one of `LOSSES`.
       proximal: the policy that the loss's ratio is taken to, and that clipping holds the update
         close to: `behavior`, the one that drew the tokens; `start`, that of the trainer step's
         start, which costs a forward pass where a step has several updates; `interpolated`, an
         estimate of that without one (`proximal`).
-      correction: which of `CORRECTIONS`, functions of `corrections`, weigh the loss, joined by
+      correction: which of `CORRECTIONS` weigh the loss, joined by
         commas; empty for none. They compare the proximal policy with the behavior policy; where
         these are one, the current policy with it.
       aggregation: one of `AGGREGATIONS`: how the loss of tokens is reduced (`aggregation`).
@@ -78,7 +57,7 @@ class Algorithm:
       kl_target: the divergence, in nats a token, that the weight adapts to from step to step; 0 for
         a weight that stays.
       kl_horizon_steps: trainer steps in which that may change the weight by 20 %.
-      kl_estimator: one of `KL_ESTIMATORS`, functions of `kl`.
+      kl_estimator: one of `KL_ESTIMATORS`.
       kl_place: `loss` adds it to the loss, `reward` takes that of the behavior policy from the
         reward.
       refresh_reference_steps: trainer steps after which the policy becomes the reference model,
@@ -169,38 +148,43 @@ class Algorithm:
     @property
     def truncations(self) -> tuple[str, ...]:
         """The corrections that weigh by the ratio itself, rather than by 0 or 1."""
-        return tuple(name for name in self.corrections if name.endswith("_truncation"))
+        return tuple(name for name in self.corrections if CORRECTIONS[name].is_ratio)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a correction looks at all tokens of an update before it."""
+        return any(CORRECTIONS[name].of_update for name in self.corrections)
 
     @property
     def imitates(self) -> bool:
         """Whether a run trains on the task's demonstrations, and generates nothing."""
-        return self.advantage == "demonstration"
+        return ADVANTAGES[self.advantage].imitates
 
     @property
     def needs_reference(self) -> bool:
         """Whether there is a reference model."""
-        return self.kl_coefficient > 0 or self.loss == "dpo"
+        return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference
 
     @property
     def needs_baselines(self) -> bool:
         """Whether a greedy completion is generated beside each group."""
-        return self.advantage == "remax"
+        return ADVANTAGES[self.advantage].needs_baselines
 
     @property
     def screening(self) -> Screening:
-        """Which groups are replaced before they reach the replay buffer."""
+        """The rule by which groups are replaced before they reach the replay buffer."""
         means = self.group_mean_low, self.group_mean_high
         return Screening(self.need_spread, *means, self.max_attempts)
 
     @property
     def compares_groups(self) -> bool:
         """Whether advantages are what trajectories of one group have over each other."""
-        return not self.imitates and self.advantage not in _OF_TOKENS
+        return ADVANTAGES[self.advantage].compares_groups
 
     @property
     def needs_values(self) -> bool:
         """Whether advantages are taken from a critic's values."""
-        return self.advantage in _OF_VALUES
+        return ADVANTAGES[self.advantage].needs_values
 
     @property
     def adapts_kl(self) -> bool:
@@ -208,28 +192,28 @@ class Algorithm:
         return self.kl_coefficient > 0 and self.kl_target > 0
 
     def danger(self) -> str | None:
-        """Why the composition does not bear stale data; None where it does.
+        """The reason why the composition does not bear stale data; None where it does.
 
         Something has to bound what a token can do whose probability has changed since it was drawn.
         """
-        bounded = self.loss not in ("opmd", "reinforce", "topr")
-        if bounded and self.loss != "sapo" and self.clip_high > _LOOSEST_BOUND:
+        loss = LOSSES[self.loss]
+        if loss.clips and self.clip_high > _LOOSEST_BOUND:
             return (
                 f"algorithm.clip_high={self.clip_high:g} leaves the ratio as good as unclipped: a"
                 " token that became much likelier since it was drawn counts as often. Use at most"
                 f" {_LOOSEST_BOUND:g}"
             )
-        if self.corrections or self.advantage in ("best", "demonstration"):
+        if self.corrections or ADVANTAGES[self.advantage].is_positive:
             return None
         if self.proximal != "behavior":
             return (
                 f"algorithm.proximal={self.proximal} without a correction takes no notice of the"
                 " policy that drew the tokens. Use algorithm.correction=token_truncation"
             )
-        if self.loss == "reinforce":
+        if not loss.has_ratio:
             return (
-                "algorithm.loss=reinforce without a correction pushes bad tokens down without end,"
-                " however unlikely they have become since they were drawn. Use"
+                f"algorithm.loss={self.loss} without a correction pushes bad tokens down without"
+                " end, however unlikely they have become since they were drawn. Use"
                 " algorithm.correction=token_truncation"
             )
         return None
@@ -320,6 +304,7 @@ class Algorithm:
             )
 
     def _check_pieces(self) -> None:
+        advantage, loss = ADVANTAGES[self.advantage], LOSSES[self.loss]
         if self.screening.replaces and not self.screening.refuses:
             raise ValueError(
                 f"algorithm.max_attempts={self.max_attempts} has groups replaced that teach"
@@ -327,7 +312,7 @@ class Algorithm:
                 " algorithm.group_mean_low and algorithm.group_mean_high; or"
                 " algorithm.max_attempts=1 to replace none."
             )
-        if self.truncations and self.proximal == "behavior" and self.loss != "reinforce":
+        if self.truncations and self.proximal == "behavior" and loss.has_ratio:
             raise ValueError(
                 f"algorithm.correction={self.truncations[0]} weighs by the ratio that"
                 f" algorithm.loss={self.loss} has in it already: with it use"
@@ -338,14 +323,14 @@ class Algorithm:
                 f"algorithm.correction={self.correction} weighs by the ratio twice: use one of"
                 f" {' and '.join(self.truncations)}."
             )
-        if "second_moment" in self.corrections and self.proximal != "start":
+        if self.looks_ahead and self.proximal != "start":
             raise ValueError(
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
         if self.imitates:
             self._check_imitation()
-        if (self.loss == "dpo") != (self.advantage == "pair"):
+        if loss.of_pairs != advantage.of_pairs:
             raise ValueError(
                 f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
                 " compares the trajectories of a pair, which nothing else does. Use both"
@@ -356,7 +341,7 @@ class Algorithm:
                 f"algorithm.kl_target={self.kl_target} has no weight to adapt: set"
                 " algorithm.kl_coefficient to what it starts with, above 0."
             )
-        if self.advantage in _OF_TOKENS and self.loss in _OF_TRAJECTORIES:
+        if advantage.of_tokens and loss.of_trajectories:
             raise ValueError(
                 f"algorithm.loss={self.loss} takes one advantage a trajectory, but"
                 f" algorithm.advantage={self.advantage} makes one a token: use"
@@ -364,7 +349,7 @@ class Algorithm:
             )
 
     def _check_imitation(self) -> None:
-        """Nobody has drawn what is imitated, and nobody has judged it."""
+        """Refuses what needs tokens that a policy drew, or rewards."""
         expected = {
             "loss": "reinforce",
             "correction": "",
@@ -383,7 +368,7 @@ class Algorithm:
                 )
 
 
-def check_name(field: str, value: str, names: tuple[str, ...]) -> None:
+def check_name(field: str, value: str, names: Iterable[str]) -> None:
     """Raises ValueError with the nearest name unless the value is one of the names."""
     if value not in names:
         raise ValueError(

@@ -74,7 +74,7 @@ def gae(
     values: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     discount: float,
-    decay: float,
+    gae_lambda: float,
     sequences: Sequences = None,
 ) -> Estimate:
     """δ_t = r_t + γ · V_{t+1} − V_t; A_t = δ_t + γλ · A_{t+1}; R_t = A_t + V_t (GAE,
@@ -82,11 +82,11 @@ def gae(
 
     Args:
       values: V before each token; the value behind the last is 0.
-      decay: λ.
+      gae_lambda: λ.
     """
     following = next_values(values, mask, sequences)
     delta = jnp.where(mask, rewards + discount * following - values, 0.0)
-    sums = backward_sums(delta, jnp.where(mask, discount * decay, 1.0), sequences)
+    sums = backward_sums(delta, jnp.where(mask, discount * gae_lambda, 1.0), sequences)
     advantages = jnp.where(mask, sums, 0.0)
     return Estimate(advantages, jnp.where(mask, advantages + values, 0.0))
 
@@ -96,7 +96,7 @@ def n_step(
     values: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     discount: float,
-    steps: int,
+    n_steps: int,
     sequences: Sequences = None,
 ) -> Estimate:
     """R_t = Σ_{k<n} γ^k · r_{t+k} + γ^n · V_{t+n}; A_t = R_t − V_t (Sutton and Barto, 2nd edition,
@@ -104,11 +104,11 @@ def n_step(
 
     Args:
       values: V before each token; the value behind the last is 0.
-      steps: n, at least 1.
+      n_steps: n, at least 1.
     """
 
     def further(_: int, returns: Float[Array, "B T"]) -> Float[Array, "B T"]:
         return rewards + discount * next_values(returns, mask, sequences)
 
-    returns = jnp.where(mask, jax.lax.fori_loop(0, steps, further, values), 0.0)
+    returns = jnp.where(mask, jax.lax.fori_loop(0, n_steps, further, values), 0.0)
     return Estimate(jnp.where(mask, returns - values, 0.0), returns)

@@ -5,17 +5,15 @@ Letters in shapes: B rows, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.algorithms import advantages, returns, shaping
+from rl_sync.algorithms import returns, shaping
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.algorithms.kl import KL_ESTIMATORS
 from rl_sync.algorithms.masking import whiten
-from rl_sync.algorithms.returns import Estimate
+from rl_sync.algorithms.pieces import ADVANTAGES, KL_ESTIMATORS, call
 from rl_sync.algorithms.sequences import (
     OfSequence,
     Sequences,
@@ -26,18 +24,6 @@ from rl_sync.algorithms.sequences import (
 from rl_sync.algorithms.values import explained_variance
 
 Metrics = dict[str, Float[Array, ""]]
-
-ADVANTAGES: dict[str, Callable[[Array, Array, int], Array]] = {
-    "grpo": lambda rewards, lengths, size: advantages.grpo(rewards, size),
-    "dr_grpo": lambda rewards, lengths, size: advantages.dr_grpo(rewards, size),
-    "rloo": lambda rewards, lengths, size: advantages.rloo(rewards, size),
-    "opo": advantages.opo,
-    "reinforce_pp_baseline": advantages.reinforce_pp_baseline,
-    "pair": lambda rewards, lengths, size: advantages.pair(rewards, size),
-    "demonstration": lambda rewards, lengths, size: jnp.ones_like(rewards),
-    "best": lambda rewards, lengths, size: advantages.best(rewards, size),
-}
-"""From rewards, completion lengths in tokens and the group's size to one advantage a trajectory."""
 
 
 class Trajectories(NamedTuple):
@@ -79,40 +65,6 @@ class Credit(NamedTuple):
     returns: Float[Array, "B T"] | None = None
 
 
-def _from_values(
-    algorithm: Algorithm, rewards: Float[Array, "B T"], batch: Trajectories
-) -> Estimate:
-    assert batch.values is not None
-    values, mask, sequences = batch.values, batch.mask, batch.sequences
-    if algorithm.advantage == "gae":
-        decay = algorithm.gae_lambda
-        estimate = returns.gae(rewards, values, mask, algorithm.discount, decay, sequences)
-    else:
-        steps = algorithm.n_steps
-        estimate = returns.n_step(rewards, values, mask, algorithm.discount, steps, sequences)
-    if not algorithm.whiten:
-        return estimate
-    whitened = jnp.where(batch.mask, whiten(estimate.advantages, batch.mask), 0.0)
-    return estimate._replace(advantages=whitened)
-
-
-def _from_baselines(algorithm: Algorithm, rewards: Array, batch: Trajectories) -> Estimate:
-    """ReMax's advantages; see `returns.remax`."""
-    assert batch.baselines is not None
-    return returns.remax(rewards, batch.baselines, batch.mask, batch.sequences)
-
-
-TOKEN_ADVANTAGES: dict[str, Callable[[Algorithm, Array, Trajectories], Estimate]] = {
-    "reinforce_pp": lambda a, rewards, batch: returns.reinforce_pp(
-        rewards, batch.mask, a.discount, batch.sequences
-    ),
-    "remax": _from_baselines,
-    "gae": _from_values,
-    "n_step": _from_values,
-}
-"""From rewards that stand at tokens to one advantage a token."""
-
-
 def give(
     algorithm: Algorithm, batch: Trajectories, group_size: int, max_tokens: int
 ) -> tuple[Credit, Metrics]:
@@ -130,15 +82,19 @@ def give(
     kept = _kept(algorithm, rewards, batch.is_truncated, group_size)
     weights = to_tokens(kept.astype(jnp.float32), sequences)
     penalty = _penalty(algorithm, batch)
-    if algorithm.advantage in TOKEN_ADVANTAGES:
+    given = {**vars(algorithm), **batch._asdict(), "lengths": lengths, "group_size": group_size}
+    estimator = ADVANTAGES[algorithm.advantage]
+    if estimator.of_tokens:
         of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
-        estimate = TOKEN_ADVANTAGES[algorithm.advantage](algorithm, of_tokens, batch)
-        is_valued = algorithm.needs_values
-        credit = Credit(estimate.advantages, weights, estimate.returns if is_valued else None)
+        estimate: returns.Estimate = call(estimator.function, given, rewards=of_tokens)
+        advantages = estimate.advantages
+        if estimator.needs_values and algorithm.whiten:
+            advantages = jnp.where(mask, whiten(advantages, mask), 0.0)
+        credit = Credit(advantages, weights, estimate.returns if estimator.needs_values else None)
     else:
         rewards -= trajectory_totals(penalty, mask, sequences, count)
-        given = ADVANTAGES[algorithm.advantage](rewards, lengths, group_size)
-        credit = Credit(to_tokens(given, sequences), weights)
+        of_trajectories = call(estimator.function, given, rewards=rewards)
+        credit = Credit(to_tokens(of_trajectories, sequences), weights)
     return credit, _metrics(batch, credit, lengths, group_size)
 
 
