@@ -33,6 +33,7 @@ from rollout import model_config
 
 from configs import base
 from rl_sync.actors.trainer import Trainer
+from rl_sync.models.sharding import Layout
 from rl_sync.processes import allocator
 from rl_sync.settings.run import RunSettings
 from rl_sync.types import TrainBatch
@@ -63,6 +64,7 @@ class OurStep:
             warm_up_steps=settings.warm_up.steps,
             microbatch_rows=0,
             logits_bytes=settings.trainer.logits_bytes,
+            layout=Layout.single(),
         )
         self.state = self.trainer.begin(self.trainer.init(jax.random.key(0)))
 

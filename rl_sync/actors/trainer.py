@@ -34,7 +34,6 @@ from rl_sync.models.placement import (
     shardings,
 )
 from rl_sync.models.sharding import Layout, constrain, using
-from rl_sync.models.transformer import init_params
 from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
@@ -75,10 +74,10 @@ class Trainer:
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
         0 for all of them.
       logits_bytes: see `token_logprobs`; on a mesh, of each device.
-      layout: where states and batches lie; None for one device, wherever arrays are.
+      layout: where states and batches lie.
       critic: of an algorithm that needs values; None for others.
       offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
-        are in the host's memory but while they are used; only with a layout.
+        are in the host's memory but while they are used.
     """
 
     model: ModelConfig
@@ -92,29 +91,23 @@ class Trainer:
     warm_up_steps: int
     microbatch_rows: int
     logits_bytes: int
-    layout: Layout | None = None
+    layout: Layout
     critic: CriticConfig | None = None
     offload_reference: bool = False
     offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        assert self.layout is not None or not (self.offload_reference or self.offload_optimizer)
         assert (self.critic is not None) == self.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
         """A random policy that is ready for `warm_up_step`."""
-        if self.layout is None:
-            return self.start(jax.jit(init_params, static_argnums=0)(self.model, key))
         return self.start(init_sharded(self.model, key, self.layout))
 
     def start(self, params: Params) -> TrainState:
         """A given policy, in the trainer's layout, that is ready for `warm_up_step`."""
         trained, _ = self._forward.split(params)
-        opt_state = self._warming.init(trained)
-        step = jnp.int32(0)
-        if self.layout is not None:
-            step = put(step, self.layout.repeated)
-        return TrainState(step, params, opt_state, None)
+        step = put(jnp.int32(0), self.layout.repeated)
+        return TrainState(step, params, self._warming.init(trained), None)
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
@@ -131,15 +124,11 @@ class Trainer:
 
     def warm_up_like(self) -> TrainState:
         """Shapes, dtypes and shardings of the states that `start` and `warm_up_step` return."""
-        if self.layout is None:
-            return jax.eval_shape(self.init, jax.random.key(0))
         params, step = param_like(self.model, self.layout), self.layout.like(jnp.int32(0), ())
         return TrainState(cast(Array, step), params, self._warming.state_like(), None)
 
     def like(self) -> TrainState:
         """Shapes, dtypes and shardings of the states that `begin` and `step` return."""
-        if self.layout is None:
-            return jax.eval_shape(lambda key: self.begin(self.init(key)), jax.random.key(0))
         params = param_like(self.model, self.layout)
         trained, _ = self._forward.split(params)
         return TrainState(
@@ -159,11 +148,10 @@ class Trainer:
         The calling process has the whole batch, and places what its own devices read; what lies
         there already stays.
         """
-        return batch if self.layout is None else jax.tree.map(put, batch, self.places(batch))
+        return jax.tree.map(put, batch, self.places(batch))
 
     def places(self, batch: TrainBatch) -> TrainBatch:
-        """Where `step` reads a batch: of each of its arrays the sharding; only with a layout."""
-        assert self.layout is not None, "without a layout a batch is wherever it is"
+        """Where `step` reads a batch: of each of its arrays the sharding."""
         return shardings(self._batch_like(batch))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -278,18 +266,13 @@ class Trainer:
         return lambda state, batch: compiled(state, self.place(batch))
 
     def _batch_like(self, batch: TrainBatch) -> TrainBatch:
-        if self.layout is None:
-            return batch
-        layout = self.layout
-        by_row = jax.tree.map(lambda x: layout.like(x, ("batch", "length")), batch)
+        by_row = jax.tree.map(lambda x: self.layout.like(x, ("batch", "length")), batch)
         of_trajectories = (batch.rewards, batch.baselines)
-        rewards, baselines = jax.tree.map(lambda x: layout.like(x, ()), of_trajectories)
+        rewards, baselines = jax.tree.map(lambda x: self.layout.like(x, ()), of_trajectories)
         return by_row._replace(rewards=rewards, baselines=baselines)
 
     @functools.cached_property
     def _trained_like(self) -> Params:
-        if self.layout is None:
-            return None
         return self._forward.split(param_like(self.model, self.layout))[0]
 
     @functools.cached_property
@@ -302,7 +285,7 @@ class Trainer:
 
     def _held(self, trained: Params) -> Params:
         """What is trained, or its gradient, kept in its place."""
-        return trained if self.layout is None else constrain_like(trained, self._trained_like)
+        return constrain_like(trained, self._trained_like)
 
     def _learn(
         self,
@@ -365,8 +348,7 @@ class Trainer:
 
     @functools.cached_property
     def _forward(self) -> Forward:
-        logits_bytes = self.logits_bytes * (self.layout.mesh.size if self.layout else 1)
-        return Forward(self.model, self.temperature, logits_bytes)
+        return Forward(self.model, self.temperature, self.logits_bytes * self.layout.mesh.size)
 
     @functools.cached_property
     def _preparation(self) -> Preparation:

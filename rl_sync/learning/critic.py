@@ -88,7 +88,7 @@ class Critic:
       model: the policy's shape.
       optimizer: the policy's.
       updates: of the run; where the learning rate's schedule ends.
-      layout: where its state lies; None for one device.
+      layout: where its state lies.
       offloaded: see `Descent`.
     """
 
@@ -96,7 +96,7 @@ class Critic:
     model: ModelConfig
     optimizer: OptimizerConfig
     updates: int
-    layout: Layout | None
+    layout: Layout
     offloaded: bool = False
 
     @property
@@ -112,9 +112,9 @@ class Critic:
         """Its updates.
 
         Args:
-          trained: what is trained of the policy, or shapes; of no meaning without a layout.
+          trained: what is trained of the policy, or shapes, dtypes and shardings of it.
         """
-        like = None if self.layout is None else self.params_like(trained)
+        like = self.params_like(trained)
         return Descent(self.transformation, like, self.layout, self.offloaded)
 
     def begin(self, trained: Params) -> CriticState:
@@ -123,28 +123,24 @@ class Critic:
         Args:
           trained: what is trained of the policy.
         """
-        head = blank_scalar_head(self.model)
-        if self.layout is not None:
-            repeated = self.layout.repeated
-            head = jax.tree.map(lambda x: put(x, repeated), head)
-        params = {HEAD: head}
+        repeated = self.layout.repeated
+        params = {HEAD: jax.tree.map(lambda x: put(x, repeated), blank_scalar_head(self.model))}
         if self.config.model == "own":
             params |= jax.tree.map(jnp.copy, trained)
         return CriticState(params, self.descent(trained).init(params))
 
     def like(self, trained: Params) -> CriticState:
-        """Shapes, dtypes and shardings of its states, from those of what is trained of the policy.
+        """Shapes, dtypes and shardings of the critic's states.
 
-        Only with a layout.
+        Args:
+          trained: those of what is trained of the policy.
         """
         return CriticState(self.params_like(trained), self.descent(trained).state_like())
 
     def params_like(self, trained: Params) -> Params:
         """Shapes, dtypes and shardings of its parameters; see `like`."""
-        assert self.layout is not None
-        layout = self.layout
         head = jax.eval_shape(lambda: blank_scalar_head(self.model))
-        params = {HEAD: jax.tree.map(lambda x: layout.like(x, ()), head)}
+        params = {HEAD: jax.tree.map(lambda x: self.layout.like(x, ()), head)}
         if self.config.model == "own":
             params |= trained
         return params
@@ -153,10 +149,8 @@ class Critic:
         """Its parameters, or what is differentiated by them, kept in their place.
 
         Args:
-          trained: see `like`; of no meaning without a layout.
+          trained: see `like`.
         """
-        if self.layout is None:
-            return params
         return constrain_like(params, self.params_like(trained))
 
     def learn(

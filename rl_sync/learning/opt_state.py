@@ -21,32 +21,28 @@ class Descent:
 
     Attributes:
       transformation: the optimizer.
-      like: shapes, dtypes and shardings of the parameters; of no meaning without a layout.
-      layout: None for one device, wherever arrays are.
-      offloaded: whether the optimizer's state waits for the next update in the host's memory; only
-        with a layout.
+      like: shapes, dtypes and shardings of the parameters.
+      layout: where they lie.
+      offloaded: whether the optimizer's state waits for the next update in the host's memory.
     """
 
     transformation: optax.GradientTransformation
     like: Params
-    layout: Layout | None
+    layout: Layout
     offloaded: bool = False
 
     def init(self, params: Params) -> Any:
         """The optimizer's state at the start; on a mesh each device makes its own shards."""
-        if self.layout is None:
-            return self.transformation.init(params)
         places = shardings(self._on_devices)
         state = jax.jit(self.transformation.init, out_shardings=places)(params)
         return move(state, self.state_like()) if self.offloaded else state
 
     def state_like(self) -> Any:
-        """Shapes, dtypes and shardings of the optimizer's state; only with a layout."""
+        """Shapes, dtypes and shardings of the optimizer's state."""
         return in_host_memory(self._on_devices) if self.offloaded else self._on_devices
 
     @property
     def _on_devices(self) -> Any:
-        assert self.layout is not None
         return opt_state_like(self.transformation, self.like, self.layout)
 
     def update(
@@ -69,9 +65,8 @@ class Descent:
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(learns, new, old), updated, (params, opt_state)
         )
-        if self.layout is not None:
-            params = constrain_like(params, self.like)
-            opt_state = constrain_like(opt_state, self._on_devices)
+        params = constrain_like(params, self.like)
+        opt_state = constrain_like(opt_state, self._on_devices)
         if self.offloaded:
             opt_state = move(opt_state, self.state_like())
         return params, opt_state

@@ -29,12 +29,11 @@ def refreshed(algorithm: Algorithm, before: TrainState, trained: Params) -> Para
     return jax.tree.map(lambda new, old: jnp.where(due, new, old), trained, before.ref_params)
 
 
-def first_coefficient(algorithm: Algorithm, layout: Layout | None) -> Float[Array, ""] | None:
+def first_coefficient(algorithm: Algorithm, layout: Layout) -> Float[Array, ""] | None:
     """The weight of the divergence when RL begins; None where it does not change."""
     if not algorithm.adapts_kl:
         return None
-    start = jnp.float32(algorithm.kl_coefficient)
-    return start if layout is None else put(start, layout.repeated)
+    return put(jnp.float32(algorithm.kl_coefficient), layout.repeated)
 
 
 def next_coefficient(

@@ -12,6 +12,8 @@ from rl_sync.learning.batching import Batching, lay_out
 from rl_sync.models import lora
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.placement import move
+from rl_sync.models.sharding import Layout
 from rl_sync.types import Demonstrations, Group
 from tests.actors.tiny import OPTIMIZER
 from tests.models import tiny
@@ -50,19 +52,21 @@ def _trainer(algorithm=None, optimizer=None, **fields):
         "warm_up_steps": STEPS,
         "microbatch_rows": 0,
         "logits_bytes": 1 << 20,
+        "layout": Layout.single(),
     }
     return Trainer(**{**of, **fields})
 
 
 def _state(trainer, params=PARAMS):
     """A trainer state past its warm-up; made anew each time, since a step donates it."""
-    return trainer.begin(TrainState(jnp.int32(0), jax.tree.map(jnp.copy, params), None, None))
+    like = trainer.warm_up_like()._replace(opt_state=None)
+    return trainer.begin(move(TrainState(jnp.int32(0), params, None, None), like))
 
 
 def _fresh(trainer):
     """A trainer state before its warm-up; drawn by numpy, which compiles nothing."""
     opt_state = trainer.optimizer.warm_up(trainer.warm_up_steps).init(PARAMS)
-    return TrainState(jnp.int32(0), jax.tree.map(jnp.copy, PARAMS), opt_state, None)
+    return move(TrainState(jnp.int32(0), PARAMS, opt_state, None), trainer.warm_up_like())
 
 
 def _group(lengths, row_tokens=8, version=0, params=PARAMS, model=MODEL):
@@ -338,7 +342,7 @@ def test_a_step_without_a_finite_update_changes_nothing_but_its_count():
 def test_the_compiled_step_takes_the_same_step():
     trainer = _trainer(HELD, TWICE)
     largest = Batching("padded", 16, 8, 2, 0).largest()
-    compiled = trainer.compile_step(jax.eval_shape(lambda: _state(trainer)), largest)
+    compiled = trainer.compile_step(trainer.like(), largest)
     batch = _batch(UNEVEN)
     _assert_close(compiled(_state(trainer), batch)[0], trainer.step(_state(trainer), batch)[0])
 
