@@ -18,10 +18,10 @@ from rl_sync.learning import imitation, objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig, CriticState, value_loss
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
-from rl_sync.learning.objective import Metrics, Totals, policy_loss
+from rl_sync.learning.objective import Experience, Metrics, Totals, policy_loss
 from rl_sync.learning.opt_state import Descent, all_finite
 from rl_sync.learning.optimizer import OptimizerConfig
-from rl_sync.learning.preparation import Preparation, Rows
+from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
@@ -197,19 +197,19 @@ class Trainer:
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._trained_like))
-        rows, of_batch = self._preparation.rows(state, trained, frozen, batch)
-        shares = jax.tree.map(self._share, (rows, batch.demonstrations))
+        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        shares = jax.tree.map(self._share, (known, batch.demonstrations))
         sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
         learns = state.step >= self._critic_steps
         plain = dataclasses.replace(self._forward, temperature=1.0)
 
         def update(
-            learned: _Learned, shares: tuple[Rows, Demonstrations | None]
+            learned: _Learned, shares: tuple[Experience, Demonstrations | None]
         ) -> tuple[_Learned, Metrics]:
             share, shown = shares
             totals = objective.totals(
                 self.algorithm,
-                share.experience,
+                share,
                 sequence_count,
                 self.max_completion_tokens,
                 self.group_size,
@@ -217,9 +217,9 @@ class Trainer:
             )
 
             def loss(
-                learned: tuple[Params, Params], rows: Rows
+                learned: tuple[Params, Params], some: Experience
             ) -> tuple[Float[Array, ""], Metrics]:
-                return self._loss(*learned, frozen, rows, totals)
+                return self._loss(*learned, frozen, some, totals)
 
             params = learned.trained, learned.critic.params if learned.critic else None
             descent, metrics = gradient(loss, params, share, self.microbatch_rows)
@@ -266,10 +266,9 @@ class Trainer:
         return lambda state, batch: compiled(state, self.place(batch))
 
     def _batch_like(self, batch: TrainBatch) -> TrainBatch:
-        by_row = jax.tree.map(lambda x: self.layout.like(x, ("batch", "length")), batch)
-        of_trajectories = (batch.rewards, batch.baselines)
-        rewards, baselines = jax.tree.map(lambda x: self.layout.like(x, ()), of_trajectories)
-        return by_row._replace(rewards=rewards, baselines=baselines)
+        cut = jax.tree.map(lambda x: self.layout.like(x, ("batch", "length")), batch)
+        whole = jax.tree.map(lambda x: self.layout.like(x, ()), batch)
+        return cut._replace(rewards=whole.rewards, baselines=whole.baselines)
 
     @functools.cached_property
     def _trained_like(self) -> Params:
@@ -334,9 +333,14 @@ class Trainer:
         return constrain(shared, None, "batch")
 
     def _loss(
-        self, trained: Params, critic: Params | None, frozen: Params, rows: Rows, totals: Totals
+        self,
+        trained: Params,
+        critic: Params | None,
+        frozen: Params,
+        known: Experience,
+        totals: Totals,
     ) -> tuple[Float[Array, ""], Metrics]:
-        trained, known = self._held(trained), rows.experience
+        trained, rows = self._held(trained), known.rows
         if critic is not None:
             critic = self._critic.held(critic, self._trained_like)
         scores = self._forward.scores(trained, critic, frozen, rows.tokens, rows.packing)

@@ -1,9 +1,9 @@
 """Tables of the pieces that an algorithm is made of: one line a piece, by its name in a config.
 
 A piece is a pure function, which gets its arguments by their names (`call`): settings of
-`Algorithm`, such as `clip_low`, and fields of what is known of a batch (`Experience`, `Totals` and
-`Trajectories` of `rl_sync.learning`), such as `behavior_logprobs`. So its arguments say what it
-needs. A new piece is a function and a line here.
+`Algorithm`, such as `clip_low`, and what is known of a batch (`Experience` and `Totals` of
+`rl_sync.learning`), such as `behavior_logprobs`. So its arguments say what it needs. A new piece is
+a function and a line here.
 """
 
 from __future__ import annotations

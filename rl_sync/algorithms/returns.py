@@ -14,14 +14,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms.masking import whiten
-from rl_sync.algorithms.sequences import Sequences, backward_sums, is_last, next_values, to_tokens
+from rl_sync.algorithms.sequences import (
+    OfSequence,
+    Sequences,
+    backward_sums,
+    is_last,
+    next_values,
+    to_tokens,
+)
 
 
 class Estimate(NamedTuple):
-    """An advantage and a return a token; 0 where the mask is false."""
+    """Advantages, and the returns that they were taken from.
 
-    advantages: Float[Array, "B T"]
-    returns: Float[Array, "B T"]
+    Attributes:
+      advantages: one a token, 0 where the mask is false; or one a trajectory.
+      returns: one a token, 0 where the mask is false; None where nobody asks for them.
+    """
+
+    advantages: OfSequence
+    returns: Float[Array, "B T"] | None = None
 
 
 def at_the_end(

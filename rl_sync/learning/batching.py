@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rl_sync.spelling import hint
-from rl_sync.types import Demonstrations, Group, Packing, TrainBatch
+from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed"]
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
@@ -97,9 +97,10 @@ class Batching:
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
         columns, packing = self._in_rows(_stack(groups, _PADDING))
-        columns |= _stack(groups, ["rewards", "baselines"] if self.with_baselines else ["rewards"])
         fields: dict[str, Any] = {**columns, "packing": packing}
-        return TrainBatch(**fields)
+        names = ["rewards", "baselines"] if self.with_baselines else ["rewards"]
+        of_trajectories: dict[str, Any] = _stack(groups, names)
+        return TrainBatch(Rows(**fields), **of_trajectories)
 
     def demonstrations(self, shown: Demonstrations) -> Demonstrations:
         """Lays out as many demonstrations as the batch has trajectories, one a row so far."""

@@ -175,7 +175,8 @@ def value_loss(
       experience: with the values at the step's start, and returns.
       totals: of the whole update.
     """
-    old_values, returns, mask = experience.values, experience.returns, experience.mask
+    old_values, returns = experience.values, experience.estimate.returns
+    mask = experience.rows.completion_mask
     assert old_values is not None
     assert returns is not None
     clip = config.clip or jnp.inf

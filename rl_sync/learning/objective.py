@@ -5,7 +5,7 @@ Letters in shapes: B rows, T positions.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,9 @@ from rl_sync.algorithms.pieces import (
     PROXIMAL,
     call,
 )
-from rl_sync.algorithms.sequences import OfSequence, Sequences
+from rl_sync.algorithms.returns import Estimate
+from rl_sync.algorithms.sequences import OfSequence
+from rl_sync.types import Rows
 
 Metrics = dict[str, Float[Array, ""]]
 STALENESS_KINDS = 5
@@ -31,32 +33,32 @@ _LOG_RATIO_LIMIT = 20.0  # Keeps squares of weights finite in the metrics.
 
 
 class Experience(NamedTuple):
-    """What is known of some rows' tokens before an update.
+    """Rows of a batch, and all that is known of their tokens before the first update of a step.
 
     Attributes:
-      mask: true at the completions' tokens: what `logprobs` and `advantages` say of others does not
-        matter.
-      behavior_logprobs: of the policy that drew the tokens.
+      rows: the tokens. Values of tokens outside the completion mask do not matter.
+      staleness: of each token, in trainer steps.
+      estimate: advantages, with returns where there are values.
+      weights: 0 for what is left out of the loss, 1 elsewhere.
       proximal_logprobs: of the policy at the step's start, where the algorithm asks for them and
         they are not the current ones anyway.
       ref_logprobs: of the reference model, if there is one.
-      advantages, weights: see `Credit`.
-      staleness: of each token, in trainer steps.
-      sequences: see `rl_sync.algorithms.sequences`.
       values: before each token, of the critic at the step's start, if there is one.
-      returns: see `Credit`.
     """
 
-    mask: Bool[Array, "B T"]
-    behavior_logprobs: Float[Array, "B T"]
-    proximal_logprobs: Float[Array, "B T"] | None
-    ref_logprobs: Float[Array, "B T"] | None
-    advantages: OfSequence
-    weights: OfSequence
+    rows: Rows
     staleness: Int[Array, "B T"]
-    sequences: Sequences
+    estimate: Estimate
+    weights: OfSequence
+    proximal_logprobs: Float[Array, "B T"] | None = None
+    ref_logprobs: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None
-    returns: Float[Array, "B T"] | None = None
+
+    def named(self) -> dict[str, Any]:
+        """Returns everything by the names that the functions of `pieces` have for it."""
+        rows = self.rows
+        shape = {"mask": rows.completion_mask, "sequences": rows.sequences}
+        return {**self._asdict(), **rows._asdict(), **self.estimate._asdict(), **shape}
 
 
 class Totals(NamedTuple):
@@ -92,17 +94,23 @@ def totals(
     Args:
       kl_coefficient: None for the algorithm's.
     """
-    limit = jnp.zeros(())
+    rows, limit = experience.rows, jnp.zeros(())
     if algorithm.looks_ahead:
         assert experience.proximal_logprobs is not None
         limit = corrections.second_moment_limit(
             experience.proximal_logprobs,
-            experience.behavior_logprobs,
-            experience.mask,
+            rows.behavior_logprobs,
+            rows.completion_mask,
             algorithm.second_moment,
         )
-    weight = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
-    return Totals(experience.mask.sum(), sequence_count, max_tokens, group_size, limit, weight)
+    return Totals(
+        token_count=rows.completion_mask.sum(),
+        sequence_count=sequence_count,
+        max_tokens=max_tokens,
+        group_size=group_size,
+        second_moment_limit=limit,
+        kl_coefficient=algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient,
+    )
 
 
 def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
@@ -128,14 +136,14 @@ def policy_loss(
     Args:
       totals: of the whole update.
     """
-    known, mask = experience, experience.mask
+    known, mask = experience, experience.rows.completion_mask
 
     def reduced(values: Float[Array, "B T"]) -> Float[Array, ""]:
         values = jnp.broadcast_to(values, mask.shape)
         return call(AGGREGATIONS[algorithm.aggregation], given, values=values)
 
     current = jax.lax.stop_gradient(logprobs)
-    given = {**vars(algorithm), **totals._asdict(), **known._asdict(), "logprobs": current}
+    given = {**vars(algorithm), **totals._asdict(), **known.named(), "logprobs": current}
     given["old_logprobs"] = proximal = call(PROXIMAL[algorithm.proximal], given)
     compared = current if algorithm.proximal == "behavior" else proximal
     weights = known.weights
@@ -177,7 +185,7 @@ def _metrics(
       current, proximal: logprobs of these policies.
       clipped: whether the loss bounds a token, where it does so at all.
     """
-    behavior, mask = known.behavior_logprobs, known.mask
+    behavior, mask = known.rows.behavior_logprobs, known.rows.completion_mask
     log_ratio = jnp.clip(current - behavior, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
 
     def mean(values: Array) -> Float[Array, ""]:

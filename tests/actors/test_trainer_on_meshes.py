@@ -119,8 +119,8 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     drawn = {"params": jax.tree.map(lambda x: 0.9 * x, params), "model": SMALL}
     one, mesh = _trainer(layout(), **fields), _trainer(layout(2, 2), microbatch_rows=4, **fields)
     batch = _batch(UNEVEN, "packed", 2, 4, **drawn)
-    assert batch.tokens.shape[0] == 16
-    assert (batch.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
+    assert batch.rows.tokens.shape[0] == 16
+    assert (batch.rows.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
     expected, expected_metrics = one.step(_placed(one, params), _batch(UNEVEN, **drawn))
     found, metrics = mesh.compile_step(mesh.like(), batch)(_placed(mesh, params), batch)
     for key, value in expected_metrics.items():
@@ -175,7 +175,7 @@ def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     results = []
     for trainer in (_trainer(layout()), _trainer(layout(data=2, fsdp=2))):
         state = trainer.start(move(PARAMS, trainer.like().params))
-        results.append(trainer.warm_up_step(state, batch.tokens, batch.completion_mask))
+        results.append(trainer.warm_up_step(state, batch.rows.tokens, batch.rows.completion_mask))
     (expected, expected_metrics), (found, metrics) = results
     np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-5)
     jax.tree.map(
@@ -190,4 +190,4 @@ def test_every_device_has_all_rewards_and_baselines():
     placed = _trainer(layout(fsdp=2)).place(batch._replace(baselines=batch.rewards))
     assert placed.rewards.sharding.is_fully_replicated
     assert placed.baselines.sharding.is_fully_replicated
-    assert not placed.tokens.sharding.is_fully_replicated
+    assert not placed.rows.tokens.sharding.is_fully_replicated
