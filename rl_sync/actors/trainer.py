@@ -38,7 +38,7 @@ from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 _DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
-"""The metrics without which an update is skipped, where they are not finite."""
+"""Metrics that have to be finite; else an update is skipped."""
 
 Of = ParamSpec("Of")
 Result = TypeVar("Result")
@@ -59,25 +59,25 @@ def _in_layout(
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """The trainer's pure functions, for one model and one way to learn.
+    """The trainer's pure functions, for one model and one algorithm.
 
     Attributes:
-      model: the policy's shape. With `lora`, adapters are trained and nothing else.
-      algorithm: the loss.
-      optimizer: the updates.
+      model: the policy's shape. With `lora`, only adapters are trained.
+      algorithm: the settings of the loss.
+      optimizer: the settings of the updates.
       group_size: trajectories of a group, G.
       max_completion_tokens: the most tokens of a completion, at which it is cut.
-      end_ids: tokens that a completion ends with which was not cut.
+      end_ids: tokens that end a completion which was not cut.
       temperature: of the rollouts.
       steps: of the run.
-      warm_up_steps: supervised steps of the run, after which their learning rate has fallen.
+      warm_up_steps: supervised steps of the run; their learning rate ends after them.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
         0 for all of them.
-      logits_bytes: see `token_logprobs`; on a mesh, of each device.
-      layout: where states and batches lie.
-      critic: of an algorithm that needs values; None for others.
+      logits_bytes: see `token_logprobs`; of each device.
+      layout: mesh of states and batches.
+      critic: the critic's settings; None for algorithms that need no values.
       offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
-        are in the host's memory but while they are used.
+        are in the host's memory while they are not used.
     """
 
     model: ModelConfig
@@ -100,17 +100,17 @@ class Trainer:
         assert (self.critic is not None) == self.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
-        """A random policy that is ready for `warm_up_step`."""
+        """Draws a random policy, ready for `warm_up_step`."""
         return self.start(init_sharded(self.model, key, self.layout))
 
     def start(self, params: Params) -> TrainState:
-        """A given policy, in the trainer's layout, that is ready for `warm_up_step`."""
+        """Makes a state, ready for `warm_up_step`, of a policy in the trainer's layout."""
         trained, _ = self._forward.split(params)
         step = put(jnp.int32(0), self.layout.repeated)
         return TrainState(step, params, self._warming.init(trained), None)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
+        """Makes the policy of `state` the start of RL and its reference; the optimizer is fresh."""
         trained, _ = self._forward.split(state.params)
         ref_params = None
         if self.algorithm.needs_reference:
@@ -123,12 +123,12 @@ class Trainer:
         return TrainState(state.step, state.params, opt_state, ref_params, critic, coefficient)
 
     def warm_up_like(self) -> TrainState:
-        """Shapes, dtypes and shardings of the states that `start` and `warm_up_step` return."""
+        """Describes states of `start` and `warm_up_step`: shapes, dtypes and shardings."""
         params, step = param_like(self.model, self.layout), self.layout.like(jnp.int32(0), ())
         return TrainState(cast(Array, step), params, self._warming.state_like(), None)
 
     def like(self) -> TrainState:
-        """Shapes, dtypes and shardings of the states that `begin` and `step` return."""
+        """Describes states of `begin` and `step`: shapes, dtypes and shardings."""
         params = param_like(self.model, self.layout)
         trained, _ = self._forward.split(params)
         return TrainState(
@@ -143,15 +143,15 @@ class Trainer:
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
-        """Puts a batch where `step` reads it: each device gets its rows, and all rewards.
+        """Puts a batch where `step` reads it: rows are sharded, rewards are replicated.
 
-        The calling process has the whole batch, and places what its own devices read; what lies
-        there already stays.
+        The calling process has the whole batch and places the shards of its own devices. An array
+        that lies there already stays.
         """
         return jax.tree.map(put, batch, self.places(batch))
 
     def places(self, batch: TrainBatch) -> TrainBatch:
-        """Where `step` reads a batch: of each of its arrays the sharding."""
+        """Returns the sharding of each array of a batch where `step` reads it."""
         return shardings(self._batch_like(batch))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -163,9 +163,9 @@ class Trainer:
         mask: Bool[Array, "B T"],
         packing: Packing | None = None,
     ) -> tuple[TrainState, Metrics]:
-        """One supervised update on demonstrations; `mask` is true where the model is to learn.
+        """Takes one supervised update on demonstrations; `mask` is true at tokens to learn.
 
-        It is skipped, and counted in `skipped_updates`, where it is not finite; see `step`.
+        An update that is not finite is skipped, and counted in `skipped_updates`; see `step`.
         """
         trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
@@ -186,12 +186,12 @@ class Trainer:
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout
     def step(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-        """One trainer step: `updates_per_batch` updates, each on an equal share of the groups.
+        """Takes one trainer step: `updates_per_batch` updates, each on an equal share of groups.
 
-        Advantages come from whole groups, and the loss is a mean over the tokens of an update.
+        Advantages come from whole groups. The loss is a mean over the tokens of an update.
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
-        `skipped_updates` counts it. `skipped_at_end` is how many of the last ones were in a row.
+        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
@@ -254,10 +254,10 @@ class Trainer:
         return after, metrics
 
     def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
-        """Compiles `step` for batches of one shape, without taking one.
+        """Compiles `step` for batches of one shape, without taking a step.
 
         Args:
-          state, batch: of the shapes to come; may be what `like` and `jax.eval_shape` return.
+          state, batch: of the shapes to come; may be results of `like` and `jax.eval_shape`.
 
         Returns:
           The step, which places its batch.
@@ -283,7 +283,7 @@ class Trainer:
         )
 
     def _held(self, trained: Params) -> Params:
-        """What is trained, or its gradient, kept in its place."""
+        """Keeps trained parameters, and their gradient, in their place."""
         return constrain_like(trained, self._trained_like)
 
     def _learn(
@@ -293,10 +293,10 @@ class Trainer:
         learns: Bool[Array, ""],
         finite: Bool[Array, ""],
     ) -> _Learned:
-        """One update; of the critic alone, where the policy is not to learn yet.
+        """Takes one update; of the critic alone, where the policy is not to learn yet.
 
         Args:
-          finite: whether the gradient is, and the loss; else nothing changes.
+          finite: whether loss and gradient are finite; if not, nothing changes.
         """
         critic = before.critic
         if critic is not None:
@@ -308,7 +308,7 @@ class Trainer:
 
     @property
     def _critic_steps(self) -> int:
-        """The steps at the start in which the critic alone learns."""
+        """Steps at the start in which the critic alone learns."""
         return self.critic.warm_up_steps if self.critic else 0
 
     @functools.cached_property
@@ -317,13 +317,13 @@ class Trainer:
 
     @functools.cached_property
     def _warming(self) -> Descent:
-        """The updates of the warm-up."""
+        """Updates of the warm-up."""
         transformation = self.optimizer.warm_up(self.warm_up_steps)
         return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     @functools.cached_property
     def _reinforcing(self) -> Descent:
-        """The updates of RL."""
+        """Updates of RL."""
         updates = (self.steps - self._critic_steps) * self.optimizer.updates_per_batch
         transformation = self.optimizer.reinforcement(updates)
         return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
@@ -368,7 +368,7 @@ class Trainer:
 
 
 class _Learned(NamedTuple):
-    """What an update changes."""
+    """The parts of a state that an update changes."""
 
     trained: Params
     opt_state: Any

@@ -1,4 +1,4 @@
-"""Credit: from a batch's rewards to an advantage for each token, and which trajectories count.
+"""Credit: from a batch's rewards to an advantage for each token and a weight for each trajectory.
 
 Letters in shapes: B rows, T positions.
 """
@@ -84,7 +84,7 @@ def _is_truncated(
     max_tokens: int,
     end_ids: tuple[int, ...],
 ) -> Bool[Array, " trajectories"]:
-    """Whether a completion has the most tokens and does not end as completions do."""
+    """Finds the completions that have the most tokens and no end of sequence."""
     mask, sequences = rows.completion_mask, rows.sequences
     ended = is_last(mask, sequences) & jnp.isin(rows.tokens, jnp.array(end_ids, jnp.int32))
     endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, lengths.size)
@@ -114,7 +114,7 @@ def _token_metrics(
     weights: OfSequence,
     values: Float[Array, "B T"] | None,
 ) -> Metrics:
-    """Means over the tokens of the completions."""
+    """Averages over the tokens of the completions."""
     tokens = jnp.maximum(mask.sum(), 1)
 
     def mean(values: OfSequence) -> Float[Array, ""]:

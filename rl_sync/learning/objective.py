@@ -1,4 +1,4 @@
-"""What a trainer step minimizes: a named loss, corrected, regularized and reduced.
+"""The objective of a trainer step: a named loss, corrected, regularized and reduced.
 
 Letters in shapes: B rows, T positions.
 """
@@ -62,10 +62,10 @@ class Experience(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What the rows of an update have in common.
+    """Figures that the rows of an update have in common.
 
     Attributes:
-      token_count: true entries of the mask.
+      token_count: tokens of completions.
       sequence_count: trajectories.
       max_tokens: the most tokens of a completion.
       group_size: trajectories of a group.
@@ -89,9 +89,10 @@ def totals(
     group_size: int,
     kl_coefficient: Float[Array, ""] | None = None,
 ) -> Totals:
-    """What all rows of an update have in common.
+    """Computes the figures that all rows of an update have in common.
 
     Args:
+      experience: all rows of the update.
       kl_coefficient: None for the algorithm's.
     """
     rows, limit = experience.rows, jnp.zeros(())
@@ -114,9 +115,9 @@ def totals(
 
 
 def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
-    """Whether logprobs at the start of a step are to be computed before its updates.
+    """Tells whether a step computes the logprobs of its start before its first update.
 
-    With one update they are the current ones, unless something looks at all rows beforehand.
+    With one update they are the current ones, unless a correction looks at all rows beforehand.
     """
     return algorithm.proximal == "start" and (updates > 1 or algorithm.looks_ahead)
 
@@ -128,10 +129,10 @@ def policy_loss(
     experience: Experience,
     totals: Totals,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The loss of some rows of an update, and what describes it.
+    """Computes the loss of some rows of an update, and metrics that describe it.
 
-    All that is returned is a sum over constants of the whole update, so the results for parts of an
-    update add up to that for the whole. `summary` makes the metrics of a step of those of updates.
+    Every result is a sum over constants of the whole update, so results for parts of an update add
+    up to the result for the whole. `summary` makes a step's metrics of those of its updates.
 
     Args:
       totals: of the whole update.
@@ -179,7 +180,7 @@ def _metrics(
     weights: OfSequence,
     clipped: Bool[Array, "B T"] | None,
 ) -> Metrics:
-    """Sums over constants of the whole update.
+    """Computes metrics, each a sum over constants of the whole update.
 
     Args:
       current, proximal: logprobs of these policies.
@@ -211,12 +212,12 @@ def _metrics(
 
 
 def summary(of_updates: dict[str, Array]) -> Metrics:
-    """The metrics of a step, from those of its updates: means but for
+    """Makes the metrics of a step from those of its updates: means, with three exceptions.
 
-    logprob_gap, of the first update alone, before which the step has changed nothing;
-    effective_sample_share, of weights π / π_behavior without bounds;
-    ratio_p5_staleness_0, and the others: what so many percent of the tokens of a staleness do not
-    exceed with π / π_behavior; the last staleness stands for all from it on.
+    logprob_gap is that of the first update, before which the step has changed nothing.
+    effective_sample_share is that of the weights π / π_behavior without bounds.
+    ratio_p5_staleness_0, and the others, are percentiles of π / π_behavior over the tokens of one
+    staleness; the last one stands for all from it on.
 
     Args:
       of_updates: as `policy_loss` returns them, with a leading axis of updates.

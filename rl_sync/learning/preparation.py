@@ -1,4 +1,4 @@
-"""What is computed of a batch before a step's first update.
+"""Preparation: forward passes and credit of a batch, before a step's first update.
 
 Letters in shapes: B rows, T positions.
 """
@@ -22,7 +22,7 @@ from rl_sync.types import Params, TrainBatch
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """From a batch to what the loss reads of it.
+    """Prepares batches for the loss.
 
     Attributes:
       algorithm, group_size, max_completion_tokens, end_ids, microbatch_rows: see `Trainer`.
@@ -41,7 +41,7 @@ class Preparation:
     def experience(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
     ) -> tuple[Experience, Metrics]:
-        """Computes what the loss reads of a batch, row by row, and what describes all of it.
+        """Computes what the losses of a step read of its batch, and metrics of the batch.
 
         Args:
           state: before the step.
