@@ -30,6 +30,7 @@ from peers.asking import Ask, Peer, Request, in_turns, timed
 from peers.serving import CLOCKS, SHAPE, prompts_of
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout import engine as engines
 from rl_sync.rollout.request import Request as RolloutRequest
@@ -64,7 +65,7 @@ def engine() -> engines.Engine:
     """Ours, with random weights."""
     config = model_config()
     params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
-    made = engines.Engine(config, ROWS)
+    made = engines.Engine(config, ROWS, layout=Layout.single())
     made.load(jax.block_until_ready(params), 0)
     return made
 

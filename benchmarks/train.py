@@ -33,9 +33,10 @@ from rollout import model_config
 
 from configs import base
 from rl_sync.actors.trainer import Trainer
+from rl_sync.models.sharding import Layout
 from rl_sync.processes import allocator
 from rl_sync.settings.run import RunSettings
-from rl_sync.types import TrainBatch
+from rl_sync.types import Rows, TrainBatch
 
 _KEPT = "RL_SYNC_BENCHMARK"
 ROWS, PROMPT_TOKENS, NEW_TOKENS = 64, 16, 64
@@ -63,6 +64,7 @@ class OurStep:
             warm_up_steps=settings.warm_up.steps,
             microbatch_rows=0,
             logits_bytes=settings.trainer.logits_bytes,
+            layout=Layout.single(),
         )
         self.state = self.trainer.begin(self.trainer.init(jax.random.key(0)))
 
@@ -81,13 +83,13 @@ def ours(request: Request) -> float:
     rng = np.random.default_rng(request["seed"])
     shape = (ROWS, PROMPT_TOKENS + NEW_TOKENS)
     mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape)
-    batch = TrainBatch(
+    rows = Rows(
         tokens=jnp.asarray(rng.integers(3, SHAPE.vocab, shape), jnp.int32),
         completion_mask=jnp.asarray(mask),
         behavior_logprobs=jnp.asarray(np.where(mask, -6.2, 0.0), jnp.float32),
         policy_versions=jnp.zeros(shape, jnp.int32),
-        rewards=jnp.asarray(rng.standard_normal(ROWS), jnp.float32),
     )
+    batch = TrainBatch(rows, jnp.asarray(rng.standard_normal(ROWS), jnp.float32))
     step = our_step()
     return timed(request, lambda: step.run(batch))
 

@@ -4,8 +4,12 @@ None (a placeholder) stands for what the mode, or another setting, implies. What
 is said where it is validated, in `rl_sync/settings/run.py`.
 """
 
+from typing import get_type_hints
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
+
+from rl_sync.algorithms.algorithm import Algorithm
 
 
 def get_config() -> ConfigDict:
@@ -82,53 +86,10 @@ def get_config() -> ConfigDict:
             "probe_problems": 128,
         }
     )
-    config.algorithm = ConfigDict()  # None: as in the algorithm of that name
-    config.algorithm.name = placeholder(str)
-    config.algorithm.advantage = placeholder(str)
-    config.algorithm.loss = placeholder(str)
-    config.algorithm.proximal = placeholder(str)
-    config.algorithm.correction = placeholder(str)
-    config.algorithm.aggregation = placeholder(str)
-    config.algorithm.discount = placeholder(float)
-    config.algorithm.gae_lambda = placeholder(float)
-    config.algorithm.n_steps = placeholder(int)
-    config.algorithm.whiten = placeholder(bool)
-    config.algorithm.clip_low = placeholder(float)
-    config.algorithm.clip_high = placeholder(float)
-    config.algorithm.dual_clip = placeholder(float)
-    config.algorithm.positive_temperature = placeholder(float)
-    config.algorithm.negative_temperature = placeholder(float)
-    config.algorithm.mirror_temperature = placeholder(float)
-    config.algorithm.preference_temperature = placeholder(float)
-    config.algorithm.weight_limit = placeholder(float)
-    config.algorithm.token_low = placeholder(float)
-    config.algorithm.token_high = placeholder(float)
-    config.algorithm.sequence_low = placeholder(float)
-    config.algorithm.sequence_high = placeholder(float)
-    config.algorithm.geometric_low = placeholder(float)
-    config.algorithm.geometric_high = placeholder(float)
-    config.algorithm.second_moment = placeholder(float)
-    config.algorithm.negative_drift = placeholder(float)
-    config.algorithm.kl_coefficient = placeholder(float)
-    config.algorithm.kl_target = placeholder(float)
-    config.algorithm.kl_horizon_steps = placeholder(float)
-    config.algorithm.kl_estimator = placeholder(str)
-    config.algorithm.kl_place = placeholder(str)
-    config.algorithm.refresh_reference_steps = placeholder(int)
-    config.algorithm.entropy_coefficient = placeholder(float)
-    config.algorithm.expert_rows = placeholder(int)
-    config.algorithm.expert_coefficient = placeholder(float)
-    config.algorithm.overlong_tokens = placeholder(int)
-    config.algorithm.mask_truncated = placeholder(bool)
-    config.algorithm.need_spread = placeholder(bool)
-    config.algorithm.group_mean_low = placeholder(float)
-    config.algorithm.group_mean_high = placeholder(float)
-    config.algorithm.max_attempts = placeholder(int)
-    config.algorithm.over_sampling = placeholder(float)
-    config.algorithm.keep = placeholder(str)
-    config.algorithm.extremes = placeholder(int)
-    config.algorithm.logprob_gap_alarm = placeholder(float)
-    config.algorithm.allow_unsafe = placeholder(bool)
+    # None: as in the algorithm of that name.
+    config.algorithm = ConfigDict(
+        {name: placeholder(kind) for name, kind in get_type_hints(Algorithm).items()}
+    )
     config.critic = ConfigDict(
         {"model": "own", "coefficient": 0.5, "clip": 0.2, "warm_up_steps": 0}
     )

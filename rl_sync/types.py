@@ -142,21 +142,36 @@ class Demonstrations(NamedTuple):
     packing: Packing | None = None
 
 
-class TrainBatch(NamedTuple):
-    """What one trainer step consumes: the trajectories of whole groups, group after group.
+class Rows(NamedTuple):
+    """Trajectories, laid out in B rows of T tokens.
 
-    Attributes: as in `Group`, B rows of T tokens, and
-      rewards: one a trajectory.
-      baselines: likewise, or None.
+    Attributes: as in `Group`, and
       packing: None where row i is trajectory i.
-      demonstrations: what is imitated beside them, if anything is.
     """
 
     tokens: Int[Array, "B T"]
     completion_mask: Bool[Array, "B T"]
     behavior_logprobs: Float[Array, "B T"]
     policy_versions: Int[Array, "B T"]
-    rewards: Float[Array, " trajectories"]
     packing: Packing | None = None
+
+    @property
+    def sequences(self) -> Int[Array, "B T"] | None:
+        """The trajectory of each token; None where row i is trajectory i."""
+        return None if self.packing is None else self.packing.trajectories
+
+
+class TrainBatch(NamedTuple):
+    """The batch of one trainer step: the trajectories of whole groups, group after group.
+
+    Attributes:
+      rows: their tokens.
+      rewards: one a trajectory.
+      baselines: likewise, or None.
+      demonstrations: what is imitated beside them, if anything is.
+    """
+
+    rows: Rows
+    rewards: Float[Array, " trajectories"]
     baselines: Float[Array, " trajectories"] | None = None
     demonstrations: Demonstrations | None = None

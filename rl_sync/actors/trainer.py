@@ -18,10 +18,10 @@ from rl_sync.learning import imitation, objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig, CriticState, value_loss
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
-from rl_sync.learning.objective import Metrics, Totals, policy_loss
+from rl_sync.learning.objective import Experience, Metrics, Totals, policy_loss
 from rl_sync.learning.opt_state import Descent, all_finite
 from rl_sync.learning.optimizer import OptimizerConfig
-from rl_sync.learning.preparation import Preparation, Rows
+from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
@@ -34,12 +34,11 @@ from rl_sync.models.placement import (
     shardings,
 )
 from rl_sync.models.sharding import Layout, constrain, using
-from rl_sync.models.transformer import init_params
 from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 _DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
-"""The metrics without which an update is skipped, where they are not finite."""
+"""Metrics that have to be finite; else an update is skipped."""
 
 Of = ParamSpec("Of")
 Result = TypeVar("Result")
@@ -60,25 +59,25 @@ def _in_layout(
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """The trainer's pure functions, for one model and one way to learn.
+    """The trainer's pure functions, for one model and one algorithm.
 
     Attributes:
-      model: the policy's shape. With `lora`, adapters are trained and nothing else.
-      algorithm: the loss.
-      optimizer: the updates.
+      model: the policy's shape. With `lora`, only adapters are trained.
+      algorithm: the settings of the loss.
+      optimizer: the settings of the updates.
       group_size: trajectories of a group, G.
       max_completion_tokens: the most tokens of a completion, at which it is cut.
-      end_ids: tokens that a completion ends with which was not cut.
+      end_ids: tokens that end a completion which was not cut.
       temperature: of the rollouts.
       steps: of the run.
-      warm_up_steps: supervised steps of the run, after which their learning rate has fallen.
+      warm_up_steps: supervised steps of the run; their learning rate ends after them.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
         0 for all of them.
-      logits_bytes: see `token_logprobs`; on a mesh, of each device.
-      layout: where states and batches lie; None for one device, wherever arrays are.
-      critic: of an algorithm that needs values; None for others.
+      logits_bytes: see `token_logprobs`; of each device.
+      layout: mesh of states and batches.
+      critic: the critic's settings; None for algorithms that need no values.
       offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
-        are in the host's memory but while they are used; only with a layout.
+        are in the host's memory while they are not used.
     """
 
     model: ModelConfig
@@ -92,32 +91,26 @@ class Trainer:
     warm_up_steps: int
     microbatch_rows: int
     logits_bytes: int
-    layout: Layout | None = None
+    layout: Layout
     critic: CriticConfig | None = None
     offload_reference: bool = False
     offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        assert self.layout is not None or not (self.offload_reference or self.offload_optimizer)
         assert (self.critic is not None) == self.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
-        """A random policy that is ready for `warm_up_step`."""
-        if self.layout is None:
-            return self.start(jax.jit(init_params, static_argnums=0)(self.model, key))
+        """Draws a random policy, ready for `warm_up_step`."""
         return self.start(init_sharded(self.model, key, self.layout))
 
     def start(self, params: Params) -> TrainState:
-        """A given policy, in the trainer's layout, that is ready for `warm_up_step`."""
+        """Makes a state, ready for `warm_up_step`, of a policy in the trainer's layout."""
         trained, _ = self._forward.split(params)
-        opt_state = self._warming.init(trained)
-        step = jnp.int32(0)
-        if self.layout is not None:
-            step = put(step, self.layout.repeated)
-        return TrainState(step, params, opt_state, None)
+        step = put(jnp.int32(0), self.layout.repeated)
+        return TrainState(step, params, self._warming.init(trained), None)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Makes the policy of `state` the start of RL: a fresh optimizer, itself the reference."""
+        """Makes the policy of `state` the start of RL and its reference; the optimizer is fresh."""
         trained, _ = self._forward.split(state.params)
         ref_params = None
         if self.algorithm.needs_reference:
@@ -130,16 +123,12 @@ class Trainer:
         return TrainState(state.step, state.params, opt_state, ref_params, critic, coefficient)
 
     def warm_up_like(self) -> TrainState:
-        """Shapes, dtypes and shardings of the states that `start` and `warm_up_step` return."""
-        if self.layout is None:
-            return jax.eval_shape(self.init, jax.random.key(0))
+        """Describes states of `start` and `warm_up_step`: shapes, dtypes and shardings."""
         params, step = param_like(self.model, self.layout), self.layout.like(jnp.int32(0), ())
         return TrainState(cast(Array, step), params, self._warming.state_like(), None)
 
     def like(self) -> TrainState:
-        """Shapes, dtypes and shardings of the states that `begin` and `step` return."""
-        if self.layout is None:
-            return jax.eval_shape(lambda key: self.begin(self.init(key)), jax.random.key(0))
+        """Describes states of `begin` and `step`: shapes, dtypes and shardings."""
         params = param_like(self.model, self.layout)
         trained, _ = self._forward.split(params)
         return TrainState(
@@ -154,16 +143,15 @@ class Trainer:
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
-        """Puts a batch where `step` reads it: each device gets its rows, and all rewards.
+        """Puts a batch where `step` reads it: rows are sharded, rewards are replicated.
 
-        The calling process has the whole batch, and places what its own devices read; what lies
-        there already stays.
+        The calling process has the whole batch and places the shards of its own devices. An array
+        that lies there already stays.
         """
-        return batch if self.layout is None else jax.tree.map(put, batch, self.places(batch))
+        return jax.tree.map(put, batch, self.places(batch))
 
     def places(self, batch: TrainBatch) -> TrainBatch:
-        """Where `step` reads a batch: of each of its arrays the sharding; only with a layout."""
-        assert self.layout is not None, "without a layout a batch is wherever it is"
+        """Returns the sharding of each array of a batch where `step` reads it."""
         return shardings(self._batch_like(batch))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -175,9 +163,9 @@ class Trainer:
         mask: Bool[Array, "B T"],
         packing: Packing | None = None,
     ) -> tuple[TrainState, Metrics]:
-        """One supervised update on demonstrations; `mask` is true where the model is to learn.
+        """Takes one supervised update on demonstrations; `mask` is true at tokens to learn.
 
-        It is skipped, and counted in `skipped_updates`, where it is not finite; see `step`.
+        An update that is not finite is skipped, and counted in `skipped_updates`; see `step`.
         """
         trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
@@ -198,30 +186,30 @@ class Trainer:
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout
     def step(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-        """One trainer step: `updates_per_batch` updates, each on an equal share of the groups.
+        """Takes one trainer step: `updates_per_batch` updates, each on an equal share of groups.
 
-        Advantages come from whole groups, and the loss is a mean over the tokens of an update.
+        Advantages come from whole groups. The loss is a mean over the tokens of an update.
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
-        `skipped_updates` counts it. `skipped_at_end` is how many of the last ones were in a row.
+        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._trained_like))
-        rows, of_batch = self._preparation.rows(state, trained, frozen, batch)
-        shares = jax.tree.map(self._share, (rows, batch.demonstrations))
+        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        shares = jax.tree.map(self._share, (known, batch.demonstrations))
         sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
         learns = state.step >= self._critic_steps
         plain = dataclasses.replace(self._forward, temperature=1.0)
 
         def update(
-            learned: _Learned, shares: tuple[Rows, Demonstrations | None]
+            learned: _Learned, shares: tuple[Experience, Demonstrations | None]
         ) -> tuple[_Learned, Metrics]:
             share, shown = shares
             totals = objective.totals(
                 self.algorithm,
-                share.experience,
+                share,
                 sequence_count,
                 self.max_completion_tokens,
                 self.group_size,
@@ -229,9 +217,9 @@ class Trainer:
             )
 
             def loss(
-                learned: tuple[Params, Params], rows: Rows
+                learned: tuple[Params, Params], some: Experience
             ) -> tuple[Float[Array, ""], Metrics]:
-                return self._loss(*learned, frozen, rows, totals)
+                return self._loss(*learned, frozen, some, totals)
 
             params = learned.trained, learned.critic.params if learned.critic else None
             descent, metrics = gradient(loss, params, share, self.microbatch_rows)
@@ -266,10 +254,10 @@ class Trainer:
         return after, metrics
 
     def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
-        """Compiles `step` for batches of one shape, without taking one.
+        """Compiles `step` for batches of one shape, without taking a step.
 
         Args:
-          state, batch: of the shapes to come; may be what `like` and `jax.eval_shape` return.
+          state, batch: of the shapes to come; may be results of `like` and `jax.eval_shape`.
 
         Returns:
           The step, which places its batch.
@@ -278,18 +266,12 @@ class Trainer:
         return lambda state, batch: compiled(state, self.place(batch))
 
     def _batch_like(self, batch: TrainBatch) -> TrainBatch:
-        if self.layout is None:
-            return batch
-        layout = self.layout
-        by_row = jax.tree.map(lambda x: layout.like(x, ("batch", "length")), batch)
-        of_trajectories = (batch.rewards, batch.baselines)
-        rewards, baselines = jax.tree.map(lambda x: layout.like(x, ()), of_trajectories)
-        return by_row._replace(rewards=rewards, baselines=baselines)
+        cut = jax.tree.map(lambda x: self.layout.like(x, ("batch", "length")), batch)
+        whole = jax.tree.map(lambda x: self.layout.like(x, ()), batch)
+        return cut._replace(rewards=whole.rewards, baselines=whole.baselines)
 
     @functools.cached_property
     def _trained_like(self) -> Params:
-        if self.layout is None:
-            return None
         return self._forward.split(param_like(self.model, self.layout))[0]
 
     @functools.cached_property
@@ -301,8 +283,8 @@ class Trainer:
         )
 
     def _held(self, trained: Params) -> Params:
-        """What is trained, or its gradient, kept in its place."""
-        return trained if self.layout is None else constrain_like(trained, self._trained_like)
+        """Keeps trained parameters, and their gradient, in their place."""
+        return constrain_like(trained, self._trained_like)
 
     def _learn(
         self,
@@ -311,10 +293,10 @@ class Trainer:
         learns: Bool[Array, ""],
         finite: Bool[Array, ""],
     ) -> _Learned:
-        """One update; of the critic alone, where the policy is not to learn yet.
+        """Takes one update; of the critic alone, where the policy is not to learn yet.
 
         Args:
-          finite: whether the gradient is, and the loss; else nothing changes.
+          finite: whether loss and gradient are finite; if not, nothing changes.
         """
         critic = before.critic
         if critic is not None:
@@ -326,7 +308,7 @@ class Trainer:
 
     @property
     def _critic_steps(self) -> int:
-        """The steps at the start in which the critic alone learns."""
+        """Steps at the start in which the critic alone learns."""
         return self.critic.warm_up_steps if self.critic else 0
 
     @functools.cached_property
@@ -335,13 +317,13 @@ class Trainer:
 
     @functools.cached_property
     def _warming(self) -> Descent:
-        """The updates of the warm-up."""
+        """Updates of the warm-up."""
         transformation = self.optimizer.warm_up(self.warm_up_steps)
         return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     @functools.cached_property
     def _reinforcing(self) -> Descent:
-        """The updates of RL."""
+        """Updates of RL."""
         updates = (self.steps - self._critic_steps) * self.optimizer.updates_per_batch
         transformation = self.optimizer.reinforcement(updates)
         return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
@@ -351,9 +333,14 @@ class Trainer:
         return constrain(shared, None, "batch")
 
     def _loss(
-        self, trained: Params, critic: Params | None, frozen: Params, rows: Rows, totals: Totals
+        self,
+        trained: Params,
+        critic: Params | None,
+        frozen: Params,
+        known: Experience,
+        totals: Totals,
     ) -> tuple[Float[Array, ""], Metrics]:
-        trained, known = self._held(trained), rows.experience
+        trained, rows = self._held(trained), known.rows
         if critic is not None:
             critic = self._critic.held(critic, self._trained_like)
         scores = self._forward.scores(trained, critic, frozen, rows.tokens, rows.packing)
@@ -365,8 +352,7 @@ class Trainer:
 
     @functools.cached_property
     def _forward(self) -> Forward:
-        logits_bytes = self.logits_bytes * (self.layout.mesh.size if self.layout else 1)
-        return Forward(self.model, self.temperature, logits_bytes)
+        return Forward(self.model, self.temperature, self.logits_bytes * self.layout.mesh.size)
 
     @functools.cached_property
     def _preparation(self) -> Preparation:
@@ -382,7 +368,7 @@ class Trainer:
 
 
 class _Learned(NamedTuple):
-    """What an update changes."""
+    """The parts of a state that an update changes."""
 
     trained: Params
     opt_state: Any

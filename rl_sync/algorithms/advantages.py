@@ -94,6 +94,11 @@ def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     return (chosen.astype(rewards.dtype) - rejected).reshape(-1)
 
 
+def demonstration(rewards: Float[Array, " B"]) -> Float[Array, " B"]:
+    """1: every demonstration is imitated alike."""
+    return jnp.ones_like(rewards)
+
+
 def best(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     """1 for the best trajectories of a group, 0 for the others and for groups without spread: what
     RAFT imitates (arXiv:2304.06767, algorithm 1).

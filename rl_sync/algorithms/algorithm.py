@@ -1,163 +1,203 @@
-"""An algorithm as a record: which pieces it is made of, and their numbers."""
+"""An algorithm as a record: the pieces that it is made of, and their numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from rl_sync.algorithms.pieces import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    LOSSES,
+    PROXIMAL,
+)
+from rl_sync.algorithms.published import PUBLISHED
 from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
+from rl_sync.setting import check, setting
 from rl_sync.spelling import hint
 
-ADVANTAGES = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "opo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "best",
-    "pair",
-    "demonstration",
-    "gae",
-    "n_step",
-)
-LOSSES = ("ppo_clip", "cispo", "gspo", "sapo", "gmpo", "dppo", "reinforce", "opmd", "topr", "dpo")
-PROXIMAL = ("behavior", "start", "interpolated")
-CORRECTIONS = (
-    "token_truncation",
-    "sequence_truncation",
-    "token_mask",
-    "sequence_rejection",
-    "geometric_rejection",
-    "second_moment",
-    "negative_sequence_mask",
-)
-AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum_mean", "constant_mean")
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
-KL_PLACES = ("loss", "reward")
-_OF_VALUES = ("gae", "n_step")
-_OF_TOKENS = (*_OF_VALUES, "reinforce_pp", "remax")
-_OF_TRAJECTORIES = ("gmpo", "topr")
 _LOOSEST_BOUND = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """`config.algorithm`: what a trainer step minimizes.
-
-    Attributes:
-      name: of the composition in `named` that this one was made from.
-      advantage: one of `ADVANTAGES`: functions of `advantages` and `returns`.
-      loss: one of `LOSSES`: functions of `losses` and `sequence_losses`.
-      proximal: the policy that the loss's ratio is taken to, and that clipping holds the update
-        close to: `behavior`, the one that drew the tokens; `start`, that of the trainer step's
-        start, which costs a forward pass where a step has several updates; `interpolated`, an
-        estimate of that without one (`proximal`).
-      correction: which of `CORRECTIONS`, functions of `corrections`, weigh the loss, joined by
-        commas; empty for none. They compare the proximal policy with the behavior policy; where
-        these are one, the current policy with it.
-      aggregation: one of `AGGREGATIONS`: how the loss of tokens is reduced (`aggregation`).
-      discount: γ of advantage=gae, n_step and reinforce_pp.
-      gae_lambda: λ of advantage=gae.
-      n_steps: n of advantage=n_step, in tokens.
-      whiten: whether advantages from values are whitened over the tokens of the batch.
-      clip_low, clip_high: ε below and above. Of the ratio; of its logarithm for gmpo; of the
-        token's probability for dppo.
-      dual_clip: c of ppo_clip; 0 for none.
-      positive_temperature, negative_temperature: τ of sapo where A > 0, and elsewhere.
-      mirror_temperature: τ of opmd.
-      preference_temperature: β of dpo.
-      weight_limit: the most that a truncated weight counts; also c of dppo.
-      token_low, token_high: ratios that token_mask lets pass.
-      sequence_low, sequence_high: products of ratios that sequence_rejection lets pass.
-      geometric_low, geometric_high: their geometric means that geometric_rejection lets pass.
-      second_moment: the greatest mean of (log ratio)² for the correction of that name.
-      negative_drift: the greatest mean of −log ratio for negative_sequence_mask.
-      kl_coefficient: weight of the KL divergence from the reference model, at the start; 0 for no
-        reference.
-      kl_target: the divergence, in nats a token, that the weight adapts to from step to step; 0 for
-        a weight that stays.
-      kl_horizon_steps: trainer steps in which that may change the weight by 20 %.
-      kl_estimator: one of `KL_ESTIMATORS`, functions of `kl`.
-      kl_place: `loss` adds it to the loss, `reward` takes that of the behavior policy from the
-        reward.
-      refresh_reference_steps: trainer steps after which the policy becomes the reference model,
-        again and again; 0 for the policy that RL began with.
-      entropy_coefficient: weight of the entropy, which is taken from the loss.
-      expert_rows: demonstrations of the task that a trainer step imitates beside its rollouts; 0
-        for none.
-      expert_coefficient: μ, the weight of their loss beside the (1 − μ) of all that rollouts add
-        (`losses.mixed`).
-      overlong_tokens: how many of the most tokens of a completion are the margin of the soft
-        overlong penalty; 0 for no penalty.
-      mask_truncated: whether completions that were cut at the most tokens are left out of the loss.
-      need_spread: whether groups of equal rewards are left out of it.
-      group_mean_low, group_mean_high: groups whose mean reward is outside are left out of it.
-      max_attempts: how many prompts are tried for a place in a batch until one makes a group that
-        need_spread, group_mean_low and group_mean_high do not leave out, by its rewards as they
-        were judged; the last one is taken as it is. 1 for no other than the place's own.
-      over_sampling: groups that are generated for a trainer step over those that it trains on; 1
-        for no more than these.
-      keep: one of `KEEPS`: which of them it trains on (`screening.choose`).
-      extremes: how many trajectories of a group, half of them the best and half the worst, stay in
-        it; 0 for all.
-      logprob_gap_alarm: the mean distance, in nats, between the trainer's and the explorers'
-        logprobs of the same tokens above which the trainer warns; 0 for no alarm.
-      allow_unsafe: whether a composition that does not bear stale data may run where there are.
+    """`config.algorithm`: the loss that a trainer step minimizes. The defaults make GRPO.
 
     Raises:
-      ValueError: an unknown name, a value outside its range, or pieces that do not fit.
+      ValueError: an unknown name, a value outside its bounds, or pieces that do not fit.
     """
 
-    name: str
-    advantage: str
-    loss: str
-    proximal: str
-    correction: str
-    aggregation: str
-    discount: float
-    gae_lambda: float
-    n_steps: int
-    whiten: bool
-    clip_low: float
-    clip_high: float
-    dual_clip: float
-    positive_temperature: float
-    negative_temperature: float
-    mirror_temperature: float
-    preference_temperature: float
-    weight_limit: float
-    token_low: float
-    token_high: float
-    sequence_low: float
-    sequence_high: float
-    geometric_low: float
-    geometric_high: float
-    second_moment: float
-    negative_drift: float
-    kl_coefficient: float
-    kl_target: float
-    kl_horizon_steps: float
-    kl_estimator: str
-    kl_place: str
-    refresh_reference_steps: int
-    entropy_coefficient: float
-    expert_rows: int
-    expert_coefficient: float
-    overlong_tokens: int
-    mask_truncated: bool
-    need_spread: bool
-    group_mean_low: float
-    group_mean_high: float
-    max_attempts: int
-    over_sampling: float
-    keep: str
-    extremes: int
-    logprob_gap_alarm: float
-    allow_unsafe: bool
+    name: str = setting(
+        "grpo",
+        "Published algorithm, whose values the others have unless they are given. Left out, it is"
+        " grpo where no data get stale, and decoupled_ppo elsewhere.",
+        choices=tuple(PUBLISHED),
+    )
+    advantage: str = setting("grpo", "Estimator of advantages.", choices=tuple(ADVANTAGES))
+    loss: str = setting("ppo_clip", "Loss of each token.", choices=tuple(LOSSES))
+    proximal: str = setting(
+        "behavior",
+        "Policy that the loss's ratio is taken to, and that clipping holds the update close to."
+        " `behavior` drew the tokens. `start` is that of the trainer step's start, which costs a"
+        " forward pass where a step has several updates. `interpolated` estimates it without one.",
+        choices=tuple(PROXIMAL),
+    )
+    correction: str = setting(
+        "",
+        "Weights of the loss by the ratio of the proximal policy to the behavior policy, or of the"
+        " current one where proximal=behavior. Empty for none; several are joined by commas, of"
+        f" {', '.join(CORRECTIONS)}.",
+    )
+    aggregation: str = setting(
+        "sequence_mean", "Reduction of the loss of tokens.", choices=tuple(AGGREGATIONS)
+    )
+    discount: float = setting(1.0, "γ of gae, n_step and reinforce_pp.", above=0, greatest=1)
+    gae_lambda: float = setting(0.95, "λ of gae.", least=0, greatest=1)
+    n_steps: int = setting(4, "n of n_step.", unit="tokens", least=1)
+    whiten: bool = setting(
+        True, "Whether advantages from a critic's values are whitened over the batch's tokens."
+    )
+    clip_low: float = setting(
+        0.2,
+        "ε below: how far the ratio may fall before the loss bounds it. Of its logarithm for gmpo;"
+        " of the token's probability for dppo.",
+        above=0,
+        greatest=1,
+    )
+    clip_high: float = setting(
+        0.2,
+        "ε above: how far the ratio may rise before the loss bounds it. Of its logarithm for gmpo;"
+        " of the token's probability for dppo.",
+        above=0,
+    )
+    dual_clip: float = setting(
+        0.0, "c of ppo_clip, above 1: where A < 0 a token costs at most −cA. 0 for none.", least=0
+    )
+    positive_temperature: float = setting(1.0, "τ of sapo where A > 0.", above=0)
+    negative_temperature: float = setting(1.05, "τ of sapo where A ≤ 0.", above=0)
+    mirror_temperature: float = setting(0.1, "τ of opmd.", above=0)
+    preference_temperature: float = setting(0.1, "β of dpo.", above=0)
+    weight_limit: float = setting(2.0, "Greatest weight of a truncation; c of dppo.", above=0)
+    token_low: float = setting(0.5, "Least ratio in token_mask.", above=0, greatest=1)
+    token_high: float = setting(5.0, "Greatest ratio in token_mask.", least=1)
+    sequence_low: float = setting(
+        0.5, "Least product of ratios in sequence_rejection.", above=0, greatest=1
+    )
+    sequence_high: float = setting(
+        2.0, "Greatest product of ratios in sequence_rejection.", least=1
+    )
+    geometric_low: float = setting(
+        0.99, "Least geometric mean of ratios in geometric_rejection.", above=0, greatest=1
+    )
+    geometric_high: float = setting(
+        1.01, "Greatest geometric mean of ratios in geometric_rejection.", least=1
+    )
+    second_moment: float = setting(
+        0.04, "Greatest mean of (log ratio)² that correction=second_moment leaves.", above=0
+    )
+    negative_drift: float = setting(
+        0.05, "Greatest mean of −log ratio of a bad sequence in negative_sequence_mask.", above=0
+    )
+    kl_coefficient: float = setting(
+        0.001, "Weight of the KL divergence from the reference model; 0 for no such model.", least=0
+    )
+    kl_target: float = setting(
+        0.0,
+        "Divergence that kl_coefficient adapts to from step to step; 0 for a weight that stays.",
+        unit="nats a token",
+        least=0,
+    )
+    kl_horizon_steps: float = setting(
+        100.0,
+        "Time in which kl_target may change the weight by 20 %.",
+        unit="trainer steps",
+        above=0,
+    )
+    kl_estimator: str = setting(
+        "k3", "Estimator of the KL divergence at a token.", choices=tuple(KL_ESTIMATORS)
+    )
+    kl_place: str = setting(
+        "loss",
+        "Place of the KL divergence. `loss` adds it to the loss; `reward` subtracts that of the"
+        " behavior policy from the reward.",
+        choices=("loss", "reward"),
+    )
+    refresh_reference_steps: int = setting(
+        0,
+        "Interval at which the policy becomes the reference model; 0 for the policy that RL began"
+        " with.",
+        unit="trainer steps",
+        least=0,
+    )
+    entropy_coefficient: float = setting(
+        0.0, "Weight of the entropy, which is subtracted from the loss.", least=0
+    )
+    expert_rows: int = setting(
+        0, "Demonstrations that a trainer step imitates beside its rollouts; 0 for none.", least=0
+    )
+    expert_coefficient: float = setting(
+        0.0,
+        "μ, the weight of demonstrations' loss beside 1 − μ of the rollouts'.",
+        least=0,
+        greatest=1,
+    )
+    overlong_tokens: int = setting(
+        0,
+        "Margin of the soft overlong penalty, below the most tokens of a completion; 0 for none.",
+        unit="tokens",
+        least=0,
+    )
+    mask_truncated: bool = setting(
+        False, "Whether completions that were cut at the most tokens are left out of the loss."
+    )
+    need_spread: bool = setting(False, "Whether groups of equal rewards are left out of the loss.")
+    group_mean_low: float = setting(
+        -UNBOUNDED, "Mean reward below which groups are left out of the loss."
+    )
+    group_mean_high: float = setting(
+        UNBOUNDED, "Mean reward above which groups are left out of the loss."
+    )
+    max_attempts: int = setting(
+        1,
+        "Prompts that are tried for a place in a batch until one makes a group that need_spread,"
+        " group_mean_low and group_mean_high do not leave out, by its rewards as they were judged."
+        " The last one is taken as it is.",
+        least=1,
+    )
+    over_sampling: float = setting(
+        1.0, "Groups that are generated for each one that is trained on.", least=1
+    )
+    keep: str = setting(
+        "first",
+        "Groups of over_sampling that are trained on: the `first` that teach anything, or the"
+        " `best`, whose rewards have the greatest variance.",
+        choices=KEEPS,
+    )
+    extremes: int = setting(
+        0,
+        "Trajectories that stay of a group, half the best and half the worst; 0 for all.",
+        least=0,
+    )
+    logprob_gap_alarm: float = setting(
+        0.2,
+        "Mean distance between the trainer's and the explorers' logprobs of the same tokens above"
+        " which the trainer warns; 0 for no alarm.",
+        unit="nats",
+        least=0,
+    )
+    allow_unsafe: bool = setting(
+        False, "Whether an algorithm that does not bear stale data may run where there are some."
+    )
 
     def __post_init__(self) -> None:
-        self._check_names()
+        check(self, "algorithm")
+        for name in self.corrections:
+            if name not in CORRECTIONS:
+                raise ValueError(
+                    f"algorithm.correction={name!r} is not one of {', '.join(CORRECTIONS)}"
+                    f"{hint(name, CORRECTIONS)}"
+                )
         self._check_numbers()
         self._check_pieces()
 
@@ -169,38 +209,43 @@ class Algorithm:
     @property
     def truncations(self) -> tuple[str, ...]:
         """The corrections that weigh by the ratio itself, rather than by 0 or 1."""
-        return tuple(name for name in self.corrections if name.endswith("_truncation"))
+        return tuple(name for name in self.corrections if CORRECTIONS[name].is_ratio)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a correction looks at all tokens of an update before it."""
+        return any(CORRECTIONS[name].of_update for name in self.corrections)
 
     @property
     def imitates(self) -> bool:
         """Whether a run trains on the task's demonstrations, and generates nothing."""
-        return self.advantage == "demonstration"
+        return ADVANTAGES[self.advantage].imitates
 
     @property
     def needs_reference(self) -> bool:
         """Whether there is a reference model."""
-        return self.kl_coefficient > 0 or self.loss == "dpo"
+        return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference
 
     @property
     def needs_baselines(self) -> bool:
         """Whether a greedy completion is generated beside each group."""
-        return self.advantage == "remax"
+        return ADVANTAGES[self.advantage].needs_baselines
 
     @property
     def screening(self) -> Screening:
-        """Which groups are replaced before they reach the replay buffer."""
+        """The rule by which groups are replaced before they reach the replay buffer."""
         means = self.group_mean_low, self.group_mean_high
         return Screening(self.need_spread, *means, self.max_attempts)
 
     @property
     def compares_groups(self) -> bool:
         """Whether advantages are what trajectories of one group have over each other."""
-        return not self.imitates and self.advantage not in _OF_TOKENS
+        return ADVANTAGES[self.advantage].compares_groups
 
     @property
     def needs_values(self) -> bool:
         """Whether advantages are taken from a critic's values."""
-        return self.advantage in _OF_VALUES
+        return ADVANTAGES[self.advantage].needs_values
 
     @property
     def adapts_kl(self) -> bool:
@@ -208,108 +253,42 @@ class Algorithm:
         return self.kl_coefficient > 0 and self.kl_target > 0
 
     def danger(self) -> str | None:
-        """Why the composition does not bear stale data; None where it does.
+        """The reason why the composition does not bear stale data; None where it does.
 
         Something has to bound what a token can do whose probability has changed since it was drawn.
         """
-        bounded = self.loss not in ("opmd", "reinforce", "topr")
-        if bounded and self.loss != "sapo" and self.clip_high > _LOOSEST_BOUND:
+        loss = LOSSES[self.loss]
+        if loss.clips and self.clip_high > _LOOSEST_BOUND:
             return (
                 f"algorithm.clip_high={self.clip_high:g} leaves the ratio as good as unclipped: a"
                 " token that became much likelier since it was drawn counts as often. Use at most"
                 f" {_LOOSEST_BOUND:g}"
             )
-        if self.corrections or self.advantage in ("best", "demonstration"):
+        if self.corrections or ADVANTAGES[self.advantage].is_positive:
             return None
         if self.proximal != "behavior":
             return (
                 f"algorithm.proximal={self.proximal} without a correction takes no notice of the"
                 " policy that drew the tokens. Use algorithm.correction=token_truncation"
             )
-        if self.loss == "reinforce":
+        if not loss.has_ratio:
             return (
-                "algorithm.loss=reinforce without a correction pushes bad tokens down without end,"
-                " however unlikely they have become since they were drawn. Use"
+                f"algorithm.loss={self.loss} without a correction pushes bad tokens down without"
+                " end, however unlikely they have become since they were drawn. Use"
                 " algorithm.correction=token_truncation"
             )
         return None
 
-    def _check_names(self) -> None:
-        for field, names in (
-            ("advantage", ADVANTAGES),
-            ("loss", LOSSES),
-            ("proximal", PROXIMAL),
-            ("aggregation", AGGREGATIONS),
-            ("kl_estimator", KL_ESTIMATORS),
-            ("kl_place", KL_PLACES),
-            ("keep", KEEPS),
-        ):
-            check_name(field, getattr(self, field), names)
-        for correction in self.corrections:
-            check_name("correction", correction, CORRECTIONS)
-
     def _check_numbers(self) -> None:
-        for field in (
-            "dual_clip",
-            "kl_coefficient",
-            "kl_target",
-            "refresh_reference_steps",
-            "entropy_coefficient",
-            "expert_rows",
-            "overlong_tokens",
-            "extremes",
-            "logprob_gap_alarm",
-        ):
-            if getattr(self, field) < 0:
-                raise ValueError(f"algorithm.{field}={getattr(self, field)} must not be negative.")
-        for field in (
-            "clip_low",
-            "clip_high",
-            "positive_temperature",
-            "negative_temperature",
-            "mirror_temperature",
-            "preference_temperature",
-            "weight_limit",
-            "second_moment",
-            "negative_drift",
-            "kl_horizon_steps",
-            "n_steps",
-        ):
-            if getattr(self, field) <= 0:
-                raise ValueError(f"algorithm.{field}={getattr(self, field)} must be above 0.")
-        mixes = self.expert_rows > 0
-        if mixes != (self.expert_coefficient > 0) or not 0 <= self.expert_coefficient <= 1:
+        if (self.expert_rows > 0) != (self.expert_coefficient > 0):
             raise ValueError(
-                f"algorithm.expert_coefficient={self.expert_coefficient:g} is the weight, from 0 to"
-                f" 1, of algorithm.expert_rows={self.expert_rows} demonstrations a step: set both,"
-                " or both to 0."
+                f"algorithm.expert_coefficient={self.expert_coefficient:g} is the weight of"
+                f" algorithm.expert_rows={self.expert_rows} demonstrations a step: set both, or"
+                " both to 0."
             )
-        if self.clip_low > 1:
-            raise ValueError(f"algorithm.clip_low={self.clip_low} must be at most 1.")
         if 0 < self.dual_clip <= 1:
             raise ValueError(
                 f"algorithm.dual_clip={self.dual_clip} must be above 1, or 0 for none."
-            )
-        if not 0 < self.discount <= 1:
-            raise ValueError(f"algorithm.discount={self.discount} must be in (0, 1].")
-        if not 0 <= self.gae_lambda <= 1:
-            raise ValueError(f"algorithm.gae_lambda={self.gae_lambda} must be in [0, 1].")
-        for field in ("token", "sequence", "geometric"):
-            low, high = getattr(self, f"{field}_low"), getattr(self, f"{field}_high")
-            if not 0 < low <= 1 <= high:
-                raise ValueError(
-                    f"algorithm.{field}_low={low} and algorithm.{field}_high={high} must be above"
-                    " 0 and have 1, the ratio of equal policies, between them."
-                )
-        if self.max_attempts < 1:
-            raise ValueError(
-                f"algorithm.max_attempts={self.max_attempts} is how many prompts are tried for a"
-                " place in a batch: it must be at least 1."
-            )
-        if self.over_sampling < 1:
-            raise ValueError(
-                f"algorithm.over_sampling={self.over_sampling:g} is how many groups are generated"
-                " for each that is trained on: it must be at least 1."
             )
         if self.extremes % 2:
             raise ValueError(f"algorithm.extremes={self.extremes} must be even, or 0 for all.")
@@ -320,6 +299,7 @@ class Algorithm:
             )
 
     def _check_pieces(self) -> None:
+        advantage, loss = ADVANTAGES[self.advantage], LOSSES[self.loss]
         if self.screening.replaces and not self.screening.refuses:
             raise ValueError(
                 f"algorithm.max_attempts={self.max_attempts} has groups replaced that teach"
@@ -327,7 +307,7 @@ class Algorithm:
                 " algorithm.group_mean_low and algorithm.group_mean_high; or"
                 " algorithm.max_attempts=1 to replace none."
             )
-        if self.truncations and self.proximal == "behavior" and self.loss != "reinforce":
+        if self.truncations and self.proximal == "behavior" and loss.has_ratio:
             raise ValueError(
                 f"algorithm.correction={self.truncations[0]} weighs by the ratio that"
                 f" algorithm.loss={self.loss} has in it already: with it use"
@@ -338,14 +318,14 @@ class Algorithm:
                 f"algorithm.correction={self.correction} weighs by the ratio twice: use one of"
                 f" {' and '.join(self.truncations)}."
             )
-        if "second_moment" in self.corrections and self.proximal != "start":
+        if self.looks_ahead and self.proximal != "start":
             raise ValueError(
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
         if self.imitates:
             self._check_imitation()
-        if (self.loss == "dpo") != (self.advantage == "pair"):
+        if loss.of_pairs != advantage.of_pairs:
             raise ValueError(
                 f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
                 " compares the trajectories of a pair, which nothing else does. Use both"
@@ -356,7 +336,7 @@ class Algorithm:
                 f"algorithm.kl_target={self.kl_target} has no weight to adapt: set"
                 " algorithm.kl_coefficient to what it starts with, above 0."
             )
-        if self.advantage in _OF_TOKENS and self.loss in _OF_TRAJECTORIES:
+        if advantage.of_tokens and loss.of_trajectories:
             raise ValueError(
                 f"algorithm.loss={self.loss} takes one advantage a trajectory, but"
                 f" algorithm.advantage={self.advantage} makes one a token: use"
@@ -364,7 +344,7 @@ class Algorithm:
             )
 
     def _check_imitation(self) -> None:
-        """Nobody has drawn what is imitated, and nobody has judged it."""
+        """Refuses what needs tokens that a policy drew, or rewards."""
         expected = {
             "loss": "reinforce",
             "correction": "",
@@ -381,11 +361,3 @@ class Algorithm:
                     f"demonstration, which imitates what nobody has drawn or judged: it takes"
                     f" algorithm.{field}={value!r}."
                 )
-
-
-def check_name(field: str, value: str, names: tuple[str, ...]) -> None:
-    """Raises ValueError with the nearest name unless the value is one of the names."""
-    if value not in names:
-        raise ValueError(
-            f"algorithm.{field}={value!r} is not one of {', '.join(names)}{hint(value, names)}"
-        )

@@ -32,10 +32,6 @@ def absolute(
     return jnp.abs(logprobs - ref_logprobs)
 
 
-KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
-"""By the name that a config uses."""
-
-
 def adapted_coefficient(
     coefficient: Float[Array, ""],
     kl: Float[Array, ""],

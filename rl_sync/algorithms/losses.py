@@ -50,7 +50,7 @@ def ppo_clip(
     advantages: Advantages,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
+    dual_clip: float = 0.0,
 ) -> Float[Array, "B T"]:
     """−min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)A) (PPO, arXiv:1707.06347, eq. 7; asymmetric bounds
     as in DAPO, arXiv:2503.14476, eq. 10). With the policy at the start of the step for the old one,
@@ -59,12 +59,12 @@ def ppo_clip(
 
     Args:
       dual_clip: c > 1; where A < 0 the loss is at most −cA (arXiv:1912.09729, eq. 5), which
-        bounds what a token costs that became much likelier than it was. None for no bound.
+        bounds what a token costs that became much likelier than it was. 0 for no bound.
     """
     ratio = jnp.exp(logprobs - old_logprobs)
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     loss = -jnp.minimum(ratio * advantages, clipped * advantages)
-    if dual_clip is None:
+    if not dual_clip:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
@@ -133,7 +133,7 @@ def dppo(
     advantages: Advantages,
     clip_low: float,
     clip_high: float,
-    ratio_limit: float,
+    weight_limit: float,
 ) -> Float[Array, "B T"]:
     """−M · sg(min(ρ, c)) · A · log π, where M is 0 for tokens that `has_left` says (DPPO with the
     binary total variation, arXiv:2602.04879, section 4).
@@ -141,9 +141,9 @@ def dppo(
     Args:
       clip_low, clip_high: δ, the change of a token's probability, down and up, beyond which it is
         not pushed further.
-      ratio_limit: c.
+      weight_limit: c.
     """
-    ratio = jnp.minimum(jnp.exp(logprobs - old_logprobs), ratio_limit)
+    ratio = jnp.minimum(jnp.exp(logprobs - old_logprobs), weight_limit)
     left = has_left(logprobs, old_logprobs, advantages, clip_low, clip_high)
     return -jax.lax.stop_gradient(jnp.where(left, 0.0, ratio)) * advantages * logprobs
 

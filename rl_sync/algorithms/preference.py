@@ -40,9 +40,9 @@ def dpo_of_groups(
     ref_logprobs: Float[Array, "B T"],
     advantages: OfSequence,
     mask: Mask,
-    temperature: float,
+    preference_temperature: float,
     group_size: int,
-    count: int,
+    sequence_count: int,
     sequences: Sequences = None,
 ) -> Float[Array, "B T"]:
     """`dpo` of the pair in each group. The loss of a pair, times the group's size, stands at the
@@ -51,8 +51,9 @@ def dpo_of_groups(
     Args:
       advantages: above 0 for a group's chosen trajectory, below for the rejected one; a group has
         either one of each or none.
+      preference_temperature: β.
       group_size: trajectories of a group, all of which are here.
-      count: trajectories.
+      sequence_count: trajectories that are here; counted where rows hold one each.
     """
     if sequences is not None:
         # Numbered from the first that is here.
@@ -62,15 +63,16 @@ def dpo_of_groups(
 
     def of_groups(values: Float[Array, "B T"], picked: Array) -> Float[Array, " groups"]:
         masked = jnp.where(picked, values, 0.0)
-        return trajectory_totals(masked, mask, sequences, count).reshape(-1, group_size).sum(axis=1)
+        of_trajectories = trajectory_totals(masked, mask, sequences, sequence_count)
+        return of_trajectories.reshape(-1, group_size).sum(axis=1)
 
     chosen, rejected = advantages > 0, advantages < 0
     pairs = dpo(
-        of_groups(logprobs, chosen),
-        of_groups(logprobs, rejected),
-        of_groups(ref_logprobs, chosen),
-        of_groups(ref_logprobs, rejected),
-        temperature,
+        chosen_logprobs=of_groups(logprobs, chosen),
+        rejected_logprobs=of_groups(logprobs, rejected),
+        chosen_ref_logprobs=of_groups(ref_logprobs, chosen),
+        rejected_ref_logprobs=of_groups(ref_logprobs, rejected),
+        temperature=preference_temperature,
     )
     of_trajectories = jnp.repeat(group_size * pairs, group_size)
     return jnp.where(last & chosen, to_tokens(of_trajectories, sequences), 0.0)

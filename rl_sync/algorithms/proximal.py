@@ -1,4 +1,4 @@
-"""The policy that an update must stay close to, without a forward pass of its own."""
+"""The policy that an update must stay close to, as the logprobs that ρ is taken to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,24 @@ import jax
 from jaxtyping import Array, Float, Int
 
 
-def interpolated_logprobs(
+def behavior(behavior_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """log π_behavior: of the policy that drew the tokens."""
+    return behavior_logprobs
+
+
+def start(
+    logprobs: Float[Array, "B T"], proximal_logprobs: Float[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+    """log π of the step's start.
+
+    Args:
+      proximal_logprobs: these, from a forward pass of their own; None where they are the current
+        ones.
+    """
+    return logprobs if proximal_logprobs is None else proximal_logprobs
+
+
+def interpolated(
     logprobs: Float[Array, "B T"],
     behavior_logprobs: Float[Array, "B T"],
     staleness: Int[Array, "B T"],

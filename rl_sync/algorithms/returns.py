@@ -14,14 +14,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms.masking import whiten
-from rl_sync.algorithms.sequences import Sequences, backward_sums, is_last, next_values, to_tokens
+from rl_sync.algorithms.sequences import (
+    OfSequence,
+    Sequences,
+    backward_sums,
+    is_last,
+    next_values,
+    to_tokens,
+)
 
 
 class Estimate(NamedTuple):
-    """An advantage and a return a token; 0 where the mask is false."""
+    """Advantages, and the returns that they were taken from.
 
-    advantages: Float[Array, "B T"]
-    returns: Float[Array, "B T"]
+    Attributes:
+      advantages: one a token, 0 where the mask is false; or one a trajectory.
+      returns: one a token, 0 where the mask is false; None where nobody asks for them.
+    """
+
+    advantages: OfSequence
+    returns: Float[Array, "B T"] | None = None
 
 
 def at_the_end(
@@ -74,7 +86,7 @@ def gae(
     values: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     discount: float,
-    decay: float,
+    gae_lambda: float,
     sequences: Sequences = None,
 ) -> Estimate:
     """δ_t = r_t + γ · V_{t+1} − V_t; A_t = δ_t + γλ · A_{t+1}; R_t = A_t + V_t (GAE,
@@ -82,11 +94,11 @@ def gae(
 
     Args:
       values: V before each token; the value behind the last is 0.
-      decay: λ.
+      gae_lambda: λ.
     """
     following = next_values(values, mask, sequences)
     delta = jnp.where(mask, rewards + discount * following - values, 0.0)
-    sums = backward_sums(delta, jnp.where(mask, discount * decay, 1.0), sequences)
+    sums = backward_sums(delta, jnp.where(mask, discount * gae_lambda, 1.0), sequences)
     advantages = jnp.where(mask, sums, 0.0)
     return Estimate(advantages, jnp.where(mask, advantages + values, 0.0))
 
@@ -96,7 +108,7 @@ def n_step(
     values: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     discount: float,
-    steps: int,
+    n_steps: int,
     sequences: Sequences = None,
 ) -> Estimate:
     """R_t = Σ_{k<n} γ^k · r_{t+k} + γ^n · V_{t+n}; A_t = R_t − V_t (Sutton and Barto, 2nd edition,
@@ -104,11 +116,11 @@ def n_step(
 
     Args:
       values: V before each token; the value behind the last is 0.
-      steps: n, at least 1.
+      n_steps: n, at least 1.
     """
 
     def further(_: int, returns: Float[Array, "B T"]) -> Float[Array, "B T"]:
         return rewards + discount * next_values(returns, mask, sequences)
 
-    returns = jnp.where(mask, jax.lax.fori_loop(0, steps, further, values), 0.0)
+    returns = jnp.where(mask, jax.lax.fori_loop(0, n_steps, further, values), 0.0)
     return Estimate(jnp.where(mask, returns - values, 0.0), returns)

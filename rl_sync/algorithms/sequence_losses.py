@@ -6,11 +6,13 @@ As in `losses`; `mask` says which tokens make up a sequence, and `sequences` is 
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from rl_sync.algorithms.losses import Advantages, ppo_clip
+from rl_sync.algorithms.losses import Advantages, is_clipped, ppo_clip
 from rl_sync.algorithms.masking import Mask
 from rl_sync.algorithms.sequences import OfSequence, Sequences, lengths, means, totals
 
@@ -45,7 +47,23 @@ def gspo(
     eq. 5 and 13). To be reduced by `sequence_mean`.
     """
     log_ratio = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
-    return ppo_clip(log_ratio, jnp.zeros_like(log_ratio), advantages, clip_low, clip_high)
+    even = jnp.zeros_like(log_ratio)
+    return ppo_clip(log_ratio, even, advantages, clip_low=clip_low, clip_high=clip_high)
+
+
+def is_gspo_clipped(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Advantages,
+    mask: Mask,
+    clip_low: float,
+    clip_high: float,
+    sequences: Sequences = None,
+) -> Bool[Array, "B T"]:
+    """Whether `gspo` takes its clipped branch, so that there is no gradient."""
+    log_ratio = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
+    even = jnp.zeros_like(log_ratio)
+    return is_clipped(log_ratio, even, advantages, clip_low=clip_low, clip_high=clip_high)
 
 
 def gmpo(
@@ -70,6 +88,18 @@ def gmpo(
     clipped = jnp.clip(log_ratio, -clip_low, clip_high)
     bounded = side * jnp.minimum(side * log_ratio, side * clipped)
     return -advantages * jnp.exp(means(bounded, mask, sequences))
+
+
+def is_gmpo_clipped(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: OfSequence,
+    clip_low: float,
+    clip_high: float,
+) -> Bool[Array, "B T"]:
+    """Whether `gmpo` clips a token's ratio; the bounds are those of its logarithm."""
+    low, high = -math.expm1(-clip_low), math.expm1(clip_high)
+    return is_clipped(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
 
 
 def topr(
@@ -97,7 +127,7 @@ def opmd(
     old_logprobs: Float[Array, "B T"],
     advantages: Advantages,
     mask: Mask,
-    temperature: float,
+    mirror_temperature: float,
     sequences: Sequences = None,
 ) -> Float[Array, "B T"]:
     """−A · log π + (τ / 2) · (Σ_t log ρ_t)² / |o|: summed over a sequence, its gradient is that of
@@ -106,8 +136,8 @@ def opmd(
 
     Args:
       advantages: rewards less their group's mean.
-      temperature: τ, what a move away from the old policy costs.
+      mirror_temperature: τ, what a move away from the old policy costs.
     """
     log_ratio = totals(logprobs - old_logprobs, mask, sequences)
-    cost = 0.5 * temperature * jnp.square(log_ratio) / lengths(mask, sequences)
+    cost = 0.5 * mirror_temperature * jnp.square(log_ratio) / lengths(mask, sequences)
     return cost - advantages * logprobs

@@ -1,7 +1,7 @@
-"""How the trajectories of a trainer step are laid out in the rows of its batch.
+"""Batching: the trajectories of a trainer step, laid out in the rows of its batch.
 
-Each update of a step trains on an equal share of the groups, in rows of its own. The layout depends
-on the trajectories' lengths alone, so equal groups make equal batches.
+Each update of a step trains on an equal share of the groups, in rows of its own. The rows depend on
+the trajectories' lengths alone, so equal groups make equal batches.
 
 Letters in shapes: B rows, T positions, S positions before the layout.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rl_sync.spelling import hint
-from rl_sync.types import Demonstrations, Group, Packing, TrainBatch
+from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed"]
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
@@ -33,7 +33,7 @@ _PADDING: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """The layout of batches. Their shapes are few: each compiles the trainer's step once.
+    """Lays out batches in few shapes, as each shape compiles the trainer's step once.
 
     Attributes:
       kind: `padded` makes rows of `row_tokens`, one trajectory each; `bucketed` makes them as long
@@ -42,7 +42,7 @@ class Batching:
       trajectories: of a step.
       row_tokens: T, the most tokens of a trajectory.
       updates: of a step.
-      microbatch_rows: what the rows of an update are a multiple of; 0 for any number.
+      microbatch_rows: a divisor of the rows of an update; 0 for any number of rows.
       with_baselines: whether groups have baselines.
 
     Raises:
@@ -74,11 +74,11 @@ class Batching:
 
     @property
     def _most_rows(self) -> int:
-        """Rows of an update that has one trajectory in each."""
+        """Rows of an update with one trajectory a row."""
         return self.trajectories // self.updates
 
     def largest(self) -> TrainBatch:
-        """The shapes and dtypes of the batch of the longest trajectories."""
+        """Returns shapes and dtypes of the batch of the longest trajectories."""
         shape = (self.trajectories, self.row_tokens)
         longest = Group(
             lease_id=0,
@@ -97,12 +97,13 @@ class Batching:
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
         columns, packing = self._in_rows(_stack(groups, _PADDING))
-        columns |= _stack(groups, ["rewards", "baselines"] if self.with_baselines else ["rewards"])
         fields: dict[str, Any] = {**columns, "packing": packing}
-        return TrainBatch(**fields)
+        names = ["rewards", "baselines"] if self.with_baselines else ["rewards"]
+        of_trajectories: dict[str, Any] = _stack(groups, names)
+        return TrainBatch(Rows(**fields), **of_trajectories)
 
     def demonstrations(self, shown: Demonstrations) -> Demonstrations:
-        """Lays out as many demonstrations as the batch has trajectories, one a row so far."""
+        """Lays out demonstrations, one a row so far and as many as a batch has trajectories."""
         columns, packing = self._in_rows(
             {"tokens": np.asarray(shown.tokens), "completion_mask": np.asarray(shown.mask)}
         )
@@ -126,9 +127,9 @@ class Batching:
     def _pack(
         self, lengths: Int[np.ndarray, " trajectories"], stride: int
     ) -> Int[np.ndarray, "B T"]:
-        """Which token stands where: its place in the flattened trajectories, -1 for padding.
+        """Chooses a token for each position: its index in the flattened rows, -1 for padding.
 
-        Each update's share is packed for itself; all get as many rows as the one that needs most.
+        Each update's share is packed separately. All get as many rows as the one that needs most.
         """
         shares = lengths.reshape(self.updates, -1)
         places = [first_fit_decreasing(share, self.row_tokens) for share in shares]
@@ -155,8 +156,8 @@ def first_fit_decreasing(
 ) -> tuple[Int[np.ndarray, " trajectories"], Int[np.ndarray, " trajectories"]]:
     """Puts each trajectory, the longest first, into the first row with room for it.
 
-    Never takes more than 11/9 of the fewest rows possible, and one (Johnson 1973). Among equals
-    the order stays.
+    It takes at most 11/9 of the fewest rows possible, and one more (Johnson 1973). Trajectories of
+    one length keep their order.
 
     Returns:
       (row, start): each trajectory's row, and its first position there.
@@ -171,7 +172,7 @@ def first_fit_decreasing(
 
 
 def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:
-    """Tokens of each row up to the last of its completion: what can have a part in the loss."""
+    """Counts the tokens of each row up to the last of its completion; no loss needs later ones."""
     behind = np.argmax(mask[:, ::-1], axis=1)
     return np.where(mask.any(axis=1), mask.shape[1] - behind, 0)
 
@@ -198,6 +199,6 @@ def _packing(source: Int[np.ndarray, "B T"], stride: int) -> Packing:
 
 
 def _bucket(size: int, full: int, step: int) -> int:
-    """The smallest bucket that holds `size`: a few shares of `full`, in multiples of `step`."""
+    """Finds the smallest bucket that holds `size`: a share of `full`, a multiple of `step`."""
     sizes = (min(full, math.ceil(share * full / step) * step) for share in _BUCKETS)
     return next(bucket for bucket in sizes if bucket >= size)

@@ -1,165 +1,93 @@
-"""Credit: from a batch's rewards to an advantage for each token, and which trajectories count.
+"""Credit: from a batch's rewards to an advantage for each token and a weight for each trajectory.
 
 Letters in shapes: B rows, T positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from rl_sync.algorithms import advantages, returns, shaping
+from rl_sync.algorithms import returns, shaping
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.algorithms.kl import KL_ESTIMATORS
 from rl_sync.algorithms.masking import whiten
+from rl_sync.algorithms.pieces import ADVANTAGES, KL_ESTIMATORS, call
 from rl_sync.algorithms.returns import Estimate
-from rl_sync.algorithms.sequences import (
-    OfSequence,
-    Sequences,
-    is_last,
-    to_tokens,
-    trajectory_totals,
-)
+from rl_sync.algorithms.sequences import OfSequence, is_last, to_tokens, trajectory_totals
 from rl_sync.algorithms.values import explained_variance
+from rl_sync.types import Rows, TrainBatch
 
 Metrics = dict[str, Float[Array, ""]]
 
-ADVANTAGES: dict[str, Callable[[Array, Array, int], Array]] = {
-    "grpo": lambda rewards, lengths, size: advantages.grpo(rewards, size),
-    "dr_grpo": lambda rewards, lengths, size: advantages.dr_grpo(rewards, size),
-    "rloo": lambda rewards, lengths, size: advantages.rloo(rewards, size),
-    "opo": advantages.opo,
-    "reinforce_pp_baseline": advantages.reinforce_pp_baseline,
-    "pair": lambda rewards, lengths, size: advantages.pair(rewards, size),
-    "demonstration": lambda rewards, lengths, size: jnp.ones_like(rewards),
-    "best": lambda rewards, lengths, size: advantages.best(rewards, size),
-}
-"""From rewards, completion lengths in tokens and the group's size to one advantage a trajectory."""
-
-
-class Trajectories(NamedTuple):
-    """What credit is given for, and by: the whole batch of a trainer step.
-
-    Attributes:
-      rewards: one a trajectory.
-      mask: true at the completions' tokens.
-      sequences: see `rl_sync.algorithms.sequences`.
-      is_truncated: whether a completion was cut at the most tokens.
-      behavior_logprobs, ref_logprobs: for a divergence in the reward; no reference without one.
-      baselines: rewards of greedy completions, for an advantage that takes them.
-      values: before each token, where the algorithm asks for them.
-      kl_coefficient: weight of the divergence; None for the algorithm's.
-    """
-
-    rewards: Float[Array, " trajectories"]
-    mask: Bool[Array, "B T"]
-    sequences: Sequences
-    is_truncated: Bool[Array, " trajectories"]
-    behavior_logprobs: Float[Array, "B T"]
-    ref_logprobs: Float[Array, "B T"] | None
-    baselines: Float[Array, " trajectories"] | None = None
-    values: Float[Array, "B T"] | None = None
-    kl_coefficient: Float[Array, ""] | None = None
-
-
-class Credit(NamedTuple):
-    """What the loss of each token is multiplied with; one a token, or one a row.
-
-    Attributes:
-      advantages: how much better it did.
-      weights: 0 for what is left out of the loss, 1 elsewhere.
-      returns: what values are to become; None without them.
-    """
-
-    advantages: OfSequence
-    weights: OfSequence
-    returns: Float[Array, "B T"] | None = None
-
-
-def _from_values(
-    algorithm: Algorithm, rewards: Float[Array, "B T"], batch: Trajectories
-) -> Estimate:
-    assert batch.values is not None
-    values, mask, sequences = batch.values, batch.mask, batch.sequences
-    if algorithm.advantage == "gae":
-        decay = algorithm.gae_lambda
-        estimate = returns.gae(rewards, values, mask, algorithm.discount, decay, sequences)
-    else:
-        steps = algorithm.n_steps
-        estimate = returns.n_step(rewards, values, mask, algorithm.discount, steps, sequences)
-    if not algorithm.whiten:
-        return estimate
-    whitened = jnp.where(batch.mask, whiten(estimate.advantages, batch.mask), 0.0)
-    return estimate._replace(advantages=whitened)
-
-
-def _from_baselines(algorithm: Algorithm, rewards: Array, batch: Trajectories) -> Estimate:
-    """ReMax's advantages; see `returns.remax`."""
-    assert batch.baselines is not None
-    return returns.remax(rewards, batch.baselines, batch.mask, batch.sequences)
-
-
-TOKEN_ADVANTAGES: dict[str, Callable[[Algorithm, Array, Trajectories], Estimate]] = {
-    "reinforce_pp": lambda a, rewards, batch: returns.reinforce_pp(
-        rewards, batch.mask, a.discount, batch.sequences
-    ),
-    "remax": _from_baselines,
-    "gae": _from_values,
-    "n_step": _from_values,
-}
-"""From rewards that stand at tokens to one advantage a token."""
-
 
 def give(
-    algorithm: Algorithm, batch: Trajectories, group_size: int, max_tokens: int
-) -> tuple[Credit, Metrics]:
+    algorithm: Algorithm,
+    batch: TrainBatch,
+    *,
+    group_size: int,
+    max_tokens: int,
+    end_ids: tuple[int, ...],
+    ref_logprobs: Float[Array, "B T"] | None = None,
+    values: Float[Array, "B T"] | None = None,
+    kl_coefficient: Float[Array, ""] | None = None,
+) -> tuple[Estimate, OfSequence, Metrics]:
     """Gives credit to a whole batch: statistics of groups and of the batch are over all of it.
 
     Args:
+      group_size: trajectories of a group.
       max_tokens: the most tokens of a completion.
+      end_ids: tokens that end a completion which was not cut.
+      ref_logprobs: of the reference model, for a divergence in the reward.
+      values: before each token, for an advantage that takes them.
+      kl_coefficient: weight of the divergence; None for the algorithm's.
+
+    Returns:
+      (estimate, weights, metrics): advantages, with returns where there are values; weights, 0 for
+      trajectories that are left out of the loss and 1 for others; and what describes the batch.
     """
-    mask, sequences = batch.mask, batch.sequences
-    count = batch.rewards.size
-    lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
-    rewards = batch.rewards
+    rows, rewards = batch.rows, batch.rewards
+    mask, sequences = rows.completion_mask, rows.sequences
+    lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, rewards.size)
     if algorithm.overlong_tokens:
         rewards += shaping.soft_overlong_penalty(lengths, max_tokens, algorithm.overlong_tokens)
-    kept = _kept(algorithm, rewards, batch.is_truncated, group_size)
+    cut = _is_truncated(rows, lengths, max_tokens, end_ids)
+    kept = _kept(algorithm, rewards, cut, group_size)
     weights = to_tokens(kept.astype(jnp.float32), sequences)
-    penalty = _penalty(algorithm, batch)
-    if algorithm.advantage in TOKEN_ADVANTAGES:
+    penalty = jnp.zeros(mask.shape)
+    if ref_logprobs is not None and algorithm.kl_place == "reward":
+        kl = KL_ESTIMATORS[algorithm.kl_estimator](rows.behavior_logprobs, ref_logprobs)
+        coefficient = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
+        penalty = jnp.where(mask, coefficient * kl, 0.0)
+    known = {"mask": mask, "sequences": sequences, "values": values, "baselines": batch.baselines}
+    given = {**vars(algorithm), **known, "lengths": lengths, "group_size": group_size}
+    estimator = ADVANTAGES[algorithm.advantage]
+    if estimator.of_tokens:
         of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
-        estimate = TOKEN_ADVANTAGES[algorithm.advantage](algorithm, of_tokens, batch)
-        is_valued = algorithm.needs_values
-        credit = Credit(estimate.advantages, weights, estimate.returns if is_valued else None)
+        estimate: Estimate = call(estimator.function, given, rewards=of_tokens)
+        if not estimator.needs_values:
+            estimate = Estimate(estimate.advantages)
+        elif algorithm.whiten:
+            whitened = jnp.where(mask, whiten(estimate.advantages, mask), 0.0)
+            estimate = estimate._replace(advantages=whitened)
     else:
-        rewards -= trajectory_totals(penalty, mask, sequences, count)
-        given = ADVANTAGES[algorithm.advantage](rewards, lengths, group_size)
-        credit = Credit(to_tokens(given, sequences), weights)
-    return credit, _metrics(batch, credit, lengths, group_size)
+        rewards -= trajectory_totals(penalty, mask, sequences, rewards.size)
+        of_trajectories = call(estimator.function, given, rewards=rewards)
+        estimate = Estimate(to_tokens(of_trajectories, sequences))
+    metrics = _token_metrics(mask, estimate, weights, values)
+    metrics |= _trajectory_metrics(batch.rewards, lengths, cut, group_size)
+    return estimate, weights, metrics
 
 
-def is_truncated(
-    tokens: Int[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    sequences: Sequences,
-    count: int,
+def _is_truncated(
+    rows: Rows,
+    lengths: Float[Array, " trajectories"],
     max_tokens: int,
     end_ids: tuple[int, ...],
 ) -> Bool[Array, " trajectories"]:
-    """Whether a completion has the most tokens and does not end as completions do.
-
-    Args:
-      count: trajectories of the batch.
-      max_tokens: the most tokens of a completion.
-      end_ids: tokens that a completion ends with which was not cut.
-    """
-    lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, count)
-    ended = is_last(mask, sequences) & jnp.isin(tokens, jnp.array(end_ids, jnp.int32))
-    endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, count)
+    """Finds the completions that have the most tokens and no end of sequence."""
+    mask, sequences = rows.completion_mask, rows.sequences
+    ended = is_last(mask, sequences) & jnp.isin(rows.tokens, jnp.array(end_ids, jnp.int32))
+    endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, lengths.size)
     return (lengths >= max_tokens) & (endings == 0)
 
 
@@ -180,41 +108,43 @@ def _kept(
     return kept
 
 
-def _penalty(algorithm: Algorithm, batch: Trajectories) -> Float[Array, "B T"]:
-    """What the divergence from the reference takes from the reward of each token."""
-    if batch.ref_logprobs is None or algorithm.kl_place != "reward":
-        return jnp.zeros(batch.mask.shape)
-    kl = KL_ESTIMATORS[algorithm.kl_estimator](batch.behavior_logprobs, batch.ref_logprobs)
-    coefficient = algorithm.kl_coefficient if batch.kl_coefficient is None else batch.kl_coefficient
-    return jnp.where(batch.mask, coefficient * kl, 0.0)
-
-
-def _metrics(
-    batch: Trajectories, credit: Credit, lengths: Float[Array, " trajectories"], group_size: int
+def _token_metrics(
+    mask: Bool[Array, "B T"],
+    estimate: Estimate,
+    weights: OfSequence,
+    values: Float[Array, "B T"] | None,
 ) -> Metrics:
-    rewards, mask = batch.rewards, batch.mask
-    spread = shaping.has_spread(rewards, group_size)
+    """Averages over the tokens of the completions."""
     tokens = jnp.maximum(mask.sum(), 1)
 
     def mean(values: OfSequence) -> Float[Array, ""]:
         return jnp.where(mask, values, 0.0).sum() / tokens
 
-    average = mean(credit.advantages)
-    of_values = {}
-    if batch.values is not None and credit.returns is not None:
-        explained = explained_variance(batch.values, credit.returns, mask)
-        of_values = {"explained_variance": explained, "value_mean": mean(batch.values)}
+    average = mean(estimate.advantages)
+    metrics = {
+        "advantage_mean": average,
+        "advantage_std": jnp.sqrt(mean(jnp.square(estimate.advantages - average))),
+        "left_out_fraction": 1 - mean(weights),
+    }
+    if values is not None and estimate.returns is not None:
+        metrics["explained_variance"] = explained_variance(values, estimate.returns, mask)
+        metrics["value_mean"] = mean(values)
+    return metrics
+
+
+def _trajectory_metrics(
+    rewards: Float[Array, " trajectories"],
+    lengths: Float[Array, " trajectories"],
+    is_truncated: Bool[Array, " trajectories"],
+    group_size: int,
+) -> Metrics:
     return {
-        **of_values,
         "reward_mean": rewards.mean(),
         "reward_std": rewards.std(),
         "reward_min": rewards.min(),
         "reward_max": rewards.max(),
-        "groups_without_spread": 1 - spread.mean(),
-        "advantage_mean": average,
-        "advantage_std": jnp.sqrt(mean(jnp.square(credit.advantages - average))),
-        "left_out_fraction": 1 - mean(credit.weights),
+        "groups_without_spread": 1 - shaping.has_spread(rewards, group_size).mean(),
         "completion_tokens_mean": lengths.mean(),
         "completion_tokens_max": lengths.max(),
-        "truncated_fraction": batch.is_truncated.mean(),
+        "truncated_fraction": is_truncated.mean(),
     }

@@ -1,7 +1,7 @@
-"""The critic: what it is made of, where it starts, and what it learns.
+"""The critic: its parameters, its start and its loss.
 
-A critic values each state by a scalar head, either on the policy's own trunk, which both then
-train, or on a trunk of its own, a copy of what is trained of the policy as it was when RL began.
+A critic values each state by a scalar head. The head stands on the policy's trunk, which both then
+train; or on a trunk of its own, which starts as a copy of the policy when RL begins.
 
 Letters in shapes: B rows, T positions.
 """
@@ -68,11 +68,11 @@ class CriticConfig:
 
 
 class CriticState(NamedTuple):
-    """What a trainer carries of its critic.
+    """The critic's part of the trainer's state.
 
     Attributes:
-      params: the head, and with a model of its own what is trained of that.
-      opt_state: the optimizer's, for these.
+      params: the head; with a model of its own, also the trained parameters of that model.
+      opt_state: the optimizer's state for these parameters.
     """
 
     params: Params
@@ -84,11 +84,11 @@ class Critic:
     """The critic's pure functions, for one model.
 
     Attributes:
-      config: what it is.
+      config: the critic's settings.
       model: the policy's shape.
-      optimizer: the policy's.
-      updates: of the run; where the learning rate's schedule ends.
-      layout: where its state lies; None for one device.
+      optimizer: the settings of the policy's optimizer.
+      updates: of the run; the learning rate's schedule ends after them.
+      layout: mesh of the critic's state.
       offloaded: see `Descent`.
     """
 
@@ -96,12 +96,12 @@ class Critic:
     model: ModelConfig
     optimizer: OptimizerConfig
     updates: int
-    layout: Layout | None
+    layout: Layout
     offloaded: bool = False
 
     @property
     def transformation(self) -> optax.GradientTransformation:
-        """Its optimizer."""
+        """The critic's optimizer."""
         rate = self.config.learning_rate
         own = self.optimizer
         if rate is not None:
@@ -109,63 +109,57 @@ class Critic:
         return own.reinforcement(self.updates)
 
     def descent(self, trained: Params) -> Descent:
-        """Its updates.
+        """Makes the critic's updates.
 
         Args:
-          trained: what is trained of the policy, or shapes; of no meaning without a layout.
+          trained: the policy's trained parameters, or their shapes, dtypes and shardings.
         """
-        like = None if self.layout is None else self.params_like(trained)
+        like = self.params_like(trained)
         return Descent(self.transformation, like, self.layout, self.offloaded)
 
     def begin(self, trained: Params) -> CriticState:
-        """The critic at the start of RL: every value is 0, so advantages are returns at first.
+        """Makes the critic at the start of RL. Every value is 0, so advantages begin as returns.
 
         Args:
-          trained: what is trained of the policy.
+          trained: the policy's trained parameters.
         """
-        head = blank_scalar_head(self.model)
-        if self.layout is not None:
-            repeated = self.layout.repeated
-            head = jax.tree.map(lambda x: put(x, repeated), head)
-        params = {HEAD: head}
+        repeated = self.layout.repeated
+        params = {HEAD: jax.tree.map(lambda x: put(x, repeated), blank_scalar_head(self.model))}
         if self.config.model == "own":
             params |= jax.tree.map(jnp.copy, trained)
         return CriticState(params, self.descent(trained).init(params))
 
     def like(self, trained: Params) -> CriticState:
-        """Shapes, dtypes and shardings of its states, from those of what is trained of the policy.
+        """Returns shapes, dtypes and shardings of the critic's states.
 
-        Only with a layout.
+        Args:
+          trained: those of the policy's trained parameters.
         """
         return CriticState(self.params_like(trained), self.descent(trained).state_like())
 
     def params_like(self, trained: Params) -> Params:
-        """Shapes, dtypes and shardings of its parameters; see `like`."""
-        assert self.layout is not None
-        layout = self.layout
+        """Returns shapes, dtypes and shardings of the critic's parameters; see `like`."""
         head = jax.eval_shape(lambda: blank_scalar_head(self.model))
-        params = {HEAD: jax.tree.map(lambda x: layout.like(x, ()), head)}
+        params = {HEAD: jax.tree.map(lambda x: self.layout.like(x, ()), head)}
         if self.config.model == "own":
             params |= trained
         return params
 
     def held(self, params: Params, trained: Params) -> Params:
-        """Its parameters, or what is differentiated by them, kept in their place.
+        """Keeps the critic's parameters, and gradients by them, in their place.
 
         Args:
-          trained: see `like`; of no meaning without a layout.
+          trained: see `like`.
         """
-        if self.layout is None:
-            return params
         return constrain_like(params, self.params_like(trained))
 
     def learn(
         self, state: CriticState, gradient: Params, trained: Params, learns: Bool[Array, ""]
     ) -> CriticState:
-        """One update.
+        """Takes one update.
 
         Args:
-          trained: see `held`.
+          trained: see `like`.
           learns: see `Descent.update`.
         """
         return CriticState(*self.descent(trained).update(*state, gradient, learns))
@@ -174,14 +168,15 @@ class Critic:
 def value_loss(
     config: CriticConfig, values: Float[Array, "B T"], experience: Experience, totals: Totals
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The critic's share of the loss of some rows of an update: a mean over the update's tokens.
+    """Computes the critic's loss of some rows of an update: a mean over the update's tokens.
 
     Args:
       values: before each token.
-      experience: with the values at the step's start, and returns.
+      experience: the rows, with the values at the step's start and returns.
       totals: of the whole update.
     """
-    old_values, returns, mask = experience.values, experience.returns, experience.mask
+    old_values, returns = experience.values, experience.estimate.returns
+    mask = experience.rows.completion_mask
     assert old_values is not None
     assert returns is not None
     clip = config.clip or jnp.inf

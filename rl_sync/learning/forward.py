@@ -1,4 +1,4 @@
-"""A model's passes over the rows of a batch, and the parts of the model that they are made of.
+"""Forward passes of a model over the rows of a batch, and the parts of its parameters.
 
 Letters in shapes: B rows, T positions, D embed.
 """
@@ -21,11 +21,11 @@ from rl_sync.types import Packing, Params
 
 
 class Scores(NamedTuple):
-    """What is said of each token.
+    """Log-probability, entropy and value of each token.
 
     Attributes:
       logprobs, entropy: see `token_logprobs`.
-      values: of the states before each token; None without a critic. What stands at a sequence's
+      values: of the states before each token; None without a critic. The value at a sequence's
         first token means nothing.
     """
 
@@ -36,10 +36,10 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """What a model says of tokens, in rows of one trajectory each or of several.
+    """Forward passes of a model over rows of one trajectory each or of several.
 
     Attributes:
-      model: its shape. With `lora`, adapters are trained and nothing else.
+      model: its shape. With `lora`, only adapters are trained.
       temperature: divides the logits.
       logits_bytes: see `token_logprobs`; of all devices.
     """
@@ -49,11 +49,11 @@ class Forward:
     logits_bytes: int
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """What is trained, and what is not."""
+        """Splits parameters into trained and frozen ones."""
         return lora.split(params) if self.model.lora else (params, {})
 
     def join(self, trained: Params, frozen: Params) -> Params:
-        """Inverts `split`; a scalar head may be among what is trained."""
+        """Inverts `split`; trained parameters may have a scalar head."""
         return lora.join(trained, frozen) if self.model.lora else trained
 
     def logprobs(
@@ -63,7 +63,7 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
     ) -> Float[Array, "B T"]:
-        """Of each token; see `token_logprobs`."""
+        """Computes the log-probability of each token; see `token_logprobs`."""
         return self.scores(trained, None, frozen, tokens, packing).logprobs
 
     def values(
@@ -74,7 +74,7 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
     ) -> Float[Array, "B T"]:
-        """See `Scores`, and `scores` for the arguments."""
+        """Computes the values of `Scores`; for the arguments see `scores`."""
         trunk = trained if _is_head(critic) else critic
         return _values(critic, self._hidden(self.join(trunk, frozen), tokens, packing))
 
@@ -86,13 +86,13 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
     ) -> Scores:
-        """All that is said of each token.
+        """Computes log-probability, entropy and value of each token.
 
         Args:
-          trained: of the policy.
-          critic: a scalar head on the policy's trunk, in the same pass; or with what is trained of
-            a model of its own, in another.
-          frozen: what both have in common.
+          trained: the policy's trained parameters.
+          critic: a scalar head alone, on the policy's trunk and in the same pass; or a head with
+            the trained parameters of a model of its own, in a second pass.
+          frozen: parameters that both models share.
         """
         params = self.join(trained, frozen)
         hidden = self._hidden(params, tokens, packing)
@@ -123,5 +123,5 @@ def _is_head(critic: Params) -> bool:
 
 
 def _values(critic: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    # What is read of a token's hidden state is the value of what follows it.
+    # The head reads, of a token's hidden state, the value of the state that follows the token.
     return jnp.pad(hidden_scalars(critic, hidden)[:, :-1], ((0, 0), (1, 0)))

@@ -1,4 +1,4 @@
-"""Demonstrations beside rollouts: how the gradient of their loss is mixed in.
+"""Imitation beside RL: the gradient of demonstrations, mixed into that of rollouts.
 
 Letters in shapes: D rows of demonstrations, T positions.
 """
@@ -30,8 +30,8 @@ def mix_in(
     """Mixes ∇ of the mean of −log π over the tokens of demonstrations into that of a loss.
 
     Args:
-      descent: the gradient of the loss of rollouts by what is trained.
-      logprobs: of tokens, as a function of what is trained.
+      descent: the gradient of the loss of rollouts by the trained parameters.
+      logprobs: of tokens, as a function of the trained parameters and the tokens.
       share: μ of `losses.mixed`.
       microbatch_rows: see `gradient`.
     """

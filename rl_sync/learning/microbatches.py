@@ -1,4 +1,4 @@
-"""What is computed from more rows than fit into memory at once."""
+"""Microbatches: computations on more rows than fit into memory at once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Loss = Callable[[Params, Any], tuple[Array, Any]]
 
 
 def gradient(loss: Loss, params: Params, rows: Any, microbatch_rows: int) -> tuple[Params, Any]:
-    """∇ of a loss by the parameters, and what comes with it, a microbatch at a time.
+    """Computes ∇ of a loss by the parameters, and its metrics, a microbatch at a time.
 
     Args:
-      loss: of (params, rows) makes (loss, metrics), each a sum over constants of all rows: so the
+      loss: makes (loss, metrics) of (params, rows). Each is a sum over constants of all rows, so
         results for microbatches add up to the result for all.
       rows: a pytree of arrays with a leading axis of rows.
       microbatch_rows: rows at once, a divisor of all; 0 for all.
@@ -38,7 +38,7 @@ def gradient(loss: Loss, params: Params, rows: Any, microbatch_rows: int) -> tup
 
 
 def map_rows(function: Callable[[Any], Array], rows: Any, microbatch_rows: int) -> Array:
-    """A function of rows that makes one row of each, a microbatch at a time; see `gradient`."""
+    """Maps a function of rows, which makes one row of each, a microbatch at a time."""
     if not microbatch_rows:
         return function(rows)
     mapped = jax.lax.map(function, _parts(rows, microbatch_rows))

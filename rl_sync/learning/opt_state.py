@@ -1,4 +1,4 @@
-"""Updates by an optimizer, and its state, each part of which lies where its parameter lies."""
+"""Updates by an optimizer whose state is sharded as the parameters are."""
 
 from __future__ import annotations
 
@@ -17,36 +17,32 @@ from rl_sync.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """An optimizer, and where what it updates and its own state lie.
+    """An optimizer, and the shardings of its parameters and of its state.
 
     Attributes:
       transformation: the optimizer.
-      like: shapes, dtypes and shardings of the parameters; of no meaning without a layout.
-      layout: None for one device, wherever arrays are.
-      offloaded: whether the optimizer's state waits for the next update in the host's memory; only
-        with a layout.
+      like: shapes, dtypes and shardings of the parameters.
+      layout: mesh of the parameters.
+      offloaded: whether the optimizer's state waits for the next update in the host's memory.
     """
 
     transformation: optax.GradientTransformation
     like: Params
-    layout: Layout | None
+    layout: Layout
     offloaded: bool = False
 
     def init(self, params: Params) -> Any:
-        """The optimizer's state at the start; on a mesh each device makes its own shards."""
-        if self.layout is None:
-            return self.transformation.init(params)
+        """Makes the optimizer's state at the start, each device its own shards."""
         places = shardings(self._on_devices)
         state = jax.jit(self.transformation.init, out_shardings=places)(params)
         return move(state, self.state_like()) if self.offloaded else state
 
     def state_like(self) -> Any:
-        """Shapes, dtypes and shardings of the optimizer's state; only with a layout."""
+        """Returns shapes, dtypes and shardings of the optimizer's state."""
         return in_host_memory(self._on_devices) if self.offloaded else self._on_devices
 
     @property
     def _on_devices(self) -> Any:
-        assert self.layout is not None
         return opt_state_like(self.transformation, self.like, self.layout)
 
     def update(
@@ -56,11 +52,11 @@ class Descent:
         gradient: Params,
         learns: Bool[Array, ""],
     ) -> tuple[Params, Any]:
-        """One update of parameters and of the optimizer's state; each device updates its shards.
+        """Updates the parameters and the optimizer's state, each device its own shards.
 
         Args:
-          learns: whether anything changes. It must not depend on the update, or the old and the new
-            state are in memory at once.
+          learns: whether anything changes. It must not depend on the update: the old and the new
+            state would be in memory at once.
         """
         if self.offloaded:
             opt_state = move(opt_state, self._on_devices)
@@ -69,16 +65,15 @@ class Descent:
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(learns, new, old), updated, (params, opt_state)
         )
-        if self.layout is not None:
-            params = constrain_like(params, self.like)
-            opt_state = constrain_like(opt_state, self._on_devices)
+        params = constrain_like(params, self.like)
+        opt_state = constrain_like(opt_state, self._on_devices)
         if self.offloaded:
             opt_state = move(opt_state, self.state_like())
         return params, opt_state
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether no number of a pytree of arrays is NaN or infinite."""
+    """Tells whether a pytree of arrays has neither NaN nor infinities."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in leaves], bool))
 
@@ -86,12 +81,12 @@ def all_finite(tree: Any) -> Bool[Array, ""]:
 def opt_state_like(
     transformation: optax.GradientTransformation, params: Params, layout: Layout
 ) -> Any:
-    """Shapes, dtypes and shardings of the state.
+    """Returns shapes, dtypes and shardings of an optimizer's state.
 
-    What has another shape than its parameter, such as Adafactor's factors, is on every device.
+    State of another shape than its parameter, such as Adafactor's factors, is replicated.
 
     Args:
-      params: what is trained; arrays or `jax.ShapeDtypeStruct`s, with shardings.
+      params: the trained parameters; arrays or `jax.ShapeDtypeStruct`s, with shardings.
     """
 
     def placed(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

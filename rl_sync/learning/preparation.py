@@ -1,4 +1,4 @@
-"""What is computed of a batch before a step's first update.
+"""Preparation: forward passes and credit of a batch, before a step's first update.
 
 Letters in shapes: B rows, T positions.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import credit, objective
@@ -18,20 +17,12 @@ from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import map_rows
 from rl_sync.learning.objective import Experience, Metrics
 from rl_sync.learning.train_state import TrainState
-from rl_sync.types import Packing, Params, TrainBatch
-
-
-class Rows(NamedTuple):
-    """What the loss reads of a batch, or of some rows of it."""
-
-    tokens: Int[Array, "B T"]
-    packing: Packing | None
-    experience: Experience
+from rl_sync.types import Params, TrainBatch
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-    """From a batch to what the loss reads of it.
+    """Prepares batches for the loss.
 
     Attributes:
       algorithm, group_size, max_completion_tokens, end_ids, microbatch_rows: see `Trainer`.
@@ -47,25 +38,24 @@ class Preparation:
     updates: int
     microbatch_rows: int
 
-    def rows(
+    def experience(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
-    ) -> tuple[Rows, Metrics]:
-        """What the loss reads of a batch, row by row, and what describes all of it.
+    ) -> tuple[Experience, Metrics]:
+        """Computes what the losses of a step read of its batch, and metrics of the batch.
 
         Args:
           state: before the step.
           trained, frozen: the policy's parameters.
         """
-        mask = batch.completion_mask
-        staleness = jnp.where(mask, state.step - batch.policy_versions, 0)
-        sequences = None if batch.packing is None else batch.packing.trajectories
+        rows, mask = batch.rows, batch.rows.completion_mask
+        staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
 
         def of_rows(one: Callable[..., Array]) -> Float[Array, "B T"]:
-            both = (batch.tokens, batch.packing)
-            return map_rows(lambda rows: one(*rows), both, self.microbatch_rows)
+            both = (rows.tokens, rows.packing)
+            return map_rows(lambda some: one(*some), both, self.microbatch_rows)
 
         def logprobs_of(trained: Params) -> Float[Array, "B T"]:
-            return of_rows(lambda *rows: self.forward.logprobs(trained, frozen, *rows))
+            return of_rows(lambda *some: self.forward.logprobs(trained, frozen, *some))
 
         ref_logprobs = proximal_logprobs = values = None
         if state.ref_params is not None:
@@ -74,39 +64,16 @@ class Preparation:
             proximal_logprobs = logprobs_of(trained)
         if state.critic is not None:
             critic = state.critic.params
-            values = of_rows(lambda *rows: self.forward.values(trained, critic, frozen, *rows))
-        trajectories = credit.Trajectories(
-            batch.rewards,
-            mask,
-            sequences,
-            credit.is_truncated(
-                batch.tokens,
-                mask,
-                sequences,
-                batch.rewards.size,
-                self.max_completion_tokens,
-                self.end_ids,
-            ),
-            batch.behavior_logprobs,
-            ref_logprobs,
-            batch.baselines,
+            values = of_rows(lambda *some: self.forward.values(trained, critic, frozen, *some))
+        estimate, weights, metrics = credit.give(
+            self.algorithm,
+            batch,
+            group_size=self.group_size,
+            max_tokens=self.max_completion_tokens,
+            end_ids=self.end_ids,
+            ref_logprobs=ref_logprobs,
             values=values,
             kl_coefficient=state.kl_coefficient,
-        )
-        given, metrics = credit.give(
-            self.algorithm, trajectories, self.group_size, self.max_completion_tokens
-        )
-        experience = Experience(
-            mask,
-            batch.behavior_logprobs,
-            proximal_logprobs,
-            ref_logprobs,
-            given.advantages,
-            given.weights,
-            staleness,
-            sequences,
-            values=values,
-            returns=given.returns,
         )
         if ref_logprobs is not None:
             weight = state.kl_coefficient
@@ -115,4 +82,13 @@ class Preparation:
             )
         metrics["staleness_mean"] = staleness.sum() / jnp.maximum(mask.sum(), 1)
         metrics["staleness_max"] = staleness.max().astype(jnp.float32)
-        return Rows(batch.tokens, batch.packing, experience), metrics
+        experience = Experience(
+            rows=rows,
+            staleness=staleness,
+            estimate=estimate,
+            weights=weights,
+            proximal_logprobs=proximal_logprobs,
+            ref_logprobs=ref_logprobs,
+            values=values,
+        )
+        return experience, metrics

@@ -1,4 +1,4 @@
-"""The reference model: when it is renewed, and how strongly it holds the policy."""
+"""The reference model: its refreshes, and the weight of the divergence from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rl_sync.types import Params
 
 
 def refreshed(algorithm: Algorithm, before: TrainState, trained: Params) -> Params | None:
-    """What of the reference model is not the policy's anyway, after a step.
+    """Returns the reference model's parameters after a step; frozen ones are the policy's.
 
     Args:
-      before: the step.
-      trained: what is trained of the policy, after it.
+      before: the state before the step.
+      trained: the policy's trained parameters after it.
     """
     every_steps = algorithm.refresh_reference_steps
     if not every_steps or before.ref_params is None:
@@ -29,24 +29,24 @@ def refreshed(algorithm: Algorithm, before: TrainState, trained: Params) -> Para
     return jax.tree.map(lambda new, old: jnp.where(due, new, old), trained, before.ref_params)
 
 
-def first_coefficient(algorithm: Algorithm, layout: Layout | None) -> Float[Array, ""] | None:
-    """The weight of the divergence when RL begins; None where it does not change."""
+def first_coefficient(algorithm: Algorithm, layout: Layout) -> Float[Array, ""] | None:
+    """Returns the weight of the divergence when RL begins; None where it never changes."""
     if not algorithm.adapts_kl:
         return None
-    start = jnp.float32(algorithm.kl_coefficient)
-    return start if layout is None else put(start, layout.repeated)
+    return put(jnp.float32(algorithm.kl_coefficient), layout.repeated)
 
 
 def next_coefficient(
     algorithm: Algorithm, before: TrainState, metrics: Metrics, learns: Bool[Array, ""]
 ) -> Float[Array, ""] | None:
-    """The weight of the divergence after a step.
+    """Returns the weight of the divergence after a step.
+
+    It stays the same where the policy did not learn, or the divergence is not finite.
 
     Args:
-      before: the step.
+      before: the state before the step.
       metrics: of the step.
-      learns: whether the policy did; else the weight stays. So it does where the divergence is not
-        finite.
+      learns: whether the policy learned.
     """
     if before.kl_coefficient is None:
         return None

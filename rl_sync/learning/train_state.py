@@ -1,4 +1,4 @@
-"""What a trainer carries from step to step."""
+"""The state of a trainer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rl_sync.types import Params
 
 
 class TrainState(NamedTuple):
-    """All that a trainer carries from step to step.
+    """The state that a trainer carries from step to step.
 
     Attributes:
-      step: finished trainer steps; supervised ones do not count.
-      params: the policy's.
-      opt_state: the optimizer's, for what is trained: everything, or the adapters alone.
-      ref_params: what is trained, as it was when RL began or the reference was last refreshed: with
-        what is not, the reference model. None without one.
+      step: finished trainer steps; supervised steps do not count.
+      params: the policy's parameters.
+      opt_state: the optimizer's state for the trained parameters: all of them, or the adapters.
+      ref_params: the reference model: the trained parameters as they were when RL began, or when
+        the reference was last refreshed. The frozen ones are the policy's. None for no reference.
       critic: None where the algorithm needs no values.
-      kl_coefficient: the weight of the divergence from the reference model; None where it does not
-        change.
+      kl_coefficient: the weight of the divergence from the reference model; None where it never
+        changes.
     """
 
     step: Int[Array, ""]

@@ -37,11 +37,9 @@ def param_shapes(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
-def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout | None = None) -> int:
+def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout) -> int:
     """Bytes of the keys and values of so many rows of so many tokens, on each device."""
     shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
-    if layout is None:
-        return tree_bytes(shapes)
     return device_bytes(map_with_axes(layout.like, shapes))
 
 

@@ -93,6 +93,11 @@ class Layout:
     mesh: Mesh | AbstractMesh
     rules: Rules
 
+    @classmethod
+    def single(cls) -> Layout:
+        """The layout of one device, this process's first."""
+        return cls(MeshShape().mesh(jax.local_devices()), ())
+
     @property
     def repeated(self) -> NamedSharding:
         """Whole on every device."""
@@ -129,29 +134,29 @@ class Layout:
         return cut
 
 
-_layout = jax.make_user_context(None)
+_ONE_DEVICE = Layout(MeshShape().abstract(), ())
+_layout = jax.make_user_context(_ONE_DEVICE)
 
 
-def using(layout: Layout | None) -> contextlib.AbstractContextManager[None]:
+def using(layout: Layout) -> contextlib.AbstractContextManager[None]:
     """Within the context `constrain` follows a layout; functions compile once for each.
 
-    None is for arrays on one device.
+    All layouts of one device count as the same.
     """
-    return _layout(layout if layout is not None and layout.mesh.size > 1 else None)
+    return _layout(layout if layout.mesh.size > 1 else _ONE_DEVICE)
 
 
 def laid_out() -> bool:
     """Whether a layout of several devices is in use."""
-    return _layout.value is not None
+    return _layout.value.mesh.size > 1
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Makes the compiler put a value where the layout in use says; x itself without one.
+    """Makes the compiler put a value where the layout in use says; x itself on one device.
 
     Args:
       axes: logical names of its first axes; None for one that is not cut.
     """
-    layout: Layout | None = _layout.value
-    if layout is None:
+    if not laid_out():
         return x
-    return jax.lax.with_sharding_constraint(x, layout.sharding(axes, x.shape))
+    return jax.lax.with_sharding_constraint(x, _layout.value.sharding(axes, x.shape))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
-from rl_sync.types import Demonstrations, Packing, TrainBatch
+from rl_sync.types import Demonstrations, Packing, Rows, TrainBatch
 
 _TUPLE, _ARRAY, _RECORD, _ERROR = range(1, 5)
 _records: dict[str, type] = {}
@@ -28,7 +28,7 @@ def record(cls: C) -> C:
     return cls
 
 
-for _class in (TrainBatch, Packing, Demonstrations):
+for _class in (TrainBatch, Rows, Packing, Demonstrations):
     record(_class)
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Bool, Int, UInt32
 
 from rl_sync.models.cache import reads_by_pages
@@ -62,7 +61,7 @@ class Batch:
       config: the model.
       length: positions of a slot.
       chunk_tokens: the most steps of a chunk.
-      layout: where the weights and the slots lie; None for one device, wherever arrays are.
+      layout: where the weights and the slots lie.
       rows: the number of slots at present.
       compiled: what programs were compiled for.
       compile_secs: how long that took.
@@ -71,7 +70,7 @@ class Batch:
     config: ModelConfig
     length: int
     chunk_tokens: int
-    layout: Layout | None = None
+    layout: Layout
     rows: int = 0
     compiled: set[Program] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
@@ -190,16 +189,8 @@ class Batch:
     def _empty_slots(self, rows: int) -> Slots:
         with using(self.layout):
             slots = core.empty_slots(self.config, rows, self.length, self._stop_ids)
-        if self.layout is None or self.layout.mesh.size == 1:
-            return jax.device_put(slots, self._everywhere())
-        return slots
-
-    def _everywhere(self) -> jax.sharding.Sharding:
-        """Where arrays go that the weights' devices share."""
-        sharding = jax.tree.leaves(self._params)[0].sharding
-        if isinstance(sharding, NamedSharding):
-            return NamedSharding(sharding.mesh, PartitionSpec())
-        return sharding
+        # On one device nothing has put them anywhere yet.
+        return slots if self.layout.mesh.size > 1 else jax.device_put(slots, self.layout.repeated)
 
     def _call(self, program: Program, function: Callable[..., T], *args: Any, **sizes: Any) -> T:
         is_new = program not in self.compiled

@@ -54,7 +54,7 @@ class Engine:
         cache: CachePolicy = "keep",
         decode: Decode | None = None,
         seed: int = 0,
-        layout: Layout | None = None,
+        layout: Layout,
     ) -> None:
         """Makes an engine without weights.
 
@@ -67,8 +67,7 @@ class Engine:
             `keep` them, or `recompute` them with the new weights.
           decode: from token ids to text; stop strings need it.
           seed: what the draws of requests without a seed depend on.
-          layout: where the weights lie, and where slots are to lie; None for one device, that of
-            the weights.
+          layout: where the weights lie, and where slots are to lie.
 
         Raises:
           ValueError: a size that is not positive, or rows longer than the model's.

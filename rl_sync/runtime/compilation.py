@@ -55,7 +55,7 @@ class CompiledSteps:
             self._session.check()
 
     def _compile(self, batch: TrainBatch) -> Step:
-        rows, row_tokens = batch.tokens.shape
+        rows, row_tokens = batch.rows.tokens.shape
         with self._session.spans.span(SpanKind.COMPILE, rows=rows, row_tokens=row_tokens):
             return self._trainer.compile_step(self._state, batch)
 

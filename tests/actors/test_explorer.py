@@ -7,6 +7,7 @@ import pytest
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
@@ -32,9 +33,15 @@ MODEL = ModelConfig(
     mlp_dim=16,
     max_length=TASK.row_tokens,
 )
+
+
+def _engine(slots=12, **options):
+    return Engine(MODEL, slots=slots, layout=Layout.single(), **options)
+
+
 EXPLORER = Explorer(
     number=2,
-    engine=Engine(MODEL, slots=12),
+    engine=_engine(),
     task=TASK,
     sampling=Sampling(TASK.max_completion_tokens, (TASK.tokenizer.eos_id,)),
     group_size=3,
@@ -114,7 +121,7 @@ def test_fewer_leases_and_other_weights_compile_nothing():
 
 
 def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
-    explorer = dataclasses.replace(EXPLORER, engine=Engine(MODEL, slots=12, chunk_tokens=2))
+    explorer = dataclasses.replace(EXPLORER, engine=_engine(chunk_tokens=2))
     other = ExplorerState(6, jax.tree.map(lambda x: 0.5 * x, STATE.params))
     state, groups = explorer.rollout(
         STATE, [_lease(0)], lambda state: other if state is STATE else None
@@ -130,7 +137,7 @@ def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
 
 def _with_budget(budget_tokens):
     """An explorer whose engine, with too few slots, finishes one group after the other."""
-    engine = Engine(MODEL, slots=4, chunk_tokens=1)
+    engine = _engine(slots=4, chunk_tokens=1)
     return dataclasses.replace(EXPLORER, engine=engine, budget_tokens=budget_tokens)
 
 
@@ -170,7 +177,7 @@ def test_a_rollout_takes_new_leases_beside_what_is_unfinished():
 
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_what_is_unfinished_goes_on_with_the_weights_of_the_next_rollout(cache):
-    engine = Engine(MODEL, slots=12, chunk_tokens=2, cache=cache)
+    engine = _engine(chunk_tokens=2, cache=cache)
     explorer = dataclasses.replace(EXPLORER, engine=engine, budget_tokens=1)
     state, none = explorer.rollout(STATE, [_lease(0)])
     assert none == []
@@ -184,7 +191,7 @@ def test_what_is_unfinished_goes_on_with_the_weights_of_the_next_rollout(cache):
 
 
 def test_a_cache_is_not_recomputed_for_the_weights_that_it_is_of():
-    engine = Engine(MODEL, slots=12, chunk_tokens=1, cache="recompute")
+    engine = _engine(chunk_tokens=1, cache="recompute")
     explorer = dataclasses.replace(EXPLORER, engine=engine, budget_tokens=1)
     state, _ = explorer.rollout(STATE, [_lease(0)])
     before = engine.stats.prefill_tokens
@@ -217,7 +224,7 @@ def test_a_greedy_completion_beside_a_group_changes_nothing_of_it_and_becomes_it
 
 
 def test_a_group_whose_greedy_completion_is_unfinished_is_carried_over():
-    engine = Engine(MODEL, slots=12, chunk_tokens=1)
+    engine = _engine(chunk_tokens=1)
     explorer = dataclasses.replace(EXPLORER, engine=engine, budget_tokens=1, with_baselines=True)
     state, groups = explorer.rollout(STATE, [_lease(0)])
     while not groups:

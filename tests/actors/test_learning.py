@@ -17,6 +17,7 @@ import pytest
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning import credit, objective
 from rl_sync.learning.critic import CriticConfig, value_loss
+from rl_sync.types import Rows, TrainBatch
 
 PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 8, 8, 3, 4
 STEPS, UPDATES = 40, 2
@@ -52,25 +53,22 @@ def _learn(algorithm, sign):
         rewards = (jnp.where(MASK, tokens == RIGHT[PROMPT], 0).sum(axis=1)) / LENGTHS
         behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))
         ref = _logprobs(jnp.zeros_like(logits), tokens)[0] if algorithm.needs_reference else None
-        whole = jnp.zeros(ROWS, bool)
         greedy = drawn_by.argmax(axis=-1)[PROMPT] == RIGHT[PROMPT]
         baselines = jnp.where(MASK, greedy, 0).sum(axis=1) / LENGTHS
-        batch = credit.Trajectories(
-            rewards,
-            jnp.asarray(MASK),
-            None,
-            whole,
-            behavior,
-            ref,
-            baselines,
-            values[PROMPT],
+        rows = Rows(tokens, jnp.asarray(MASK), behavior, jnp.zeros_like(tokens))
+        estimate, weights, _ = credit.give(
+            algorithm,
+            TrainBatch(rows, rewards, baselines),
+            group_size=GROUP_SIZE,
+            max_tokens=LENGTH,
+            end_ids=tuple(range(VOCABULARY)),
+            ref_logprobs=ref,
+            values=values[PROMPT],
         )
-        given, _ = credit.give(algorithm, batch, GROUP_SIZE, LENGTH)
+        estimate = estimate._replace(advantages=sign * estimate.advantages)
         known = objective.Experience(
-            jnp.asarray(MASK), behavior, proximal, ref, sign * given.advantages, given.weights,
-            jnp.ones_like(tokens), None, values=values[PROMPT],
-            returns=given.returns,
-        )  # fmt: skip
+            rows, jnp.ones_like(tokens), estimate, weights, proximal, ref, values[PROMPT]
+        )
         totals = objective.totals(algorithm, known, ROWS, LENGTH, GROUP_SIZE)
 
         def update(carry, _):

@@ -2,14 +2,14 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.actors.trainer import Trainer
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning.batching import Batching
+from rl_sync.models.placement import move
+from rl_sync.models.sharding import Layout
 from tests.actors.test_explorer import EXPLORER, MODEL, TASK, _lease
 from tests.actors.tiny import OPTIMIZER
 from tests.models import tiny
@@ -34,8 +34,9 @@ def test_without_staleness_and_learning_the_gap_stays_flat():
         warm_up_steps=STEPS,
         microbatch_rows=0,
         logits_bytes=1 << 20,
+        layout=Layout.single(),
     )
-    state = trainer.begin(trainer.start(jax.tree.map(jnp.copy, params)))
+    state = trainer.begin(trainer.start(move(params, trainer.like().params)))
     batching = Batching("padded", GROUPS * explorer.group_size, TASK.row_tokens, 2, 0)
     rewards = np.arange(explorer.group_size, dtype=np.float32)
     for step in range(STEPS):

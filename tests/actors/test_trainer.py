@@ -12,6 +12,8 @@ from rl_sync.learning.batching import Batching, lay_out
 from rl_sync.models import lora
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.placement import move
+from rl_sync.models.sharding import Layout
 from rl_sync.types import Demonstrations, Group
 from tests.actors.tiny import OPTIMIZER
 from tests.models import tiny
@@ -50,19 +52,21 @@ def _trainer(algorithm=None, optimizer=None, **fields):
         "warm_up_steps": STEPS,
         "microbatch_rows": 0,
         "logits_bytes": 1 << 20,
+        "layout": Layout.single(),
     }
     return Trainer(**{**of, **fields})
 
 
 def _state(trainer, params=PARAMS):
     """A trainer state past its warm-up; made anew each time, since a step donates it."""
-    return trainer.begin(TrainState(jnp.int32(0), jax.tree.map(jnp.copy, params), None, None))
+    like = trainer.warm_up_like()._replace(opt_state=None)
+    return trainer.begin(move(TrainState(jnp.int32(0), params, None, None), like))
 
 
 def _fresh(trainer):
     """A trainer state before its warm-up; drawn by numpy, which compiles nothing."""
     opt_state = trainer.optimizer.warm_up(trainer.warm_up_steps).init(PARAMS)
-    return TrainState(jnp.int32(0), jax.tree.map(jnp.copy, PARAMS), opt_state, None)
+    return move(TrainState(jnp.int32(0), PARAMS, opt_state, None), trainer.warm_up_like())
 
 
 def _group(lengths, row_tokens=8, version=0, params=PARAMS, model=MODEL):
@@ -92,14 +96,18 @@ def _batch(lengths=(3, 4, 4) * 5 + (3,), kind="padded", updates=1, microbatch_ro
     return batching.batch([_group(lengths, **fields)])
 
 
+def _with_rows(batch, **changes):
+    return batch._replace(rows=batch.rows._replace(**changes))
+
+
 def _assert_close(a, b, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
 
 
 def _drift(before, after, batch):
     """How much likelier each trajectory became."""
-    old, new = (_logprobs(MODEL, p, batch.tokens, 0.8)[0] for p in (before, after))
-    return np.where(batch.completion_mask, new - old, 0).sum(axis=1)
+    old, new = (_logprobs(MODEL, p, batch.rows.tokens, 0.8)[0] for p in (before, after))
+    return np.where(batch.rows.completion_mask, new - old, 0).sum(axis=1)
 
 
 def test_a_step_makes_the_better_completions_likelier_and_the_worse_less_likely():
@@ -117,10 +125,11 @@ def test_the_end_of_sequence_is_trained():
     """Completions of one token, which is the last: nothing else can have a part in the loss."""
     trainer, batch = _trainer(), _batch((1,) * 16)
     batch = batch._replace(rewards=jnp.tile(jnp.array([1.0, 1.0, 0.0, 0.0]), 4))
-    tokens = jnp.where(batch.completion_mask, jnp.where(batch.rewards[:, None] == 1, 1, 6), 2)
-    batch = batch._replace(tokens=tokens, behavior_logprobs=jnp.zeros((16, 8)))
+    tokens = jnp.where(batch.rows.completion_mask, jnp.where(batch.rewards[:, None] == 1, 1, 6), 2)
+    batch = _with_rows(batch, tokens=tokens, behavior_logprobs=jnp.zeros((16, 8)))
     logprobs, _ = _logprobs(MODEL, PARAMS, tokens, 0.8)
-    batch = batch._replace(behavior_logprobs=jnp.where(batch.completion_mask, logprobs, 0))
+    drawn = jnp.where(batch.rows.completion_mask, logprobs, 0)
+    batch = _with_rows(batch, behavior_logprobs=drawn)
     after, _ = trainer.step(_state(trainer), batch)
     drift = _drift(PARAMS, after.params, batch).reshape(4, 4)
     assert (drift[:, :2] > 0).all()
@@ -135,8 +144,11 @@ def test_the_first_update_is_that_of_the_plain_policy_gradient():
     advantages = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(-1, 1)
 
     def loss_of(params):
-        logprobs, _ = _logprobs(MODEL, params, batch.tokens, 0.8)
-        return -jnp.sum(advantages * logprobs * batch.completion_mask) / batch.completion_mask.sum()
+        logprobs, _ = _logprobs(MODEL, params, batch.rows.tokens, 0.8)
+        return (
+            -jnp.sum(advantages * logprobs * batch.rows.completion_mask)
+            / batch.rows.completion_mask.sum()
+        )
 
     gradient = jax.jit(jax.grad(loss_of))(state.params)
     transformation = OPTIMIZER.reinforcement(STEPS)
@@ -176,7 +188,7 @@ def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows
     state, metrics = whole.step(_state(whole), _batch(UNEVEN))
     trainer = _trainer(HELD, TWICE, microbatch_rows=microbatch_rows)
     batch = _batch(UNEVEN, kind, 2, microbatch_rows)
-    assert kind == "padded" or batch.tokens.shape[0] < 16
+    assert kind == "padded" or batch.rows.tokens.shape[0] < 16
     other, other_metrics = trainer.step(_state(trainer), batch)
     assert metrics.keys() == other_metrics.keys()
     for name, value in metrics.items():
@@ -224,7 +236,7 @@ def test_with_several_updates_the_decoupled_ratio_is_taken_to_the_start_of_the_s
 def test_padding_changes_nothing():
     trainer, group = _trainer(), _group((2, 3, 1, 1) * 4, row_tokens=12)
     wide, short = (Batching(kind, 16, 12, 1, 0).batch([group]) for kind in ("padded", "bucketed"))
-    assert short.tokens.shape[1] == 8
+    assert short.rows.tokens.shape[1] == 8
     (a, a_metrics), (b, b_metrics) = (trainer.step(_state(trainer), x) for x in (wide, short))
     _assert_close(a_metrics, b_metrics, atol=1e-5)
     _assert_close(a.params, b.params, atol=1e-4)
@@ -245,11 +257,11 @@ def test_a_clipped_token_no_longer_pulls():
     """Behavior far below the policy: every ratio is above 1 + ε, so advantages > 0 are clipped."""
     trainer = _trainer()
     batch = _batch()
-    batch = batch._replace(behavior_logprobs=batch.behavior_logprobs - 1.0)
+    batch = _with_rows(batch, behavior_logprobs=batch.rows.behavior_logprobs - 1.0)
     _, metrics = trainer.step(_state(trainer), batch)
     rewards = np.asarray(batch.rewards).reshape(-1, GROUP_SIZE)
     above = (rewards > rewards.mean(axis=1, keepdims=True)).reshape(-1, 1)
-    mask = np.asarray(batch.completion_mask)
+    mask = np.asarray(batch.rows.completion_mask)
     np.testing.assert_allclose(metrics["clip_fraction"], (mask & above).sum() / mask.sum())
     np.testing.assert_allclose(metrics["kl_proximal_current"], np.exp(1) - 2, rtol=1e-4)
     np.testing.assert_allclose(metrics["logprob_gap"], 1, rtol=1e-5)
@@ -267,9 +279,9 @@ def test_the_reference_is_the_policy_that_rl_started_from_and_holds_it_back():
         states.append(state)
     assert "kl_reference" in metrics
     _assert_close(states[1].ref_params, start, atol=0)
-    kept, _ = _logprobs(MODEL, start, batch.tokens, 0.8)
+    kept, _ = _logprobs(MODEL, start, batch.rows.tokens, 0.8)
     drift = [
-        float(jnp.abs(_logprobs(MODEL, s.params, batch.tokens, 0.8)[0] - kept).mean())
+        float(jnp.abs(_logprobs(MODEL, s.params, batch.rows.tokens, 0.8)[0] - kept).mean())
         for s in states
     ]
     assert drift[1] < 0.5 * drift[0]
@@ -289,13 +301,12 @@ def test_metrics_describe_the_batch():
     trainer = _trainer()
     state = _state(trainer)._replace(step=jnp.int32(7))
     batch = _batch(version=5)
-    mask = np.asarray(batch.completion_mask)
-    versions = np.asarray(batch.policy_versions).copy()
+    mask = np.asarray(batch.rows.completion_mask)
+    versions = np.asarray(batch.rows.policy_versions).copy()
     versions[0][mask[0]] = 3
     rewards = np.concatenate([np.ones(4), [1, 0, 0, 0], np.zeros(8)])
-    batch = batch._replace(
-        policy_versions=jnp.asarray(versions), rewards=jnp.asarray(rewards, jnp.float32)
-    )
+    batch = batch._replace(rewards=jnp.asarray(rewards, jnp.float32))
+    batch = _with_rows(batch, policy_versions=jnp.asarray(versions))
     _, metrics = trainer.step(state, batch)
     assert metrics["reward_mean"] == 5 / 16
     np.testing.assert_allclose(metrics["reward_std"], rewards.std(), rtol=1e-6)
@@ -338,7 +349,7 @@ def test_a_step_without_a_finite_update_changes_nothing_but_its_count():
 def test_the_compiled_step_takes_the_same_step():
     trainer = _trainer(HELD, TWICE)
     largest = Batching("padded", 16, 8, 2, 0).largest()
-    compiled = trainer.compile_step(jax.eval_shape(lambda: _state(trainer)), largest)
+    compiled = trainer.compile_step(trainer.like(), largest)
     batch = _batch(UNEVEN)
     _assert_close(compiled(_state(trainer), batch)[0], trainer.step(_state(trainer), batch)[0])
 
@@ -353,10 +364,13 @@ def test_with_lora_only_adapters_are_trained_and_have_optimizer_state_and_a_refe
         assert jax.tree.structure(part) == jax.tree.structure(adapters)
 
     def loss_of(params):
-        logprobs, _ = token_logprobs(model, params, batch.tokens, 0.8)
+        logprobs, _ = token_logprobs(model, params, batch.rows.tokens, 0.8)
         rewards = batch.rewards.reshape(-1, GROUP_SIZE)
         advantages = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(-1, 1)
-        return -jnp.sum(advantages * logprobs * batch.completion_mask) / batch.completion_mask.sum()
+        return (
+            -jnp.sum(advantages * logprobs * batch.rows.completion_mask)
+            / batch.rows.completion_mask.sum()
+        )
 
     gradient, _ = lora.split(jax.jit(jax.grad(loss_of))(params))
     after, metrics = trainer.step(state, batch)
@@ -377,7 +391,7 @@ def test_a_step_takes_its_state_over():
 def test_the_warm_up_learns_the_demonstrations_and_counts_no_step():
     trainer = _trainer()
     state, batch = _fresh(trainer), _batch()
-    demonstrations = batch.tokens[:4], batch.completion_mask[:4]
+    demonstrations = batch.rows.tokens[:4], batch.rows.completion_mask[:4]
     state, first = trainer.warm_up_step(state, *demonstrations)
     np.testing.assert_allclose(first["loss"], np.log(7), atol=1.0)
     for _ in range(150):
@@ -391,14 +405,14 @@ def test_a_warm_up_step_that_is_not_finite_changes_nothing():
     before = [_fresh(trainer) for _ in range(2)]
     for state in before:
         state.params["final_norm"]["scale"] *= 1e38
-    state, metrics = trainer.warm_up_step(before[0], batch.tokens, batch.completion_mask)
+    state, metrics = trainer.warm_up_step(before[0], batch.rows.tokens, batch.rows.completion_mask)
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, state, before[1])
 
 
 def test_packing_demonstrations_does_not_change_the_warm_up():
     trainer, batch = _trainer(), _batch((1, 2, 6, 1, 3, 2, 1, 4))
-    shown = Demonstrations(batch.tokens, batch.completion_mask)
+    shown = Demonstrations(batch.rows.tokens, batch.rows.completion_mask)
     packed = lay_out(shown, "packed")
     assert packed.tokens.shape[0] < 8
     state, metrics = trainer.warm_up_step(_fresh(trainer), *shown)
@@ -410,6 +424,6 @@ def test_packing_demonstrations_does_not_change_the_warm_up():
 def test_rl_starts_with_a_fresh_optimizer():
     trainer = _trainer()
     state, batch = _fresh(trainer), _batch()
-    state, _ = trainer.warm_up_step(state, batch.tokens, batch.completion_mask)
+    state, _ = trainer.warm_up_step(state, batch.rows.tokens, batch.rows.completion_mask)
     moments = trainer.begin(state).opt_state
     assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(moments))

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +11,7 @@ from rl_sync.actors.trainer import Trainer
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.models.config import Lora, ModelConfig
-from rl_sync.models.placement import shardings
+from rl_sync.models.placement import move
 from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 from tests.actors.test_trainer import ALGORITHM, OPTIMIZER, UNEVEN, _batch
 from tests.models import tiny
@@ -66,14 +65,12 @@ def _trainer(on, **fields):
 
 def _placed(trainer, params):
     """The state at the start of RL, of parameters that were drawn elsewhere."""
-    if trainer.layout is not None:
-        params = jax.device_put(params, shardings(trainer.like().params))
-    return trainer.begin(trainer.start(jax.tree.map(jnp.copy, params)))
+    return trainer.begin(trainer.start(move(params, trainer.like().params)))
 
 
 @functools.cache
 def _on_one_device(model):
-    one = _trainer(None, model=model)
+    one = _trainer(layout(), model=model)
     return one.step(_placed(one, tiny.params(model)), _batch(params=PARAMS, model=MODEL))
 
 
@@ -120,10 +117,10 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     }
     params = tiny.params(SMALL)
     drawn = {"params": jax.tree.map(lambda x: 0.9 * x, params), "model": SMALL}
-    one, mesh = _trainer(None, **fields), _trainer(layout(2, 2), microbatch_rows=4, **fields)
+    one, mesh = _trainer(layout(), **fields), _trainer(layout(2, 2), microbatch_rows=4, **fields)
     batch = _batch(UNEVEN, "packed", 2, 4, **drawn)
-    assert batch.tokens.shape[0] == 16
-    assert (batch.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
+    assert batch.rows.tokens.shape[0] == 16
+    assert (batch.rows.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
     expected, expected_metrics = one.step(_placed(one, params), _batch(UNEVEN, **drawn))
     found, metrics = mesh.compile_step(mesh.like(), batch)(_placed(mesh, params), batch)
     for key, value in expected_metrics.items():
@@ -141,7 +138,7 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
 def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path):
     fields = {"offload_reference": True, "offload_optimizer": True}
     trainer = _trainer(layout(fsdp=2), **fields)
-    warming = trainer.start(jax.device_put(PARAMS, shardings(trainer.like().params)))
+    warming = trainer.start(move(PARAMS, trainer.like().params))
     assert {x.sharding.memory_kind for x in jax.tree.leaves(warming.opt_state[1][0].mu)} == {
         "pinned_host"
     }
@@ -159,7 +156,7 @@ def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path
 def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
     trainer = _trainer(layout(fsdp=2, tensor=2))
     state = trainer.begin(trainer.init(jax.random.key(3)))
-    expected = _trainer(None).init(jax.random.key(3)).params
+    expected = _trainer(layout()).init(jax.random.key(3)).params
     jax.tree.map(np.testing.assert_array_equal, state.params, expected)
     moments = [state.opt_state, state.ref_params]
     kept = [[x.shape for x in jax.tree.leaves(tree) if x.ndim] for tree in moments]
@@ -176,12 +173,9 @@ def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
 def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     batch = _batch(params=PARAMS, model=MODEL)
     results = []
-    for trainer in (_trainer(None), _trainer(layout(data=2, fsdp=2))):
-        params = jax.tree.map(jnp.copy, PARAMS)
-        if trainer.layout is not None:
-            params = jax.device_put(params, shardings(trainer.like().params))
-        state = trainer.start(params)
-        results.append(trainer.warm_up_step(state, batch.tokens, batch.completion_mask))
+    for trainer in (_trainer(layout()), _trainer(layout(data=2, fsdp=2))):
+        state = trainer.start(move(PARAMS, trainer.like().params))
+        results.append(trainer.warm_up_step(state, batch.rows.tokens, batch.rows.completion_mask))
     (expected, expected_metrics), (found, metrics) = results
     np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-5)
     jax.tree.map(
@@ -196,4 +190,4 @@ def test_every_device_has_all_rewards_and_baselines():
     placed = _trainer(layout(fsdp=2)).place(batch._replace(baselines=batch.rewards))
     assert placed.rewards.sharding.is_fully_replicated
     assert placed.baselines.sharding.is_fully_replicated
-    assert not placed.tokens.sharding.is_fully_replicated
+    assert not placed.rows.tokens.sharding.is_fully_replicated

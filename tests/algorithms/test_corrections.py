@@ -4,7 +4,7 @@ import numpy as np
 
 from rl_sync.algorithms import corrections
 from rl_sync.algorithms.corrections import truncated_sequence_weights, truncated_token_weights
-from rl_sync.algorithms.proximal import interpolated_logprobs
+from rl_sync.algorithms.proximal import interpolated
 from tests.algorithms.golden import MASK, VALUES, packed
 
 OLD, BEHAVIOR = VALUES["old_logprobs"], VALUES["behavior_logprobs"]
@@ -101,7 +101,7 @@ def test_no_gradient_flows_through_the_weights():
 def test_the_interpolated_policy_by_hand():
     """At staleness 0 it is the behavior policy; at 1 half of the way, at 3 three quarters."""
     behavior, now = jnp.zeros((1, 3)), jnp.full((1, 3), -4.0)
-    ours = interpolated_logprobs(now, behavior, jnp.array([[0, 1, 3]]))
+    ours = interpolated(now, behavior, jnp.array([[0, 1, 3]]))
     np.testing.assert_allclose(ours, [[0, -2, -3]])
-    gradient = jax.grad(lambda x: interpolated_logprobs(x, behavior, 1).sum())(now)
+    gradient = jax.grad(lambda x: interpolated(x, behavior, 1).sum())(now)
     assert np.all(gradient == 0)

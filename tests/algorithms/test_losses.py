@@ -93,7 +93,7 @@ def test_dppo_by_hand_stops_where_the_probability_has_moved_too_far():
     bounds = (0.15, 0.25)
     left = losses.has_left(new, old, SIGNS, *bounds)
     np.testing.assert_array_equal(left, [[True, False, False, True, False]])
-    gradient = jax.grad(lambda x: losses.dppo(x, old, SIGNS, *bounds, ratio_limit=4.0).sum())(new)
+    gradient = jax.grad(lambda x: losses.dppo(x, old, SIGNS, *bounds, weight_limit=4.0).sum())(new)
     np.testing.assert_allclose(gradient, [[0, 2.5, -0.4, 0, -12.0]], atol=1e-12)
 
 

@@ -12,7 +12,7 @@ ADVANTAGES = jnp.array([0.0, -1.0, 1.0, 0.0] + [0.0] * 4)[:, None]
 
 def _loss(logprobs):
     values = preference.dpo_of_groups(
-        logprobs, REF, ADVANTAGES, jnp.asarray(MASK), 0.5, group_size=4, count=8
+        logprobs, REF, ADVANTAGES, jnp.asarray(MASK), 0.5, group_size=4, sequence_count=8
     )
     return aggregation.sequence_sum_mean(values, jnp.asarray(MASK), 8)
 

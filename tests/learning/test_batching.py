@@ -52,24 +52,24 @@ def test_packing_loses_no_token_and_keeps_what_belongs_to_it(updates):
     lengths = [32, 3, 5, 9, 2, 17, 4, 12]
     group = _group(lengths)
     batch = Batching("packed", 8, T, updates, 0).batch([group])
-    belongs = np.asarray(batch.packing.trajectories)
+    belongs = np.asarray(batch.rows.packing.trajectories)
     for i, length in enumerate(lengths):
         there = belongs == i
-        np.testing.assert_array_equal(batch.packing.positions[there], np.arange(length))
+        np.testing.assert_array_equal(batch.rows.packing.positions[there], np.arange(length))
         for name in FIELDS:
             np.testing.assert_array_equal(
-                getattr(batch, name)[there], getattr(group, name)[i, :length], err_msg=name
+                getattr(batch.rows, name)[there], getattr(group, name)[i, :length], err_msg=name
             )
     padding = belongs == -1
-    assert not np.asarray(batch.completion_mask)[padding].any()
-    assert (np.asarray(batch.tokens)[padding] == 0).all()
-    assert (np.asarray(batch.policy_versions)[padding] == -1).all()
+    assert not np.asarray(batch.rows.completion_mask)[padding].any()
+    assert (np.asarray(batch.rows.tokens)[padding] == 0).all()
+    assert (np.asarray(batch.rows.policy_versions)[padding] == -1).all()
     np.testing.assert_array_equal(batch.rewards, group.rewards)
 
 
 def test_each_update_has_its_own_trajectories_in_equally_many_rows():
     batch = Batching("packed", 8, T, 2, 0).batch([_group([2] * 4 + [30] * 4)])
-    first, second = np.split(np.asarray(batch.packing.trajectories), 2)
+    first, second = np.split(np.asarray(batch.rows.packing.trajectories), 2)
     assert set(first.ravel()) == {-1, 0, 1, 2, 3}
     assert set(second.ravel()) == {-1, 4, 5, 6, 7}
     assert len(first) == len(second) == 4
@@ -82,23 +82,24 @@ def test_bucketed_rows_are_as_long_as_the_bucket_of_the_longest(longest, width):
     group = _group([longest, 1, 2, 2])
     batch = Batching("bucketed", 4, T, 1, 0).batch([group])
     for name in FIELDS:
-        np.testing.assert_array_equal(getattr(batch, name), getattr(group, name)[:, :width])
-    assert batch.packing is None
+        np.testing.assert_array_equal(getattr(batch.rows, name), getattr(group, name)[:, :width])
+    assert batch.rows.packing is None
 
 
 def test_what_stands_behind_a_completion_takes_no_room():
     group = _group([20, 3])
     mask = group.completion_mask & (np.arange(T) < 8)
     group = dataclasses.replace(group, completion_mask=mask)
-    assert Batching("bucketed", 2, T, 1, 0).batch([group]).tokens.shape == (2, 8)
+    assert Batching("bucketed", 2, T, 1, 0).batch([group]).rows.tokens.shape == (2, 8)
 
 
 def test_padded_rows_are_those_of_the_groups():
     groups = [_group([5, 7]), _group([2, 32])]
     batch = Batching("padded", 4, T, 1, 0).batch(groups)
-    for name in (*FIELDS, "rewards"):
+    for name in FIELDS:
         stacked = np.concatenate([getattr(group, name) for group in groups])
-        np.testing.assert_array_equal(getattr(batch, name), stacked)
+        np.testing.assert_array_equal(getattr(batch.rows, name), stacked)
+    np.testing.assert_array_equal(batch.rewards, [0, 1, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_packed_batches_have_few_numbers_of_rows_all_of_whole_microbatches(
     lengths, microbatch_rows, rows
 ):
     batch = Batching("packed", 40, T, 1, microbatch_rows).batch([_group(lengths)])
-    assert batch.tokens.shape == (rows, T)
+    assert batch.rows.tokens.shape == (rows, T)
 
 
 @pytest.mark.parametrize("kind", ["padded", "bucketed", "packed"])

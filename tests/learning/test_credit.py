@@ -6,34 +6,42 @@ import pytest
 
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning import credit
+from rl_sync.types import Rows, TrainBatch
 
 REWARDS = jnp.array([1.0, 0.0, 0.5, 0.5])
 MASK = jnp.array(
     [[True, True, False], [True, True, True], [True, False, False], [True, True, True]]
 )
-TRUNCATED = jnp.array([False, True, False, False])
+END = 1
+TOKENS = jnp.full((4, 3), 2).at[3, 2].set(END)
+"""The second completion is cut at 3 tokens, the last one ends there."""
 BEHAVIOR = jnp.full((4, 3), -1.0)
 REF = jnp.full((4, 3), -1.5)
+ROWS = Rows(TOKENS, MASK, BEHAVIOR, policy_versions=jnp.zeros((4, 3), jnp.int32))
 
 
 def _give(ref_logprobs=None, baselines=None, values=None, **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
-    batch = credit.Trajectories(
-        REWARDS, MASK, None, TRUNCATED, BEHAVIOR, ref_logprobs, baselines, values
+    return _of(algorithm, baselines, ref_logprobs=ref_logprobs, values=values)
+
+
+def _of(algorithm, baselines=None, group_size=2, **known):
+    batch = TrainBatch(ROWS, REWARDS, baselines)
+    return credit.give(
+        algorithm, batch, group_size=group_size, max_tokens=3, end_ids=(END,), **known
     )
-    return credit.give(algorithm, batch, group_size=2, max_tokens=3)
 
 
 def test_every_trajectory_of_whole_groups_has_its_advantage_and_counts():
-    given, metrics = _give()
+    given, weights, metrics = _give()
     np.testing.assert_allclose(given.advantages[:, 0], [0.5, -0.5, 0, 0])
-    np.testing.assert_array_equal(given.weights, 1)
+    np.testing.assert_array_equal(weights, 1)
     assert (metrics["groups_without_spread"], metrics["left_out_fraction"]) == (0.5, 0)
 
 
 def test_overlong_completions_have_their_reward_lowered():
     """A margin of 2 of 3 tokens: −½ at 2 tokens, −1 at 3, nothing at 1."""
-    given, metrics = _give(overlong_tokens=2)
+    given, _, metrics = _give(overlong_tokens=2)
     np.testing.assert_allclose(given.advantages[:, 0], [0.75, -0.75, 0.5, -0.5])
     assert metrics["reward_mean"] == 0.5, "what is reported is what was earned"
 
@@ -49,8 +57,8 @@ def test_overlong_completions_have_their_reward_lowered():
     ],
 )
 def test_what_is_left_out_has_no_weight(change, kept):
-    given, metrics = _give(**change)
-    np.testing.assert_array_equal(given.weights[:, 0], kept)
+    _, weights, metrics = _give(**change)
+    np.testing.assert_array_equal(weights[:, 0], kept)
     tokens = np.asarray(MASK.sum(axis=1))
     left_out = 1 - (tokens * kept).sum() / tokens.sum()
     np.testing.assert_allclose(metrics["left_out_fraction"], left_out, atol=1e-6)
@@ -58,15 +66,15 @@ def test_what_is_left_out_has_no_weight(change, kept):
 
 def test_a_divergence_in_the_reward_is_summed_over_a_trajectory():
     """k1 = ½ a token: 2 and 3 tokens, and 1 and 3, at β = 0.1."""
-    given, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="reward")
+    given, _, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="reward")
     np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
-    unchanged, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="loss")
+    unchanged, _, _ = _give(REF, kl_coefficient=0.1, kl_estimator="k1", kl_place="loss")
     np.testing.assert_allclose(unchanged.advantages[:, 0], [0.5, -0.5, 0, 0], atol=1e-6)
 
 
 def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
-    given, _ = _give(REF, advantage="reinforce_pp", kl_coefficient=0.1, kl_estimator="k1",
-                     kl_place="reward")  # fmt: skip
+    given, _, _ = _give(REF, advantage="reinforce_pp", kl_coefficient=0.1, kl_estimator="k1",
+                        kl_place="reward")  # fmt: skip
     returns = np.array([0.9, 0.95, -0.15, -0.1, -0.05, 0.45, 0.35, 0.4, 0.45])
     expected = (returns - returns.mean()) / returns.std(ddof=1)
     np.testing.assert_allclose(np.asarray(given.advantages)[np.asarray(MASK)], expected, rtol=1e-5)
@@ -75,20 +83,18 @@ def test_reinforce_pp_takes_the_divergence_from_each_token_s_reward():
 def test_remax_compares_with_the_greedy_completion():
     """Rewards 1, 0, ½, ½ and a divergence of ½ a token at β = 0.1, from each token on."""
     baselines = jnp.array([0.25, 0.25, 1.0, 1.0])
-    given, _ = _give(baselines=baselines, advantage="remax")
+    given, _, _ = _give(baselines=baselines, advantage="remax")
     for row, advantage in enumerate([0.75, -0.25, -0.5, -0.5]):
         np.testing.assert_allclose(given.advantages[row][MASK[row]], advantage)
     with_kl = {"kl_coefficient": 0.1, "kl_estimator": "k1", "kl_place": "reward"}
-    given, _ = _give(REF, baselines, advantage="remax", **with_kl)
+    given, _, _ = _give(REF, baselines, advantage="remax", **with_kl)
     np.testing.assert_allclose(given.advantages[1], [-0.4, -0.35, -0.3], atol=1e-6)
 
 
 def test_the_weight_of_the_divergence_may_be_given():
     held = {"kl_coefficient": 9.0, "kl_estimator": "k1", "kl_place": "reward"}
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **held)
-    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, REF,
-                               kl_coefficient=jnp.array(0.1))  # fmt: skip
-    given, _ = credit.give(algorithm, batch, group_size=2, max_tokens=3)
+    given, _, _ = _of(algorithm, ref_logprobs=REF, kl_coefficient=jnp.array(0.1))
     np.testing.assert_allclose(given.advantages[:, 0], [0.525, -0.525, 0.05, -0.05], atol=1e-6)
 
 
@@ -96,7 +102,7 @@ def test_with_values_there_is_an_advantage_and_a_return_a_token():
     """γ = 1 and λ = ½, V = ¼ everywhere: at the last token r − ¼, before it half of what follows
     and δ = 0.
     """
-    given, metrics = _give(values=jnp.full((4, 3), 0.25), advantage="gae", gae_lambda=0.5,
+    given, _, metrics = _give(values=jnp.full((4, 3), 0.25), advantage="gae", gae_lambda=0.5,
                            whiten=False)  # fmt: skip
     last = np.asarray(REWARDS) - 0.25
     expected = np.array([
@@ -113,7 +119,7 @@ def test_with_values_there_is_an_advantage_and_a_return_a_token():
 
 def test_a_return_of_one_step_is_the_value_that_comes_next_or_the_reward_at_the_end():
     values = jnp.linspace(-1, 1, 12).reshape(4, 3)
-    given, _ = _give(values=values, advantage="n_step", n_steps=1, whiten=False, discount=0.5)
+    given, _, _ = _give(values=values, advantage="n_step", n_steps=1, whiten=False, discount=0.5)
     r, v = np.asarray(REWARDS), np.asarray(values)
     expected = np.array([
         [v[0, 1] / 2, r[0], 0],
@@ -127,8 +133,8 @@ def test_a_return_of_one_step_is_the_value_that_comes_next_or_the_reward_at_the_
 
 def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not():
     values = jnp.linspace(-1, 1, 12).reshape(4, 3)
-    plain, _ = _give(values=values, advantage="gae", whiten=False)
-    given, metrics = _give(values=values, advantage="gae")
+    plain, _, _ = _give(values=values, advantage="gae", whiten=False)
+    given, _, metrics = _give(values=values, advantage="gae")
     mask = np.asarray(MASK)
     raw = np.asarray(plain.advantages)[mask]
     expected = (raw - raw.mean()) / raw.std(ddof=1)
@@ -138,9 +144,8 @@ def test_advantages_from_values_are_whitened_over_all_tokens_and_returns_are_not
 
 
 def test_values_need_no_group_to_compare_with():
-    batch = credit.Trajectories(REWARDS, MASK, None, TRUNCATED, BEHAVIOR, None,
-                                values=jnp.zeros((4, 3)))  # fmt: skip
-    alone, metrics = credit.give(ALGORITHMS["ppo"], batch, group_size=1, max_tokens=3)
-    together, _ = credit.give(ALGORITHMS["ppo"], batch, group_size=2, max_tokens=3)
+    values = jnp.zeros((4, 3))
+    alone, _, metrics = _of(ALGORITHMS["ppo"], group_size=1, values=values)
+    together, _, _ = _of(ALGORITHMS["ppo"], group_size=2, values=values)
     np.testing.assert_array_equal(alone.advantages, together.advantages)
     assert metrics["groups_without_spread"] == 1

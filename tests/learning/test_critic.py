@@ -75,14 +75,14 @@ def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they
         trainer, optimizer=dataclasses.replace(trainer.optimizer, updates_per_batch=1)
     )
     state, batch = _with_head(_state(trainer)), _batch(UNEVEN)
-    mask, count = batch.completion_mask, batch.completion_mask.sum()
+    mask, count = batch.rows.completion_mask, batch.rows.completion_mask.sum()
 
     def values_of(critic, params):
         whole = critic if kind == "own" else {**params, **critic}
-        return jnp.roll(_scalars(MODEL, whole, batch.tokens), 1, axis=1)
+        return jnp.roll(_scalars(MODEL, whole, batch.rows.tokens), 1, axis=1)
 
     def loss_of(params, critic):
-        logprobs = trainer._forward.logprobs(params, {}, batch.tokens)
+        logprobs = trainer._forward.logprobs(params, {}, batch.rows.tokens)
         above = batch.rewards[:, None] - jax.lax.stop_gradient(values_of(critic, params))
         errors = jnp.square(values_of(critic, params) - batch.rewards[:, None])
         return jnp.where(mask, -above * logprobs + 0.25 * errors, 0).sum() / count

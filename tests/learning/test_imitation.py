@@ -45,7 +45,7 @@ def test_a_step_that_imitates_alone_takes_the_gradient_of_what_it_is_shown():
     """With μ = 1, in microbatches: the mean over all the tokens shown, at temperature 1."""
     trainer = _trainer({"expert_rows": 8, "expert_coefficient": 1.0}, microbatch_rows=2)
     batch, state = _batch(UNEVEN), _state(trainer)
-    shown = Demonstrations(batch.tokens[:8], batch.completion_mask[:8])
+    shown = Demonstrations(batch.rows.tokens[:8], batch.rows.completion_mask[:8])
 
     def loss_of(params):
         logprobs, _ = _logprobs(MODEL, params, shown.tokens, 1.0)

@@ -8,12 +8,12 @@ import pytest
 
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning import credit, objective
+from rl_sync.types import Packing, Rows, TrainBatch
 from tests.algorithms.golden import LENGTHS, MASK, VALUES, packed
 
 GROUP_SIZE, MAX_TOKENS = 4, 10
 STALENESS = np.random.default_rng(0).integers(0, 4, MASK.shape)
 ENTROPY = np.random.default_rng(1).random(MASK.shape)
-TRUNCATED = LENGTHS == MAX_TOKENS
 COLUMNS = ("logprobs", "behavior_logprobs", "old_logprobs", "ref_logprobs", "values")
 IN_ORDER = np.arange(len(MASK))
 PADDED = ({name: VALUES[name] for name in COLUMNS}, MASK, None, STALENESS, ENTROPY)
@@ -31,29 +31,23 @@ def _known(
     """What is known of a batch of the reference's rollouts, with a reference model."""
     asarray = functools.partial(jnp.asarray, dtype=jnp.float32)
     behavior, proximal, ref, values = (asarray(columns[name]) for name in COLUMNS[1:])
-    baselines = asarray(rewards)[::-1][order]
-    batch = credit.Trajectories(
-        asarray(rewards)[order],
-        jnp.asarray(mask),
-        sequences,
-        jnp.asarray(TRUNCATED[order]),
-        behavior,
-        ref,
-        baselines,
+    nothing = jnp.zeros(mask.shape, jnp.int32)
+    packing = None if sequences is None else Packing(nothing, sequences)
+    rows = Rows(nothing, jnp.asarray(mask), behavior, nothing, packing)
+    rewards = asarray(rewards)
+    estimate, weights, metrics = credit.give(
+        algorithm,
+        TrainBatch(rows, rewards[order], baselines=rewards[::-1][order]),
+        group_size=GROUP_SIZE,
+        max_tokens=MAX_TOKENS,
+        end_ids=(),
+        ref_logprobs=ref,
         values=values,
     )
-    given, metrics = credit.give(algorithm, batch, GROUP_SIZE, MAX_TOKENS)
-    experience = objective.Experience(
-        jnp.asarray(mask),
-        behavior,
-        proximal,
-        ref,
-        given.advantages,
-        given.weights,
-        jnp.asarray(staleness),
-        sequences,
+    known = objective.Experience(
+        rows, jnp.asarray(staleness), estimate, weights, proximal, ref, values
     )
-    return experience, metrics
+    return known, metrics
 
 
 def _step(algorithm, layout, parts=None, order=IN_ORDER):

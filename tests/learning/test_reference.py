@@ -10,6 +10,7 @@ import pytest
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning import reference
 from rl_sync.learning.train_state import TrainState
+from rl_sync.models.sharding import Layout
 from tests.actors.test_trainer import PARAMS, _batch, _state, _trainer
 
 ADAPTIVE = {"kl_coefficient": 0.5, "kl_target": 0.1, "kl_horizon_steps": 2.0}
@@ -39,10 +40,10 @@ def test_the_weight_stays_where_the_divergence_is_not_known(kl):
 
 def test_a_weight_without_a_target_is_not_in_the_state():
     still = dataclasses.replace(ALGORITHM, kl_target=0.0)
-    assert reference.first_coefficient(still, None) is None
+    assert reference.first_coefficient(still, Layout.single()) is None
     state = TrainState(jnp.int32(0), {}, (), {})
     assert reference.next_coefficient(still, state, {}, jnp.array(True)) is None
-    assert reference.first_coefficient(ALGORITHM, None) == 0.5
+    assert reference.first_coefficient(ALGORITHM, Layout.single()) == 0.5
 
 
 def _diverged(**change):

@@ -7,6 +7,7 @@ import numpy as np
 
 from rl_sync.models import memory
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
 from tests.models import tiny
 
 HUGE = ModelConfig(
@@ -18,9 +19,9 @@ def test_parameters_and_cache_are_counted_to_the_byte():
     counted = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tiny.params()))
     assert memory.tree_bytes(memory.param_shapes(tiny.CONFIG)) == counted
     # Keys and values, 2 layers, 3 rows, 2 heads, 10 slots of 4 float32.
-    assert memory.cache_bytes(tiny.CONFIG, 3, 10) == 2 * 2 * 3 * 2 * 10 * 4 * 4
+    assert memory.cache_bytes(tiny.CONFIG, 3, 10, Layout.single()) == 2 * 2 * 3 * 2 * 10 * 4 * 4
     half = dataclasses.replace(tiny.CONFIG, dtype="bfloat16")
-    assert memory.cache_bytes(half, 3, 10) == 2 * 2 * 3 * 2 * 10 * 4 * 2
+    assert memory.cache_bytes(half, 3, 10, Layout.single()) == 2 * 2 * 3 * 2 * 10 * 4 * 2
 
 
 def test_a_model_far_beyond_this_machine_is_counted():

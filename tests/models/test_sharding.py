@@ -63,7 +63,7 @@ def test_a_function_compiles_once_for_each_layout_in_use():
         return constrain(x * 2, "batch")
 
     places = []
-    for on in (None, layout(data=2), layout(data=4), layout(data=2)):
+    for on in (layout(), layout(data=2), layout(data=4), layout(data=2)):
         with using(on):
             places.append(double(rows).sharding.shard_shape(rows.shape))
     assert places == [(4, 2), (2, 2), (1, 2), (2, 2)]

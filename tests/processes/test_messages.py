@@ -17,7 +17,7 @@ from rl_sync.processes.session import RunStoppedError
 from rl_sync.replay.interface import ReplayError, ReplayUnavailableError
 from rl_sync.runtime.shares import Share
 from rl_sync.storage.snapshots import SnapshotError
-from rl_sync.types import Packing, TrainBatch
+from rl_sync.types import Packing, Rows, TrainBatch
 from rl_sync.weights.interface import WeightsMismatchError, WeightsTransferError
 from rl_sync.weights.storage import MismatchError
 
@@ -61,10 +61,12 @@ def test_arrays_that_are_not_contiguous_arrive():
 
 def test_records_arrive_with_their_fields():
     packing = Packing(positions=np.arange(3), trajectories=np.zeros(3, np.int32))
-    batch = TrainBatch(*(np.full(2, i) for i in range(5)), packing=packing)
+    rows = Rows(*(np.full(2, i) for i in range(4)), packing=packing)
+    batch = TrainBatch(rows, np.full(2, 4))
     arrived = decode(encode(batch))
     assert type(arrived) is TrainBatch
-    assert type(arrived.packing) is Packing
+    assert type(arrived.rows) is Rows
+    assert type(arrived.rows.packing) is Packing
     assert arrived.demonstrations is None
     np.testing.assert_array_equal(arrived.rewards, [4, 4])
     share = Share((2,), "int32", {((0, 2),): np.arange(2, dtype=np.int32)})

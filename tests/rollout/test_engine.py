@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.sharding import Layout
 from rl_sync.rollout import batch, slots
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.request import Request
@@ -20,7 +21,9 @@ LOGPROBS = jax.jit(token_logprobs, static_argnums=0)
 
 
 def _engine(params=PARAMS, slots=8, chunk_tokens=4, **options):
-    engine = Engine(tiny.CONFIG, slots, chunk_tokens=chunk_tokens, **options)
+    engine = Engine(
+        tiny.CONFIG, slots, chunk_tokens=chunk_tokens, **options, layout=Layout.single()
+    )
     engine.load(params, version=0)
     return engine
 
@@ -72,7 +75,7 @@ def test_weights_that_are_not_numbers_are_refused_when_they_are_drawn_with(greed
 def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache):
     config = dataclasses.replace(tiny.CONFIG, max_length=80, attention=attention)
     params = tiny.params(config)
-    engine = Engine(config, 8, chunk_tokens=4, cache=cache)
+    engine = Engine(config, 8, chunk_tokens=4, cache=cache, layout=Layout.single())
     engine.load(params, 0)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, 11, length).astype(np.int32) for length in (40, 5, 33)]
@@ -96,7 +99,7 @@ def test_the_cache_is_read_as_far_as_it_is_filled(attention, expected):
     Where attention itself stops behind the longest row, one span is enough.
     """
     config = dataclasses.replace(tiny.CONFIG, max_length=160, attention=attention)
-    engine = Engine(config, slots=8, chunk_tokens=16)
+    engine = Engine(config, slots=8, chunk_tokens=16, layout=Layout.single())
     engine.load(PARAMS, version=0)
     sampling = Sampling(max_new_tokens=110, stop_ids=(), greedy=True)
     (completion,), _ = engine.generate([Request(p, sampling) for p in PROMPTS[:2]])
@@ -359,4 +362,4 @@ def test_what_cannot_be_served_is_refused(request_, message):
 
 def test_without_weights_there_is_nothing_to_generate_with():
     with pytest.raises(ValueError, match=r"call load\(params, version\) first"):
-        Engine(tiny.CONFIG).step()
+        Engine(tiny.CONFIG, layout=Layout.single()).step()

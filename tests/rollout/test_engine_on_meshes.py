@@ -23,10 +23,7 @@ SAMPLING = Sampling(max_new_tokens=6, stop_ids=(1,))
 
 def _engine(on):
     engine = Engine(CONFIG, slots=8, chunk_tokens=4, layout=on)
-    params = PARAMS
-    if on is not None:
-        params = jax.device_put(params, shardings(param_like(CONFIG, on)))
-    engine.load(params, version=0)
+    engine.load(jax.device_put(PARAMS, shardings(param_like(CONFIG, on))), version=0)
     return engine
 
 
@@ -39,7 +36,7 @@ def requests():
 
 @pytest.fixture(scope="module")
 def expected(requests):
-    return _engine(None).generate(requests)
+    return _engine(layout()).generate(requests)
 
 
 @pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])

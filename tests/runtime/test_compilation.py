@@ -12,7 +12,7 @@ import pytest
 
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.compilation import CompiledSteps
-from rl_sync.types import TrainBatch
+from rl_sync.types import Rows, TrainBatch
 
 
 class Compiling:
@@ -35,7 +35,7 @@ class Compiling:
             raise RunStoppedError("interrupted")
 
 
-BATCH = TrainBatch(*[np.zeros((2, 3))] * 5)
+BATCH = TrainBatch(Rows(*[np.zeros((2, 3))] * 4), np.zeros(2))
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_the_compiler():

@@ -53,7 +53,7 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
 
     class Scripted:
         def __init__(self, config, slots, *, decode, layout):
-            assert layout is None
+            assert layout == "layout"
             assert decode([*task.tokenizer.encode("12"), 7]) == "12"
 
         def load(self, params, version):
@@ -73,7 +73,7 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
     span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
     session = types.SimpleNamespace(spans=span, call=judge)
     sampling = settings.greedy_sampling(task)
-    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout=None)
+    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
     assert evaluator.accuracy("params") == {"accuracy": 0.5, "problems": 2}
     assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
     prompt = task.tokenizer.encode_prompt(task.held_out[0].text)
@@ -87,7 +87,7 @@ def test_problems_that_are_trained_on_too_are_also_counted_apart(settings, task,
     span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
     session = types.SimpleNamespace(spans=span)
     sampling = settings.greedy_sampling(task)
-    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout=None)
+    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
     monkeypatch.setattr(evaluation.Evaluator, "_rewards", lambda *_: [1.0, 0.5, 1.0])
     assert evaluator.accuracy("params") == {
         "accuracy": pytest.approx(2 / 3),

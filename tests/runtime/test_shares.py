@@ -14,7 +14,7 @@ from rl_sync.models.placement import put, shardings
 from rl_sync.processes.messages import decode, encode
 from rl_sync.runtime import shares
 from rl_sync.runtime.shares import BatchPlacer, Share
-from rl_sync.types import Demonstrations, Packing, TrainBatch
+from rl_sync.types import Demonstrations, Packing, Rows, TrainBatch
 
 ROWS = np.arange(32).reshape(8, 4)
 
@@ -75,7 +75,7 @@ def test_a_share_that_is_placed_is_the_array(axes, dtype):
     np.testing.assert_array_equal(np.asarray(placed), array)
 
 
-class Rows:
+class ByDevice:
     """A trainer that reads rows by device."""
 
     def places(self, batch):
@@ -86,13 +86,16 @@ class Rows:
 
 
 def make_batch() -> TrainBatch:
-    return TrainBatch(
+    rows = Rows(
         tokens=jnp.asarray(ROWS),
         completion_mask=jnp.asarray(ROWS % 2 == 0),
         behavior_logprobs=jnp.asarray(ROWS, jnp.float32),
         policy_versions=jnp.asarray(ROWS),
-        rewards=jnp.arange(8.0),
         packing=Packing(positions=jnp.asarray(ROWS), trajectories=jnp.asarray(ROWS)),
+    )
+    return TrainBatch(
+        rows,
+        rewards=jnp.arange(8.0),
         demonstrations=Demonstrations(tokens=jnp.asarray(ROWS), mask=jnp.asarray(ROWS > 3)),
     )
 
@@ -108,10 +111,10 @@ def test_the_other_processes_place_what_the_first_one_laid_out():
     def nothing():
         raise AssertionError("only the first process lays a batch out")
 
-    first = BatchPlacer(SimpleNamespace(leads=True, hand_out=hand_out), Rows(), [5, 0])
+    first = BatchPlacer(SimpleNamespace(leads=True, hand_out=hand_out), ByDevice(), [5, 0])
     placed = first.place(make_batch)
     session = SimpleNamespace(leads=False, hand_out=lambda what, thunk, share: decode(told.pop()))
-    other = BatchPlacer(session, Rows(), [5, 0]).place(nothing)
+    other = BatchPlacer(session, ByDevice(), [5, 0]).place(nothing)
     assert jax.tree.structure(other) == jax.tree.structure(placed)
     assert shardings(other) == shardings(placed)
     jax.tree.map(np.testing.assert_array_equal, other, placed)
@@ -119,6 +122,6 @@ def test_the_other_processes_place_what_the_first_one_laid_out():
 
 def test_a_batch_that_is_placed_stays_where_it_is():
     """The compiled step places its batch again, which costs nothing then."""
-    placed = Rows().place(make_batch())
+    placed = ByDevice().place(make_batch())
     again = jax.tree.map(put, placed, shardings(placed))
     assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(placed), strict=True))

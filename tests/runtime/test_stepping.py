@@ -43,7 +43,7 @@ class Run:
         self.stepping = Stepping(self, self, self, self.place, self)
 
     def batch(self, groups):
-        return TrainBatch(*[groups] * 5)
+        return TrainBatch(groups, groups)
 
     def place(self, lay_out):
         return lay_out()
@@ -151,7 +151,7 @@ def test_a_step_is_shown_its_demonstrations(run, tmp_path):
     stepping.take(0, 4, _groups(4), [])
     (batch,) = batches
     assert batch.demonstrations == "those of step 4"
-    assert len(batch.tokens) == 2
+    assert len(batch.rows) == 2
 
 
 def test_logprobs_that_are_too_far_apart_give_an_alarm(run):

@@ -151,7 +151,7 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"rollout__cache": "recompile"}, ["did you mean 'recompute'"]),
         ({"algorithm__advantage": "gea"}, ["algorithm.advantage='gea'", "grpo"]),
         ({"algorithm__name": "grop"}, ["algorithm.name='grop'", "did you mean 'grpo'"]),
-        ({"algorithm__clip_low": 1.5}, ["algorithm.clip_low=1.5 must be at most 1"]),
+        ({"algorithm__clip_low": 1.5}, ["algorithm.clip_low=1.5 must be above 0 and at most 1"]),
         (
             {"algorithm__name": "rloo"},
             [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
 from rl_sync.rollout.sampling import Sampling
@@ -75,7 +76,7 @@ def test_cached_greedy_decoding_continues_as_transformers_does(model):
     tokens, lengths = expected["tokens"], expected["lengths"]
     count = expected["greedy"].shape[1]
     sampling = Sampling(max_new_tokens=count, stop_ids=(), greedy=True)
-    engine = Engine(config, slots=len(lengths))
+    engine = Engine(config, slots=len(lengths), layout=Layout.single())
     engine.load(params, version=0)
     prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
     generated = engine.generate([Request(prompt, sampling) for prompt in prompts])
