@@ -19,6 +19,7 @@ from typing import Any
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, mark
+from rl_sync.transfer import TRANSFERS
 
 SPANS_DIR = "spans"
 
@@ -32,12 +33,22 @@ class SpanKind(enum.StrEnum):
     TRAIN = "train"
     WARM_UP = "warm_up"
     EVALUATION = "evaluation"
-    SYNC_COLLECTIVE = "sync_collective"
-    SYNC_CHECKPOINT = "sync_checkpoint"
-    SYNC_SERVER = "sync_server"
     WAIT = "wait"
     SNAPSHOT = "snapshot"
     COMPILE = "compile"
+    # One for each transfer of weights; see `sync_kind`.
+    _ignore_ = "_members _name"
+    _members = vars()
+    for _name in TRANSFERS:
+        _members[f"SYNC_{_name.upper()}"] = f"sync_{_name}"
+
+
+def sync_kind(transfer: str) -> SpanKind:
+    """The kind of the spans of a transfer of weights, by its name."""
+    return SpanKind(f"sync_{transfer}")
+
+
+SYNC_KINDS = frozenset(map(sync_kind, TRANSFERS))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from rl_sync.observe.spans import Span, SpanKind, is_explorer, role_order
+from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind, is_explorer, role_order
 
 Interval = tuple[float, float]
 
-SYNC_KINDS = frozenset({SpanKind.SYNC_COLLECTIVE, SpanKind.SYNC_CHECKPOINT, SpanKind.SYNC_SERVER})
 WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
 
 

@@ -11,8 +11,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from rl_sync.observe.figure import draw
-from rl_sync.observe.spans import Span, SpanKind, read_spans
-from rl_sync.observe.summary import SYNC_KINDS, of_kind
+from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind, read_spans
+from rl_sync.observe.summary import of_kind
 
 TIMELINE_FILES = ("timeline.png", "timeline.svg")
 CONFIG_FILE = "config.json"

@@ -49,7 +49,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
     }
     schedule = settings.schedule
     weights = None
-    if settings.transfer == "collective":
+    if settings.hands_over:
         weights = LocalPublisher(settings.explorers, keep=schedule.versions_kept)
     work: dict[str, Callable[[], None]] = {}
     for number, role in enumerate(settings.roles[:-1], start=1):

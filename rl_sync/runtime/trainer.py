@@ -35,7 +35,7 @@ from rl_sync.storage.snapshots import (
     read_metadata,
     save_snapshot,
 )
-from rl_sync.transfers.publishing import Publishing
+from rl_sync.transfers.ends import TrainerEnd
 from rl_sync.types import Params
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
@@ -58,7 +58,7 @@ class TrainerProgram:
       parameters: where they start, and what of them is published.
       warm_up: the supervised steps before the first rollout.
       evaluator: measures greedy accuracy on held-out problems.
-      publishing: from the schedule, which knows where the run starts, to the sender of weights.
+      end: from the schedule, which knows where the run starts, to the end that publishes weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
       processes: the trainer's, by their indices in their cluster.
@@ -71,7 +71,7 @@ class TrainerProgram:
     parameters: Parameters
     warm_up: WarmUp
     evaluator: Evaluator
-    publishing: Callable[[SyncSchedule], Publishing]
+    end: Callable[[SyncSchedule], TrainerEnd]
     reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
     processes: Sequence[int]
@@ -102,23 +102,23 @@ class TrainerProgram:
         )
         ending, whole = "the run ended", True
         broken: Exception | None = None
-        publishing: Publishing | None = None
+        end: TrainerEnd | None = None
         reader: Reader | None = None
         try:
             self.session.check()
-            publishing = self.publishing(schedule)
-            reader = self.reader(schedule, publishing.serve)
-            publishing.publish(start, self.parameters.travelling(state.params))
+            end = self.end(schedule)
+            reader = self.reader(schedule, end.serve)
+            end.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
                 batch = reader.next(step)
                 whole = False  # A step that fails has taken the state with it.
                 state = stepping.take(state, step, *batch)
                 whole = True
                 if self._is_wanted(schedule, step):
-                    if publishing.awaits(step):
+                    if end.awaits(step):
                         stepping.settle()
-                    publishing.publish(step, self.parameters.travelling(state.params))
-                publishing.serve()
+                    end.publish(step, self.parameters.travelling(state.params))
+                end.serve()
                 self._look_after(state, step, stepping)
         except RunStoppedError as error:
             ending = str(error)
@@ -133,8 +133,8 @@ class TrainerProgram:
         self._finish(state)
         if broken is not None:
             raise broken
-        if publishing is not None:
-            publishing.close()
+        if end is not None:
+            end.close()
         consumed.close()
 
     def _start(self) -> TrainState:

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl_sync.observe.spans import sync_kind
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.processes.team import Team
 from rl_sync.replay.interface import ReplayUnavailableError
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.schedule import resolve
-from rl_sync.transfers.publishing import CheckpointPublishing
+from rl_sync.transfers.checkpoint import CheckpointTrainerEnd
 from rl_sync.weights.interface import WeightsTransferError
 from tests.runtime.test_stepping import Computation, _groups
 
@@ -98,7 +99,7 @@ def program_of(tmp_path, offers, calls):
         parameters=SimpleNamespace(travelling=lambda params: params),
         warm_up=None,
         evaluator=None,
-        publishing=lambda schedule: offers,
+        end=lambda schedule: offers,
         reader=lambda schedule, idle: SimpleNamespace(
             next=lambda step: (_groups(step), []), close=lambda reason: None
         ),
@@ -159,10 +160,19 @@ def test_a_version_that_has_to_be_awaited_is_published_when_its_step_is_over(tmp
 def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     schedule, awaited, tmp_path
 ):
-    settings, team = SimpleNamespace(launch=SimpleNamespace(wait_secs=1.0)), Team()
-    session = SimpleNamespace(settings=settings, team=team, agree=team.agree)
-    with contextlib.closing(CheckpointPublishing(session, schedule, tmp_path, [0])) as publishing:
-        assert publishing.awaits(2) == awaited
+    team = Team()
+    settings = SimpleNamespace(
+        launch=SimpleNamespace(wait_secs=1.0),
+        workdir=str(tmp_path),
+        weights_directory=lambda workdir: str(workdir / "weights"),
+    )
+    site = SimpleNamespace(
+        session=SimpleNamespace(settings=settings, team=team, agree=team.agree),
+        kind=sync_kind("checkpoint"),
+        place=SimpleNamespace(processes=[0]),
+    )
+    with contextlib.closing(CheckpointTrainerEnd(site, schedule)) as end:
+        assert end.awaits(2) == awaited
 
 
 def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_path):

@@ -1,4 +1,4 @@
-"""The rendezvous of collective transfers, over the master, which hosts the meeting point."""
+"""The ends of collective transfers, which meet over the master: it hosts the meeting point."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Any
 
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.processes.topology import TRAINER, explorer_name, layout_of, number_of
+from rl_sync.schedule import SyncSchedule
+from rl_sync.transfers.ends import Ends, ExplorerEnd, Site
+from rl_sync.types import Params
+from rl_sync.weights.collective import CollectivePublisher, CollectivePuller
+from rl_sync.weights.link import BUCKET_BYTES, Link
 from rl_sync.weights.rendezvous import Grant, Request
 
 _POLL_SECS = 1.0
 
 
-class ExplorerRendezvous:
+class RemoteRendezvous:
     """An explorer's side; see `rl_sync.weights.rendezvous.Rendezvous`.
 
     Attributes:
@@ -67,7 +73,7 @@ class ExplorerRendezvous:
         raise TimeoutError(f"the trainer granted nothing within {timeout_secs:.0f} s")
 
 
-class TrainerRendezvous:
+class RemoteTrainerRendezvous:
     """The trainer's side; see `rl_sync.weights.rendezvous.TrainerRendezvous`.
 
     While nobody stands ready, and the caller means to wait, a span of that wait is open. It ends
@@ -123,3 +129,91 @@ class TrainerRendezvous:
     def announce(self, version: int) -> None:
         """Tells everybody that a version can be had."""
         self._session.call("published", version=version)
+
+
+class CollectiveTrainerEnd:
+    """Sends versions from device to device: at a meeting under exact pulls, else when asked for.
+
+    Args:
+      site: the trainer's.
+      schedule: decides whether all meet.
+    """
+
+    def __init__(self, site: Site, schedule: SyncSchedule):
+        self._session, self._kind = site.session, site.kind
+        self._meet = schedule.pull == "exact"
+        self._rendezvous = RemoteTrainerRendezvous(site.session)
+        settings = site.session.settings
+        self._publisher = CollectivePublisher(
+            {number: _link(site, number) for number in range(1, settings.explorers + 1)},
+            self._rendezvous,
+            meet=self._meet,
+            timeout_secs=settings.launch.wait_secs,
+            agree=site.session.agree,
+        )
+
+    def awaits(self, version: int) -> bool:
+        """Always: explorers that are let in would stand in the transfer until there are values."""
+        return True
+
+    def publish(self, version: int, params: Params) -> None:
+        """See `TrainerEnd`."""
+        self._session.check()
+        self._rendezvous.settle()
+        started = self._session.spans.now()
+        try:
+            self._publisher.publish(version, params)
+        finally:
+            granted = self._rendezvous.granted_secs
+            self._rendezvous.settle()
+        self._record(started if granted is None else granted, version=version)
+
+    def serve(self) -> None:
+        """See `TrainerEnd`."""
+        if self._meet:
+            return
+        self._rendezvous.settle()
+        served = self._publisher.serve_waiting()
+        if (granted := self._rendezvous.granted_secs) is not None:
+            explorers = [explorer for explorer, _ in served]
+            self._record(granted, version=served[-1][1], explorers=explorers)
+
+    def _record(self, started: float, **attributes: object) -> None:
+        now = self._session.spans.now()
+        self._session.spans.record(self._kind, started, now, **attributes)
+
+    def close(self) -> None:
+        """See `TrainerEnd`."""
+        self._publisher.close()
+
+
+def _explorer(site: Site) -> ExplorerEnd:
+    number, rendezvous = number_of(site.session.role), RemoteRendezvous(site.session)
+    puller = CollectivePuller(_link(site, number), number, rendezvous, check_digest=site.verify)
+    return ExplorerEnd(puller, lambda: rendezvous.granted_secs)
+
+
+def _link(site: Site, explorer: int) -> Link:
+    """The way of the weights from the trainer to an explorer, in a cluster of both."""
+    settings = site.session.settings
+    there, here = (
+        site.like_on(layout_of(settings, role)) for role in (TRAINER, explorer_name(explorer))
+    )
+    return Link(there, here)
+
+
+def _bucket(version: int) -> int:
+    """The bytes that a transfer sends and gets at once."""
+    return min(version, BUCKET_BYTES)
+
+
+def _published_bytes(version: int, schedule: SyncSchedule) -> int:
+    return _bucket(version) + (schedule.pull == "latest") * version
+
+
+ENDS = Ends(
+    trainer=CollectiveTrainerEnd,
+    explorer=_explorer,
+    published_bytes=_published_bytes,
+    arriving_bytes=_bucket,
+)

@@ -12,13 +12,8 @@ import pytest
 from jax.experimental import transfer
 
 from rl_sync.processes.session import RunStoppedError
-from rl_sync.transfers.serving import (
-    HolderServer,
-    RemoteHolder,
-    ServedPuller,
-    decide_transfer,
-    decided_transfer,
-)
+from rl_sync.transfers.decision import decide_transfer, decided_transfer
+from rl_sync.transfers.server import HolderServer, RemoteHolder, ServedPuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.server_publisher import ServerPublisher
@@ -35,7 +30,6 @@ class Session:
     def __init__(self, transfer="server", phase="rl"):
         self.settings = SimpleNamespace(
             transfer=transfer,
-            sync=SimpleNamespace(verify=True),
             launch=SimpleNamespace(call_secs=10.0),
             trainer=SimpleNamespace(processes=1),
         )
@@ -65,6 +59,10 @@ class Session:
 
     def check(self):
         pass
+
+
+def site_of(session):
+    return SimpleNamespace(session=session, like=LIKE, master_address=MASTER, verify=True)
 
 
 @contextlib.contextmanager
@@ -101,7 +99,7 @@ def test_where_no_server_can_be_had_everybody_uses_checkpoints_and_is_told_why(m
 
 def test_an_explorer_finds_the_trainer_through_the_master_and_again_when_it_has_moved():
     session = Session()
-    puller = ServedPuller(session, LIKE, MASTER)
+    puller = ServedPuller(site_of(session))
     with trainer(3) as address:
         session.addresses = [address]
         version, params = puller.pull(at_least=0, timeout_secs=10)
@@ -120,7 +118,7 @@ def test_a_trainer_that_has_finished_is_no_failure():
     with trainer(0) as address:
         session.addresses = [address]
     with pytest.raises(RunStoppedError, match="the trainer has finished"):
-        ServedPuller(session, LIKE, MASTER).pull(at_least=0, timeout_secs=10)
+        ServedPuller(site_of(session)).pull(at_least=0, timeout_secs=10)
 
 
 def test_a_trainer_that_refuses_is_quoted():

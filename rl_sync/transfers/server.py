@@ -1,8 +1,4 @@
-"""Point-to-point transfer between the roles: who serves, where, and what explorers do without it.
-
-The trainer decides how weights travel, since it knows first whether its backend can serve, and
-tells the master, whom the explorers ask; so all decide alike.
-"""
+"""The ends of point-to-point transfers: the trainer's processes serve, and explorers fetch."""
 
 from __future__ import annotations
 
@@ -15,53 +11,46 @@ import jax
 
 from rl_sync.processes.ports import interface_towards
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient, RpcServer
-from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.processes.session import RunStoppedError
+from rl_sync.schedule import SyncSchedule
+from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
 from rl_sync.types import Params
 from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.server_publisher import Holder
+from rl_sync.weights.regions import places_of
+from rl_sync.weights.server_publisher import Holder, ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller
-from rl_sync.weights.server_transport import TransferUnavailableError, start_server
+from rl_sync.weights.server_transport import start_server
 
 _POLL_SECS = 0.1
 _THREADS = 64
 _log = logging.getLogger(__name__)
 
 
-def decide_transfer(session: Session, master_address: str) -> str:
-    """The trainer's side: how weights travel in this run, told to everybody.
+class ServerTrainerEnd(Offering):
+    """Cuts versions on the devices and offers them; explorers fetch them when they like.
 
-    That is what the settings ask for, but checkpoints where no transfer server can be had.
+    Args:
+      site: the trainer's.
+      schedule: decides how many versions are offered.
     """
-    transfer = session.agree("transfer", lambda: _possible(session, master_address))
-    session.call("decide_transfer", transfer=transfer)
-    return transfer
 
+    def __init__(self, site: Site, schedule: SyncSchedule):
+        session, host = site.session, interface_towards(site.master_address)
+        publisher = ServerPublisher(
+            site.like,
+            host=host,
+            places=places_of(site.like_on(session.settings.explorer_layout)),
+            keep=schedule.versions_in_use,
+            on_ready=lambda version: session.tell("published", version=version),
+        )
+        super().__init__(site, schedule, publisher)
+        self._server = HolderServer(publisher, host, session.secret)
+        session.call_alone("hold", process=jax.process_index(), address=self._server.address)
 
-def _possible(session: Session, master_address: str) -> str:
-    transfer = session.settings.transfer
-    if transfer == "server":
-        try:
-            start_server(interface_towards(master_address))
-        except TransferUnavailableError as error:
-            transfer = "checkpoint"
-            reason = f"Weights travel by checkpoint instead of sync.transfer=server: {error}"
-            _log.warning("%s", reason)
-            session.tell("result", values={"transfer": reason})
-    return transfer
-
-
-def decided_transfer(session: Session) -> str:
-    """An explorer's side of `decide_transfer`; waits until the trainer has decided.
-
-    Raises:
-      RunStoppedError: the run is being stopped.
-      TimeoutError: the trainer takes too long.
-    """
-    patience = session.patience("the decision how weights travel", "the trainer")
-    while (transfer := session.call("decided_transfer")) is None:
-        patience()
-        time.sleep(_POLL_SECS)
-    return transfer
+    def close(self) -> None:
+        """See `TrainerEnd`; what is still being fetched has no use any more."""
+        super().close()
+        self._server.close()
 
 
 class HolderServer:
@@ -148,20 +137,18 @@ class ServedPuller:
     """Pulls what the trainer's processes serve, until the trainer has finished.
 
     Args:
-      session: the explorer's.
-      like: the parameters, with the shardings to pull into.
-      master_address: `host:port`.
+      site: the explorer's.
     """
 
-    def __init__(self, session: Session, like: Params, master_address: str):
-        self._session = session
+    def __init__(self, site: Site):
+        self._session = session = site.session
         self._puller = ServerPuller(
-            like,
+            site.like,
             f"{session.role}.{jax.process_index()}",
             self._find_holders,
             lambda version, secs: session.call("newest", at_least=version, timeout_secs=secs),
-            host=interface_towards(master_address),
-            check_digest=session.settings.sync.verify,
+            host=interface_towards(site.master_address),
+            check_digest=site.verify,
             agree=session.agree,
         )
 
@@ -209,3 +196,16 @@ class ServedPuller:
             time.sleep(_POLL_SECS)
         call_secs, secret = settings.launch.call_secs, self._session.secret
         return [RemoteHolder(address, call_secs, secret) for address in addresses]
+
+
+def _try_out(master_address: str) -> None:
+    start_server(interface_towards(master_address))
+
+
+ENDS = Ends(
+    trainer=ServerTrainerEnd,
+    explorer=lambda site: ExplorerEnd(ServedPuller(site)),
+    published_bytes=lambda version, schedule: schedule.versions_in_use * version,
+    arriving_bytes=lambda version: version // 2,  # Parts that are yet to be put together.
+    try_out=_try_out,
+)
