@@ -108,7 +108,8 @@ class TrainerProgram:
             self.session.check()
             end = self.end(schedule)
             reader = self.reader(schedule, end.serve)
-            end.publish(start, self.parameters.travelling(state.params))
+            if self._is_wanted(schedule, start):
+                end.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
                 batch = reader.next(step)
                 whole = False  # A step that fails has taken the state with it.

@@ -47,11 +47,11 @@ class Compiled:
 class Program(TrainerProgram):
     """Without a start and a finish."""
 
-    finished = None
+    start, finished = 0, None
 
     def _start(self):
         self._steps = self.trainer
-        return SimpleNamespace(step=0, params=0)
+        return SimpleNamespace(step=self.start, params=self.start)
 
     def _finish(self, state):
         self.finished = state.step
@@ -173,6 +173,15 @@ def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     )
     with contextlib.closing(CheckpointTrainerEnd(site, schedule)) as end:
         assert end.awaits(2) == awaited
+
+
+def test_a_run_that_is_over_already_publishes_nothing(tmp_path):
+    """The explorers of a run that is over have left, and would never come for its weights."""
+    offers = Offers(True, list)
+    program = program_of(tmp_path, offers, [])
+    program.start = STEPS
+    program.run()
+    assert (offers.published, program.finished) == ([], STEPS)
 
 
 def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_path):
