@@ -26,9 +26,9 @@ ALLOWED = {
     "observe": {"types", "models"},
     "actors": LOWEST | SIDE - {"replay", "observe"},
     "settings": LOWEST | {"tasks", "weights", "actors"},
-    "processes": {"types", "models", "weights", "observe", "settings"},
+    "processes": {"types", "models", "weights", "observe", "settings", "actors"},
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
-    "transfers": {"types", "schedule", "models", "weights", "observe", "processes"},
+    "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},
     "runtime": LOWEST | SIDE | {"actors", "settings", "processes", "storage", "transfers"},
 }
 

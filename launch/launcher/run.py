@@ -21,12 +21,15 @@ from launcher import workdir as work
 from launcher.remote import remote_command
 from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
 from launcher.vigil import Vigil
+from rl_sync.actors.events import ExplorerDied, StopRequested
 from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.observe.spans import is_explorer
 from rl_sync.processes import compilation_cache
+from rl_sync.processes.calls import AskStatus, Close, Happened
 from rl_sync.processes.devices import VISIBLE, role_environment
 from rl_sync.processes.hosts import check_own
 from rl_sync.processes.ports import HeldPorts
+from rl_sync.processes.results import Summary
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import FILE as SECRET_FILE
 from rl_sync.processes.secret import forget, is_open, secret_of
@@ -235,7 +238,8 @@ class LocalRun:
             members = [member for member in members_of(self._settings) if member.program == program]
             self._supervisor.end([member.name for member in members])
             try:
-                self._master.call("explorer_died", _ANSWER_SECS, explorer=number_of(program))
+                died = ExplorerDied(number_of(program))
+                self._master.call(Happened(died), _ANSWER_SECS)
             except PeerLostError:
                 return False
             self._start_programs([program])
@@ -257,7 +261,7 @@ class LocalRun:
     def _status(self) -> RunStatus | None:
         assert self._master is not None
         try:
-            self._last = RunStatus.from_dict(self._master.call("status", _ANSWER_SECS))
+            self._last = self._master.call(AskStatus(), _ANSWER_SECS)
             return self._last
         except (PeerLostError, RemoteError):
             return None  # Not up yet; were it dead, the supervisor would know.
@@ -278,7 +282,7 @@ class LocalRun:
         """
         assert self._master is not None
         try:
-            self._master.call("stop", _ANSWER_SECS, reason=reason)
+            self._master.call(Happened(StopRequested(reason)), _ANSWER_SECS)
         except PeerLostError:
             return
         signals = len(self._signals)
@@ -310,7 +314,7 @@ class LocalRun:
             wait_secs = self._settings.launch.wait_secs if whole else 0.0
             self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}", wait_secs)
             with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
-                reason = self._close().get("result", {}).get("failed")
+                reason = self._close().result.failed
                 before = f"{reason}\nThen " if reason else ""
         # Who was killed may be seen as dead after those that fell with it. The master and the
         # replay server, if they lived until here, were asked to end.
@@ -321,9 +325,9 @@ class LocalRun:
     def _how_to_go_on(self) -> str:
         return stopping.how_to_go_on(self._settings, self._last)
 
-    def _close(self) -> dict[str, Any]:
+    def _close(self) -> Summary:
         assert self._master is not None
-        return self._master.call("close", _ANSWER_SECS)
+        return self._master.call(Close(), _ANSWER_SECS)
 
     def _finish(self) -> int:
         stopped = 128 + self._signals[0] if self._signals else 0
@@ -342,7 +346,7 @@ class LocalRun:
                 f"{self._how_to_go_on()}"
             ) from error
         print(report.final_report(self._settings, summary))
-        if reason := summary["result"].get("failed"):
+        if reason := summary.result.failed:
             raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")
         if stopped:
             print(self._how_to_go_on())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -47,19 +46,6 @@ class RoleStatus:
     staleness: float | None = None
     loss: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the status as a dict that msgpack and JSON can carry."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RoleStatus:
-        """Inverts `to_dict`.
-
-        Raises:
-          TypeError: a field is unknown or missing.
-        """
-        return cls(**values)
-
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
@@ -84,21 +70,6 @@ class RunStatus:
     elapsed_secs: float = 0.0
     message: str = ""
     loss: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the status as a dict that msgpack and JSON can carry."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**values, "roles": [role.to_dict() for role in self.roles]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunStatus:
-        """Inverts `to_dict`.
-
-        Raises:
-          TypeError: a field is unknown or missing.
-        """
-        roles = tuple(RoleStatus.from_dict(role) for role in values.get("roles", ()))
-        return cls(**{**values, "roles": roles})
 
 
 def describe_activity(role: RoleStatus) -> str:

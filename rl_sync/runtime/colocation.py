@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from rl_sync.actors.events import StopRequested
 from rl_sync.models.sharding import Layout
-from rl_sync.observe.display import RunStatus
+from rl_sync.processes.calls import AskStatus, Happened
 from rl_sync.processes.failures import log_failure
 from rl_sync.processes.movement import Movement
 from rl_sync.processes.places import Addresses, Place
@@ -121,7 +122,7 @@ class Crew:
         movement = Movement(launch.wait_secs)
         while any(thread.is_alive() for thread in trainers):
             try:
-                movement.see(RunStatus.from_dict(master.call("status", launch.call_secs)))
+                movement.see(master.call(AskStatus(), launch.call_secs))
             except (PeerLostError, RemoteError):
                 movement.see(None)
             if movement.still_secs > launch.stop_secs:
@@ -148,9 +149,9 @@ class Crew:
         """Has the run stopped, having seen whether its trainer learns."""
         master = self._master()
         try:
-            phase = master.call("status", self.settings.launch.call_secs)["phase"]
-            self._learns = phase != "start"
-            master.call("stop", self.settings.launch.call_secs, reason=reason)
+            call_secs = self.settings.launch.call_secs
+            self._learns = master.call(AskStatus(), call_secs).phase != "start"
+            master.call(Happened(StopRequested(reason)), call_secs)
         except PeerLostError as lost:
             _log.error("The run cannot be stopped in order: %s", lost)
         finally:

@@ -11,6 +11,7 @@ from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind, sync_kind
+from rl_sync.processes.calls import AskNewest
 from rl_sync.processes.places import Addresses, Place
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.session import Session
@@ -187,7 +188,7 @@ def _await_master(session: Session) -> None:
     def wait() -> None:
         while True:
             try:
-                session.call("newest")
+                session.call(AskNewest())
                 return
             except PeerLostError:
                 patience()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rl_sync.actors.events import VersionPublished
+from rl_sync.processes.calls import Happened
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
 from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
@@ -38,7 +40,7 @@ class CheckpointTrainerEnd(Offering):
     def _saved(self, version: int, secs: float) -> None:
         now = self._session.spans.now()
         self._session.spans.record(self._kind, now - secs, now, version=version, background=True)
-        self._session.tell("published", version=version)
+        self._session.tell(Happened(VersionPublished(version)))
 
 
 def _explorer(site: Site) -> ExplorerEnd:

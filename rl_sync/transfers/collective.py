@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
 
+from rl_sync.actors.events import VersionPublished
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import (
+    AskNewest,
+    AskWaiting,
+    AskWeights,
+    AwaitGrant,
+    GrantWeights,
+    Happened,
+    Withdraw,
+)
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.processes.topology import TRAINER, explorer_name, layout_of, number_of
 from rl_sync.schedule import SyncSchedule
@@ -39,32 +48,31 @@ class RemoteRendezvous:
           TimeoutError: no grant came; the request is withdrawn.
           RunStoppedError: the run is being stopped; the request is withdrawn.
         """
-        grant = self._session.agree(
+        return self._session.agree(
             "grant", lambda: self._request(explorer, exactly, at_least, timeout_secs)
         )
-        return Grant(*grant)
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """See `rl_sync.weights.rendezvous.Rendezvous`."""
-        return self._session.call("newest", at_least=at_least, timeout_secs=timeout_secs)
+        return self._session.call(AskNewest(at_least, timeout_secs))
 
     def _request(
         self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
-    ) -> list[Any]:
+    ) -> Grant:
         call = self._session.call
         deadline = time.monotonic() + timeout_secs
-        ticket = call("weights_ask", explorer=explorer, exactly=exactly, at_least=at_least)
+        ticket = call(AskWeights(explorer, exactly, at_least))
         wait = {"reason": "synchronization", "for_whom": "the trainer"}
         with self._session.spans.span(SpanKind.WAIT, version=exactly or at_least, **wait):
             grant, stopped = None, None
             while grant is None and stopped is None and time.monotonic() < deadline:
-                grant = call("weights_granted", ticket=ticket, timeout_secs=_POLL_SECS)
+                grant = call(AwaitGrant(ticket, _POLL_SECS))
                 try:
                     self._session.check()
                 except RunStoppedError as error:
                     stopped = error
             # A grant that came before the withdrawal must be followed: the trainer enters.
-            grant = grant or call("weights_withdraw", ticket=ticket)
+            grant = grant or call(Withdraw(ticket))
         if grant is not None:
             self.granted_secs = self._session.spans.now()
             return grant
@@ -100,26 +108,23 @@ class RemoteTrainerRendezvous:
         Raises:
           RunStoppedError: the run is being stopped.
         """
-        requests = self._session.agree("explorers that wait", lambda: self._look(timeout_secs))
-        return [Request(*request) for request in requests]
+        return self._session.agree("explorers that wait", lambda: self._look(timeout_secs))
 
-    def _look(self, timeout_secs: float) -> list[list[Any]]:
+    def _look(self, timeout_secs: float) -> list[Request]:
         self._session.check()
-        requests = self._session.call("weights_waiting", timeout_secs=0.0)
+        requests = self._session.call(AskWaiting(0.0))
         if not requests and timeout_secs > 0:
             if not self._waits:
                 wait = {"reason": "synchronization", "for_whom": "the explorers"}
                 self._waiting.enter_context(self._session.spans.span(SpanKind.WAIT, **wait))
                 self._waits = True
             poll = min(timeout_secs, _POLL_SECS)
-            requests = self._session.call("weights_waiting", timeout_secs=poll)
+            requests = self._session.call(AskWaiting(poll))
         return requests
 
     def grant(self, request: Request, version: int, digest: str) -> bool:
         """Grants a request; False when it was withdrawn."""
-        granted = self._session.call(
-            "weights_grant", request=list(request), version=version, digest=digest
-        )
+        granted = self._session.call(GrantWeights(request, Grant(version, digest)))
         if granted:
             self._waiting.close()
             self._waits = False
@@ -128,7 +133,7 @@ class RemoteTrainerRendezvous:
 
     def announce(self, version: int) -> None:
         """Tells everybody that a version can be had."""
-        self._session.call("published", version=version)
+        self._session.call(Happened(VersionPublished(version)))
 
 
 class CollectiveTrainerEnd:

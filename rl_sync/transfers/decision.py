@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
+from rl_sync.processes.calls import AskTransfer, DecideTransfer, Report, Result
 from rl_sync.processes.session import Session
 from rl_sync.transfer import TRANSFERS
 from rl_sync.transfers.ends import ends_of
@@ -24,7 +25,7 @@ def decide_transfer(session: Session, master_address: str) -> str:
     That is what the settings ask for, or its fallback where that cannot be had.
     """
     transfer = session.agree("transfer", lambda: _possible(session, master_address))
-    session.call("decide_transfer", transfer=transfer)
+    session.call(DecideTransfer(transfer))
     return transfer
 
 
@@ -38,7 +39,7 @@ def _possible(session: Session, master_address: str) -> str:
     except TransferUnavailableError as error:
         reason = f"Weights travel by {fallback} instead of sync.transfer={transfer}: {error}"
         _log.warning("%s", reason)
-        session.tell("result", values={"transfer": reason})
+        session.tell(Report(Result(transfer=reason)))
         return fallback
     return transfer
 
@@ -51,7 +52,7 @@ def decided_transfer(session: Session) -> str:
       TimeoutError: the trainer takes too long.
     """
     patience = session.patience("the decision how weights travel", "the trainer")
-    while (transfer := session.call("decided_transfer")) is None:
+    while (transfer := session.call(AskTransfer())) is None:
         patience()
         time.sleep(_POLL_SECS)
     return transfer

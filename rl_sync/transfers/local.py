@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rl_sync.actors.events import VersionPublished
+from rl_sync.processes.calls import Happened
 from rl_sync.processes.topology import number_of
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
@@ -23,7 +25,7 @@ class LocalTrainerEnd(Offering):
     def publish(self, version: int, params: Params) -> None:
         """See `TrainerEnd`; waits for nobody."""
         super().publish(version, params)
-        self._session.call("published", version=version)
+        self._session.call(Happened(VersionPublished(version)))
 
 
 def _explorer(site: Site) -> ExplorerEnd:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
+from rl_sync.actors.events import VersionPublished
+from rl_sync.processes.calls import AskHolders, AskNewest, AskStatus, Happened, HoldWeights
 from rl_sync.processes.ports import interface_towards
-from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.processes.rpc import Call, Desk, PeerLostError, RemoteError, RpcClient, RpcServer
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
@@ -24,6 +26,8 @@ from rl_sync.weights.server_transport import start_server
 _POLL_SECS = 0.1
 _THREADS = 64
 _log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 class ServerTrainerEnd(Offering):
@@ -41,16 +45,53 @@ class ServerTrainerEnd(Offering):
             host=host,
             places=places_of(site.like_on(session.settings.explorer_layout)),
             keep=schedule.versions_in_use,
-            on_ready=lambda version: session.tell("published", version=version),
+            on_ready=lambda version: session.tell(Happened(VersionPublished(version))),
         )
         super().__init__(site, schedule, publisher)
         self._server = HolderServer(publisher, host, session.secret)
-        session.call_alone("hold", process=jax.process_index(), address=self._server.address)
+        session.call_alone(HoldWeights(jax.process_index(), self._server.address))
 
     def close(self) -> None:
         """See `TrainerEnd`; what is still being fetched has no use any more."""
         super().close()
         self._server.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class AskManifest(Call[list[Any]]):
+    """See `Holder.manifest`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenLine(Call[str]):
+    """See `Holder.open`."""
+
+    reader: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskOffer(Call[list[Any] | None]):
+    """See `Holder.offer`."""
+
+    reader: str
+    parts: list[int]
+    exactly: int | None
+    at_least: int | None
+    timeout_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken(Call[str]):
+    """See `Holder.taken`."""
+
+    reader: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CloseLine(Call[None]):
+    """See `Holder.close_line`."""
+
+    reader: str
 
 
 class HolderServer:
@@ -63,14 +104,22 @@ class HolderServer:
     """
 
     def __init__(self, holder: Holder, host: str, secret: str):
-        methods: dict[str, Callable[..., Any]] = {
-            "manifest": holder.manifest,
-            "open": holder.open,
-            "offer": holder.offer,
-            "taken": holder.taken,
-            "close_line": holder.close_line,
-        }
-        self._server = RpcServer(methods, 0, host, _THREADS, secret)
+        desk = Desk(
+            AskManifest.answered_by(lambda call: holder.manifest()),
+            OpenLine.answered_by(lambda call: holder.open(call.reader)),
+            AskOffer.answered_by(
+                lambda call: holder.offer(
+                    reader=call.reader,
+                    parts=call.parts,
+                    exactly=call.exactly,
+                    at_least=call.at_least,
+                    timeout_secs=call.timeout_secs,
+                )
+            ),
+            Taken.answered_by(lambda call: holder.taken(call.reader)),
+            CloseLine.answered_by(lambda call: holder.close_line(call.reader)),
+        )
+        self._server = RpcServer(desk, 0, host, _THREADS, secret)
         self.address = f"{host}:{self._server.port}"
 
     def close(self) -> None:
@@ -93,11 +142,11 @@ class RemoteHolder:
 
     def manifest(self) -> list[Any]:
         """See `Holder`."""
-        return self._call("manifest")
+        return self._call(AskManifest())
 
     def open(self, reader: str) -> str:
         """See `Holder`."""
-        return self._call("open", reader=reader)
+        return self._call(OpenLine(reader))
 
     def offer(
         self,
@@ -108,27 +157,19 @@ class RemoteHolder:
         timeout_secs: float,
     ) -> list[Any] | None:
         """See `Holder`."""
-        return self._call(
-            "offer",
-            timeout_secs,
-            reader=reader,
-            parts=parts,
-            exactly=exactly,
-            at_least=at_least,
-            timeout_secs=timeout_secs,
-        )
+        return self._call(AskOffer(reader, parts, exactly, at_least, timeout_secs), timeout_secs)
 
     def taken(self, reader: str) -> str:
         """See `Holder`."""
-        return self._call("taken", reader=reader)
+        return self._call(Taken(reader))
 
     def close_line(self, reader: str) -> None:
         """See `Holder`."""
-        self._call("close_line", reader=reader)
+        self._call(CloseLine(reader))
 
-    def _call(self, method: str, waits_secs: float = 0.0, /, **arguments: Any) -> Any:
+    def _call(self, call: Call[R], waits_secs: float = 0.0) -> R:
         try:
-            return self._client.call(method, self._call_secs + waits_secs, **arguments)
+            return self._client.call(call, self._call_secs + waits_secs)
         except (PeerLostError, RemoteError) as error:
             raise ConnectionError(str(error)) from error
 
@@ -146,7 +187,7 @@ class ServedPuller:
             site.like,
             f"{session.role}.{jax.process_index()}",
             self._find_holders,
-            lambda version, secs: session.call("newest", at_least=version, timeout_secs=secs),
+            lambda version, secs: session.call(AskNewest(version, secs)),
             host=interface_towards(site.master_address),
             check_digest=site.verify,
             agree=session.agree,
@@ -164,7 +205,7 @@ class ServedPuller:
             return self._puller.pull(exactly=exactly, at_least=at_least, timeout_secs=timeout_secs)
         except WeightsTransferError:
             self._session.check()
-            if self._session.call("status")["phase"] == "end":
+            if self._session.call(AskStatus()).phase == "end":
                 raise RunStoppedError("the trainer has finished") from None
             raise
 
@@ -187,7 +228,7 @@ class ServedPuller:
         """
         settings = self._session.settings
         deadline = time.monotonic() + settings.launch.call_secs
-        while len(addresses := self._session.call_alone("holders")) < settings.trainer.processes:
+        while len(addresses := self._session.call_alone(AskHolders())) < settings.trainer.processes:
             if time.monotonic() > deadline:
                 raise ConnectionError(
                     f"{len(addresses)} of the trainer's {settings.trainer.processes} processes"

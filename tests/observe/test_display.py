@@ -3,7 +3,6 @@
 import dataclasses
 import io
 
-import msgpack
 import pytest
 from matplotlib.colors import to_rgba
 from rich.console import Console
@@ -109,11 +108,6 @@ def test_a_warm_up_is_shown_with_its_own_steps_and_its_loss():
     status = RunStatus("warm-up", 120, 400, (RoleStatus("trainer", "warm_up", 4.0),), loss=0.3512)
     assert plain_line(status) == "[0:00] warm-up 120/400, loss 0.351 | trainer: warm-up"
     assert "step 120/400, loss 0.351" in _text(status)
-
-
-def test_a_status_travels_through_msgpack():
-    packed = msgpack.packb(STATUS.to_dict())
-    assert RunStatus.from_dict(msgpack.unpackb(packed)) == STATUS
 
 
 def _plain_display():

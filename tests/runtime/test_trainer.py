@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rl_sync.observe.spans import sync_kind
+from rl_sync.processes.calls import Trained
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.processes.team import Team
@@ -90,7 +91,7 @@ def program_of(tmp_path, offers, calls):
         leads=True,
         check=lambda: None,
         hand_out=Team().hand_out,
-        tell=lambda method, **_: calls.append(method),
+        tell=lambda call: calls.append(type(call)),
     )
     return Program(
         session=session,
@@ -112,7 +113,7 @@ def program_of(tmp_path, offers, calls):
 def running(tmp_path, awaits):
     """Runs the trainer's loop in a thread; yields its steps and its publishing."""
     calls = []
-    offers = Offers(awaits, lambda: calls.count("trained"))
+    offers = Offers(awaits, lambda: calls.count(Trained))
     program = program_of(tmp_path, offers, calls)
     steps = program.trainer
     thread = threading.Thread(target=program.run, daemon=True)
@@ -200,7 +201,7 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
     [
         TimeoutError("trainer has waited for the batch of trainer step 2"),
         ReplayUnavailableError("the replay server is gone"),
-        RemoteError("KeyError: 'claim'"),
+        RemoteError("ValueError: This process answers no Claim."),
     ],
 )
 def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_path, failure):
