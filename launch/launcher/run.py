@@ -23,7 +23,6 @@ from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
 from launcher.vigil import Vigil
 from rl_sync.actors.events import ExplorerDied, StopRequested
 from rl_sync.observe.display import LiveDisplay, RunStatus
-from rl_sync.observe.spans import is_explorer
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.calls import AskStatus, Close, Happened
 from rl_sync.processes.devices import VISIBLE, role_environment
@@ -33,10 +32,11 @@ from rl_sync.processes.results import Summary
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import FILE as SECRET_FILE
 from rl_sync.processes.secret import forget, is_open, secret_of
-from rl_sync.processes.topology import members_of, number_of, programs_of
+from rl_sync.processes.topology import members_of, programs_of
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
+from rl_sync.roles import MASTER, is_explorer, number_of, role_of
 from rl_sync.runtime.buffer import check_replay, replay_tables
 from rl_sync.settings.run import ConfigError, RunSettings
 
@@ -135,7 +135,7 @@ class LocalRun:
         replay = replay or f"{self._host}:{free[1]}"
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
         self._addresses = [f"--master={master}", f"--replay={replay}"]
-        self._start_role("master", "master", self._addresses)
+        self._start_role(MASTER, MASTER, self._addresses)
         self._start_programs(programs_of(settings))
         self._master = RpcClient(master, "master", secret)
 
@@ -227,7 +227,7 @@ class LocalRun:
         One that dies before there is anything to explore would do so again.
         """
         status, most = self._status(), self._settings.launch.explorer_restarts
-        programs = {death.name.partition("/")[0] for death in deaths}
+        programs = {role_of(death.name) for death in deaths}
         if not self._settings.is_elastic or status is None or status.phase != "rl":
             return False
         if any(not is_explorer(one) or self._restarts[one] >= most for one in programs):
@@ -243,7 +243,7 @@ class LocalRun:
             except PeerLostError:
                 return False
             self._start_programs([program])
-            why = next(death for death in deaths if death.name.partition("/")[0] == program)
+            why = next(death for death in deaths if role_of(death.name) == program)
             print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
         return True
 
@@ -310,7 +310,7 @@ class LocalRun:
         if all(death.name != "master" for death in deaths):
             # A trainer that has lost a part of itself cannot save.
             savers = stopping.SAVERS
-            whole = all(death.name.partition("/")[0] not in savers for death in deaths)
+            whole = all(role_of(death.name) not in savers for death in deaths)
             wait_secs = self._settings.launch.wait_secs if whole else 0.0
             self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}", wait_secs)
             with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.

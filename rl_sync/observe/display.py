@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_sync.observe.looks import LOOKS
-from rl_sync.observe.spans import SYNC_KINDS, SpanKind, is_explorer
+from rl_sync.observe.spans import SYNC_KINDS, SpanKind
+from rl_sync.roles import is_explorer
 
 PLAIN_EVERY_SECS = 10.0
 

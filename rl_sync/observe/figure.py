@@ -20,11 +20,10 @@ from rl_sync.observe.spans import (
     SYNC_KINDS,
     Span,
     SpanKind,
-    is_explorer,
-    role_order,
     sync_kind,
 )
 from rl_sync.observe.summary import clipped, of_kind, overlap_secs, uncovered
+from rl_sync.roles import TRAINER, is_explorer, role_order, split
 from rl_sync.transfer import TRANSFERS
 
 _INK, _QUIET, _GROUPS, _LEVEL = "#27272A", "#71717A", "#3F5F7F", "#C9D9E8"
@@ -83,7 +82,7 @@ def draw(spans: Iterable[Span], window: tuple[float, float], title: str) -> Figu
 
 
 def _has_lane(role: str) -> bool:
-    return is_explorer(role) or role == "trainer"
+    return is_explorer(role) or role == TRAINER
 
 
 def _lanes(roles: list[str]) -> dict[str, float]:
@@ -96,8 +95,8 @@ def _lanes(roles: list[str]) -> dict[str, float]:
 def _lane_name(role: str, lanes: Iterable[str]) -> str:
     if is_explorer(role) and sum(is_explorer(lane) for lane in lanes) == 1:
         return "Explorer"
-    name = role.rstrip("0123456789")
-    return f"{name.capitalize()} {role[len(name) :]}".strip()
+    kind, number = split(role)
+    return f"{kind.capitalize()} {number or ''}".strip()
 
 
 def _set_up(axes: Axes, lanes: dict[str, float], window: tuple[float, float]) -> None:
@@ -255,7 +254,7 @@ class _Painter:
         """How weights went: a band where all meet, a line from the save to the restore."""
         meetings: dict[Span, list[Span]] = {}
         syncs = of_kind(spans, *SYNC_KINDS)
-        published = [span for span in syncs if span.role == "trainer" and span.role in self.lanes]
+        published = [span for span in syncs if span.role == TRAINER and span.role in self.lanes]
         for pull in syncs:
             publish = _publication(pull, published) if pull.role in self.lanes else None
             if publish is None or pull.end_secs < start or publish.start_secs > end:

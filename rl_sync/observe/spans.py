@@ -318,15 +318,3 @@ class _Seam:
             return (span.step or 0) > self.step
         is_warm_up = span.kind is SpanKind.WARM_UP and self.warm_up is not None
         return is_warm_up and (span.step or 0) > (self.warm_up or 0)
-
-
-def role_order(role: str) -> tuple[int, int, str]:
-    """A sort key: explorers by their number, then the trainer, the master, and others."""
-    name = role.rstrip("0123456789")
-    ranks = {"explorer": 0, "trainer": 1, "master": 2}
-    return ranks.get(name, 3), int(role[len(name) :] or 0), role
-
-
-def is_explorer(role: str) -> bool:
-    """Whether a role generates rollouts."""
-    return role.startswith("explorer")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind, is_explorer, role_order
+from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind
+from rl_sync.roles import TRAINER, is_explorer, role_order
 
 Interval = tuple[float, float]
 
@@ -105,7 +106,7 @@ class RunSummary:
 
     @property
     def trainer_idle_share(self) -> float:
-        return self.role("trainer").idle_share
+        return self.role(TRAINER).idle_share
 
     def role(self, name: str) -> RoleSummary:
         """The summary of one role.

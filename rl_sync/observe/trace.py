@@ -15,7 +15,8 @@ from typing import Any
 
 from rl_sync.observe import buffer
 from rl_sync.observe.looks import LOOKS
-from rl_sync.observe.spans import Span, SpanKind, read_spans, role_order
+from rl_sync.observe.spans import Span, SpanKind, read_spans
+from rl_sync.roles import is_explorer, role_order
 
 TRACE_FILE = "trace.json"
 _BUFFER, _ARRIVALS, _DEPARTURES = "buffer", 0, 1
@@ -72,7 +73,7 @@ def trace_events(spans: Iterable[Span]) -> list[Event]:
 def _lane_rank(role: str) -> int:
     if role == _BUFFER:
         return 1
-    return 0 if role_order(role)[0] == 0 else 2
+    return 0 if is_explorer(role) else 2
 
 
 def _name_process(role: str, pid: int) -> list[Event]:

@@ -21,8 +21,8 @@ from rl_sync.processes.calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.processes.rpc import Call, PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import secret_of
 from rl_sync.processes.team import Team
+from rl_sync.roles import process_name
 from rl_sync.settings.run import RunSettings
-from rl_sync.settings.sections import process_name
 
 HEARTBEAT_SECS = 0.5
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from rl_sync.processes.places import Addresses, Place
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import secret_of
 from rl_sync.processes.team import Team
-from rl_sync.processes.topology import TRAINER
+from rl_sync.roles import TRAINER, split
 from rl_sync.runtime import programs
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
@@ -56,8 +56,8 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
     for number, role in enumerate(settings.roles[:-1], start=1):
         place = Place(layouts[role], Team(), [0], weights)
         work[role] = functools.partial(programs.run_explorer, settings, addresses, number, place)
-    place = Place(layouts["trainer"], Team(), [0], weights)
-    work["trainer"] = functools.partial(programs.run_trainer, settings, addresses, place)
+    place = Place(layouts[TRAINER], Team(), [0], weights)
+    work[TRAINER] = functools.partial(programs.run_trainer, settings, addresses, place)
     Crew(settings, addresses.master).run(work)
 
 
@@ -67,13 +67,12 @@ def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, lis
     Raises:
       ConfigError: a role's mesh needs more than there are.
     """
-    needed = {role: settings.mesh_of(role).devices for role in ["trainer", *settings.roles[:-1]]}
+    needed = {role: settings.mesh_of(role).devices for role in [TRAINER, *settings.roles[:-1]]}
     role, most = max(needed.items(), key=lambda item: item[1])
     if most > len(devices):
-        name = "trainer" if role == "trainer" else "explorer"
         raise ConfigError(
-            f"{name}.mesh needs {most} devices, but this process has {len(devices)}: lower the"
-            " mesh, or give it more devices."
+            f"{split(role)[0]}.mesh needs {most} devices, but this process has {len(devices)}:"
+            " lower the mesh, or give it more devices."
         )
     if settings.launch.share_devices or sum(needed.values()) > len(devices):
         return {role: list(devices[:count]) for role, count in needed.items()}

@@ -29,15 +29,14 @@ from rl_sync.observe import accuracy
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics_writer import MetricsWriter
-from rl_sync.observe.spans import is_explorer
 from rl_sync.processes import calls
 from rl_sync.processes.attendance import Attendance
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
-from rl_sync.processes.topology import explorer_name, number_of
 from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
+from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
 from rl_sync.tasks.order import prompt_at
@@ -265,7 +264,7 @@ class MasterProgram:
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == "warm-up":
                 step, steps = 0, settings.warm_up.steps
-                if (trainer := self._roles.get("trainer")) is not None:
+                if (trainer := self._roles.get(TRAINER)) is not None:
                     step, loss = trainer.step or 0, trainer.loss
             return RunStatus(
                 phase=self._phase,

@@ -15,9 +15,9 @@ from rl_sync.processes.calls import AskNewest
 from rl_sync.processes.places import Addresses, Place
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.session import Session
-from rl_sync.processes.topology import TRAINER, explorer_name
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
+from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.demonstrations import DemonstrationReader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rl_sync.roles import process_name
 from rl_sync.schedule import MODES
 from rl_sync.settings.algorithm import (
     require_bearing,
@@ -12,7 +13,6 @@ from rl_sync.settings.algorithm import (
     require_shares,
 )
 from rl_sync.settings.records import one_of, require
-from rl_sync.settings.sections import process_name
 from rl_sync.transfer import TRANSFERS
 
 if TYPE_CHECKING:

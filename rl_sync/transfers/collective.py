@@ -17,7 +17,8 @@ from rl_sync.processes.calls import (
     Withdraw,
 )
 from rl_sync.processes.session import RunStoppedError, Session
-from rl_sync.processes.topology import TRAINER, explorer_name, layout_of, number_of
+from rl_sync.processes.topology import layout_of
+from rl_sync.roles import TRAINER, explorer_name, number_of
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Site
 from rl_sync.types import Params

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl_sync.actors.events import VersionPublished
 from rl_sync.processes.calls import Happened
-from rl_sync.processes.topology import number_of
+from rl_sync.roles import number_of
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
 from rl_sync.types import Params

@@ -14,6 +14,7 @@ from rl_sync.processes.calls import AskHolders, AskNewest, AskStatus, Happened, 
 from rl_sync.processes.ports import interface_towards
 from rl_sync.processes.rpc import Call, Desk, PeerLostError, RemoteError, RpcClient, RpcServer
 from rl_sync.processes.session import RunStoppedError
+from rl_sync.roles import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
 from rl_sync.types import Params
@@ -137,7 +138,7 @@ class RemoteHolder:
     """
 
     def __init__(self, address: str, call_secs: float, secret: str):
-        self._client = RpcClient(address, "trainer", secret)
+        self._client = RpcClient(address, TRAINER, secret)
         self._call_secs = call_secs
 
     def manifest(self) -> list[Any]:
