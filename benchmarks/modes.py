@@ -49,11 +49,12 @@ from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import Span, SpanKind, is_explorer, read_spans
+from rl_sync.observe.spans import Span, SpanKind, read_spans
 from rl_sync.observe.summary import clipped, of_kind, rl_phase, summarize, union_secs
 from rl_sync.observe.timeline import draw_timeline
 from rl_sync.processes import compilation_cache
 from rl_sync.rewards.router import RewardRequest, RewardRouter
+from rl_sync.roles import is_explorer
 from rl_sync.rollout.request import Request
 from rl_sync.runtime.programs import CHECKPOINTS_DIR
 from rl_sync.schedule import MODES

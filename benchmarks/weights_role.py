@@ -75,7 +75,7 @@ def publisher_of(case: Case, places: Places) -> Any:
 
         return CheckpointPublisher(Path(places.directory))
     if case.transfer == "server":
-        from rl_sync.transfers.serving import HolderServer
+        from rl_sync.transfers.server import HolderServer
         from rl_sync.weights.regions import places_of
         from rl_sync.weights.server_publisher import ServerPublisher
 
@@ -102,7 +102,7 @@ def puller_of(case: Case, places: Places) -> Any:
 
         return CheckpointPuller(Path(places.directory), like)
     if case.transfer == "server":
-        from rl_sync.transfers.serving import RemoteHolder
+        from rl_sync.transfers.server import RemoteHolder
         from rl_sync.weights.server_puller import ServerPuller
 
         address = Path(places.directory, "address")

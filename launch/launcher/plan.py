@@ -73,8 +73,7 @@ def _headline(settings: RunSettings) -> str:
     offset = f" offset {schedule.offset}," if schedule.pull == "exact" else ""
     transfer = f"{settings.transfer} transfer"
     if settings.launch.colocate:
-        handed = settings.transfer == "collective"
-        transfer = f"one process, {'weights handed over' if handed else transfer}"
+        transfer = f"one process, {'weights handed over' if settings.hands_over else transfer}"
     return (
         f"  interval {schedule.interval},{offset} {schedule.pull} pulls, {transfer},"
         f" {_count(settings.explorers, 'explorer')},"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 from launcher import workdir as work
 from launcher.plan import describe
@@ -14,6 +13,7 @@ from rl_sync.observe import summary as span_summary
 from rl_sync.observe.metrics import METRICS_FILE, TENSORBOARD_DIR
 from rl_sync.observe.spans import SPANS_DIR, read_spans
 from rl_sync.processes import compilation_cache
+from rl_sync.processes.results import Balance, Result, Summary
 from rl_sync.runtime.skipped import PHASES
 from rl_sync.settings.run import RunSettings
 
@@ -28,9 +28,9 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
     )
 
 
-def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
+def final_report(settings: RunSettings, summary: Summary) -> str:
     """What the run did, how fast, and where to look further."""
-    result, balance = summary["result"], summary["balance"]
+    result, balance = summary
     lines = ["", *_accuracy(result, settings.algorithm.imitates), *_throughput(settings)]
     if settings.explorers:
         lines.append(_account(balance))
@@ -46,7 +46,7 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
     places |= {
         "metrics": f"{workdir / METRICS_FILE}, TensorBoard: {workdir / TENSORBOARD_DIR}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",
-        "digest": result.get("digest", "none"),
+        "digest": result.digest or "none",
         "spans": workdir / SPANS_DIR,
         "logs": workdir / work.LOGS_DIR,
     }
@@ -54,20 +54,18 @@ def final_report(settings: RunSettings, summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:
+def _accuracy(result: Result, imitates: bool) -> list[str]:
     lines = []
-    if "resumed" in result:
-        lines.append(f"Went on from the snapshot of trainer step {result['resumed']}.")
-    if "warm_up" in result:
-        values = result["warm_up"]
-        lines.append(f"Warm-up: {values['steps']} steps, loss {values['loss']:.3f}")
-    for moment, values in result.get("evaluations", {}).items():
+    if result.resumed is not None:
+        lines.append(f"Went on from the snapshot of trainer step {result.resumed}.")
+    if (values := result.warm_up) is not None:
+        lines.append(f"Warm-up: {values['step']} steps, loss {values['loss']:.3f}")
+    for moment, values in result.evaluations.items():
         lines.append(
             f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']} problems"
             f"{accuracy.describe_parts(values)}"
         )
-    if "rl" in result:
-        values = result["rl"]
+    if (values := result.rl) is not None:
         lines.append(
             f"Imitation: {values['step']} steps; in the last one loss {values['loss']:.3f},"
             f" entropy {values['entropy']:.3f}"
@@ -76,19 +74,18 @@ def _accuracy(result: dict[str, Any], imitates: bool) -> list[str]:
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )
     for phase, what in PHASES.items():
-        if found := result.get(f"skipped_in_{phase}"):
+        if found := result.skipped.get(phase):
             lines.append(
-                f"ALARM: {found['updates']} updates, from {what} {found['first_step']} to"
-                f" {found['last_step']}, were skipped, as they were NaN or infinite."
+                f"ALARM: {found.updates} updates, from {what} {found.first_step} to"
+                f" {found.last_step}, were skipped, as they were NaN or infinite."
             )
-    if "transfer" in result:
-        lines.append(result["transfer"])
-    if "logprob_gap" in result:
-        values = result["logprob_gap"]
+    if result.transfer is not None:
+        lines.append(result.transfer)
+    if (gap := result.logprob_gap) is not None:
         lines.append(
-            f"ALARM: in {values['steps']} steps, the first of them {values['first_step']}, the"
-            f" logprobs of trainer and explorers were over {values['limit']:g} nats apart, at most"
-            f" {values['greatest']:.3f}: data too stale, or two engines that compute differently."
+            f"ALARM: in {gap.steps} steps, the first of them {gap.first_step}, the"
+            f" logprobs of trainer and explorers were over {gap.limit:g} nats apart, at most"
+            f" {gap.greatest:.3f}: data too stale, or two engines that compute differently."
         )
     return lines
 
@@ -100,11 +97,11 @@ def _throughput(settings: RunSettings) -> list[str]:
         return []  # The run ended before the first rollout.
 
 
-def _account(balance: dict[str, Any]) -> str:
-    dropped = "".join(f", {n} dropped ({why})" for why, n in balance["dropped"].items())
-    kept = balance["out_of_attempts"]
+def _account(balance: Balance) -> str:
+    dropped = "".join(f", {n} dropped ({why})" for why, n in balance.dropped.items())
+    kept = balance.out_of_attempts
     return (
-        f"Groups: {balance['leased']} leased = {balance['trained']} trained,"
-        f" {balance['buffered']} still buffered{dropped}"
+        f"Groups: {balance.leased} leased = {balance.trained} trained,"
+        f" {balance.buffered} still buffered{dropped}"
         + (f"; {kept} taken that teach nothing, after algorithm.max_attempts prompts" * bool(kept))
     )

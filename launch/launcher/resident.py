@@ -14,7 +14,7 @@ from rl_sync.models import memory
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
-from rl_sync.weights.link import BUCKET_BYTES
+from rl_sync.transfers.ends import Ends, ends_of
 
 EXPLORER_PROGRAM_BYTES = 480_000_000
 """Libraries, compiled programs, and half of what compiling takes: a cache may spare it."""
@@ -46,12 +46,9 @@ def explorer(settings: RunSettings, task: Task) -> Resident:
     slots = settings.slots // settings.explorer_layout.batch_shards
     vocab_size = settings.explorer_model(task).vocab_size
     sampling = round(SAMPLING_ARRAYS * 4 * slots * vocab_size)
-    transit = {
-        "checkpoint": _travelling(settings, task),  # Files are read to the host first.
-        "collective": _bucket(settings, task),
-        "server": _travelling(settings, task) // 2,  # Parts that are yet to be put together.
-    }
-    arriving = 0 if settings.launch.colocate else transit[settings.transfer]
+    arriving = _ends(settings).arriving_bytes(_travelling(settings, task))
+    if settings.launch.colocate:
+        arriving = 0
     # A program's memory and what arrives are not needed at once.
     return Resident(EXPLORER_PROGRAM_BYTES, 0, max(sampling, arriving))
 
@@ -82,21 +79,12 @@ def _logits(settings: RunSettings, task: Task, rows: int) -> int:
 
 
 def _published(settings: RunSettings, task: Task) -> int:
-    size, latest = _travelling(settings, task), settings.schedule.pull == "latest"
-    if settings.launch.colocate and settings.transfer == "collective":
-        return size
-    if settings.transfer == "checkpoint":
-        # The one that is saved, and the host's copy; besides, if steps go on meanwhile, two that
-        # wait, and what is being written.
-        return (5 if latest else 2) * size
-    if settings.transfer == "server":
-        return settings.schedule.versions_in_use * size
-    return _bucket(settings, task) + latest * size
+    """Bytes of the versions that are published."""
+    return _ends(settings).published_bytes(_travelling(settings, task), settings.schedule)
 
 
-def _bucket(settings: RunSettings, task: Task) -> int:
-    """What a collective transfer sends and gets at once."""
-    return min(_travelling(settings, task), BUCKET_BYTES)
+def _ends(settings: RunSettings) -> Ends:
+    return ends_of(settings.transfer, settings.launch.colocate)
 
 
 def _travelling(settings: RunSettings, task: Task) -> int:

@@ -21,19 +21,22 @@ from launcher import workdir as work
 from launcher.remote import remote_command
 from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
 from launcher.vigil import Vigil
+from rl_sync.actors.events import ExplorerDied, StopRequested
 from rl_sync.observe.display import LiveDisplay, RunStatus
-from rl_sync.observe.spans import is_explorer
 from rl_sync.processes import compilation_cache
+from rl_sync.processes.calls import AskStatus, Close, Happened
 from rl_sync.processes.devices import VISIBLE, role_environment
 from rl_sync.processes.hosts import check_own
 from rl_sync.processes.ports import HeldPorts
+from rl_sync.processes.results import Summary
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import FILE as SECRET_FILE
 from rl_sync.processes.secret import forget, is_open, secret_of
-from rl_sync.processes.topology import members_of, number_of, programs_of
+from rl_sync.processes.topology import members_of, programs_of
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
+from rl_sync.roles import MASTER, is_explorer, number_of, role_of
 from rl_sync.runtime.buffer import check_replay, replay_tables
 from rl_sync.settings.run import ConfigError, RunSettings
 
@@ -132,7 +135,7 @@ class LocalRun:
         replay = replay or f"{self._host}:{free[1]}"
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
         self._addresses = [f"--master={master}", f"--replay={replay}"]
-        self._start_role("master", "master", self._addresses)
+        self._start_role(MASTER, MASTER, self._addresses)
         self._start_programs(programs_of(settings))
         self._master = RpcClient(master, "master", secret)
 
@@ -224,7 +227,7 @@ class LocalRun:
         One that dies before there is anything to explore would do so again.
         """
         status, most = self._status(), self._settings.launch.explorer_restarts
-        programs = {death.name.partition("/")[0] for death in deaths}
+        programs = {role_of(death.name) for death in deaths}
         if not self._settings.is_elastic or status is None or status.phase != "rl":
             return False
         if any(not is_explorer(one) or self._restarts[one] >= most for one in programs):
@@ -235,11 +238,12 @@ class LocalRun:
             members = [member for member in members_of(self._settings) if member.program == program]
             self._supervisor.end([member.name for member in members])
             try:
-                self._master.call("explorer_died", _ANSWER_SECS, explorer=number_of(program))
+                died = ExplorerDied(number_of(program))
+                self._master.call(Happened(died), _ANSWER_SECS)
             except PeerLostError:
                 return False
             self._start_programs([program])
-            why = next(death for death in deaths if death.name.partition("/")[0] == program)
+            why = next(death for death in deaths if role_of(death.name) == program)
             print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
         return True
 
@@ -257,7 +261,7 @@ class LocalRun:
     def _status(self) -> RunStatus | None:
         assert self._master is not None
         try:
-            self._last = RunStatus.from_dict(self._master.call("status", _ANSWER_SECS))
+            self._last = self._master.call(AskStatus(), _ANSWER_SECS)
             return self._last
         except (PeerLostError, RemoteError):
             return None  # Not up yet; were it dead, the supervisor would know.
@@ -278,7 +282,7 @@ class LocalRun:
         """
         assert self._master is not None
         try:
-            self._master.call("stop", _ANSWER_SECS, reason=reason)
+            self._master.call(Happened(StopRequested(reason)), _ANSWER_SECS)
         except PeerLostError:
             return
         signals = len(self._signals)
@@ -306,11 +310,11 @@ class LocalRun:
         if all(death.name != "master" for death in deaths):
             # A trainer that has lost a part of itself cannot save.
             savers = stopping.SAVERS
-            whole = all(death.name.partition("/")[0] not in savers for death in deaths)
+            whole = all(role_of(death.name) not in savers for death in deaths)
             wait_secs = self._settings.launch.wait_secs if whole else 0.0
             self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}", wait_secs)
             with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
-                reason = self._close().get("result", {}).get("failed")
+                reason = self._close().result.failed
                 before = f"{reason}\nThen " if reason else ""
         # Who was killed may be seen as dead after those that fell with it. The master and the
         # replay server, if they lived until here, were asked to end.
@@ -321,9 +325,9 @@ class LocalRun:
     def _how_to_go_on(self) -> str:
         return stopping.how_to_go_on(self._settings, self._last)
 
-    def _close(self) -> dict[str, Any]:
+    def _close(self) -> Summary:
         assert self._master is not None
-        return self._master.call("close", _ANSWER_SECS)
+        return self._master.call(Close(), _ANSWER_SECS)
 
     def _finish(self) -> int:
         stopped = 128 + self._signals[0] if self._signals else 0
@@ -342,7 +346,7 @@ class LocalRun:
                 f"{self._how_to_go_on()}"
             ) from error
         print(report.final_report(self._settings, summary))
-        if reason := summary["result"].get("failed"):
+        if reason := summary.result.failed:
             raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")
         if stopped:
             print(self._how_to_go_on())

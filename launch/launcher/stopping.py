@@ -12,7 +12,7 @@ from launcher.workdir import saved
 from rl_sync.observe.display import RunStatus, describe_activity
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.movement import Movement, trainer_of
-from rl_sync.processes.topology import TRAINER
+from rl_sync.roles import TRAINER
 from rl_sync.settings.run import TOGETHER, RunSettings
 
 SAVERS = (TRAINER, TOGETHER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from launcher.supervisor import Death, Supervisor
-from rl_sync.processes.attendance import Silence
+from rl_sync.processes.calls import AskSilences
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
@@ -47,14 +47,14 @@ class Vigil:
 
     def _silent(self, master: RpcClient, at_least_secs: float) -> list[Death]:
         try:
-            told = master.call("silences", _ANSWER_SECS, at_least_secs=at_least_secs)
+            told = master.call(AskSilences(at_least_secs), _ANSWER_SECS)
         except PeerLostError:
             return self._master(at_least_secs)
         except RemoteError:
             return []
         self._answered_secs = time.monotonic()
         found = []
-        for silence in (Silence(*one) for one in told):
+        for silence in told:
             name = TOGETHER if self._settings.launch.colocate else silence.name
             found.append(self._supervisor.end_hung(name, str(silence)))
         return [death for death in found if death is not None]

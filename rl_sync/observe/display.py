@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,19 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl_sync.observe.spans import is_explorer
+from rl_sync.observe.looks import LOOKS
+from rl_sync.observe.spans import SYNC_KINDS, SpanKind
+from rl_sync.roles import is_explorer
 
 PLAIN_EVERY_SECS = 10.0
-
-_STYLES = {
-    "rollout": "yellow",
-    "train": "green",
-    "warm_up": "green",
-    "sync_collective": "magenta",
-    "sync_checkpoint": "red",
-    "evaluation": "cyan",
-}
-_NAMES = {"sync_collective": "sync", "sync_checkpoint": "sync", "warm_up": "warm-up"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,19 +47,6 @@ class RoleStatus:
     staleness: float | None = None
     loss: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the status as a dict that msgpack and JSON can carry."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RoleStatus:
-        """Inverts `to_dict`.
-
-        Raises:
-          TypeError: a field is unknown or missing.
-        """
-        return cls(**values)
-
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
@@ -94,32 +72,23 @@ class RunStatus:
     message: str = ""
     loss: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the status as a dict that msgpack and JSON can carry."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**values, "roles": [role.to_dict() for role in self.roles]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunStatus:
-        """Inverts `to_dict`.
-
-        Raises:
-          TypeError: a field is unknown or missing.
-        """
-        roles = tuple(RoleStatus.from_dict(role) for role in values.get("roles", ()))
-        return cls(**{**values, "roles": roles})
-
 
 def describe_activity(role: RoleStatus) -> str:
     """A role's state in words: "rollout e7", "train t3", "waits for synchronization 3.2 s"."""
     if role.waits_for is not None:
         return f"waits for {role.waits_for} {role.since_secs:.1f} s"
-    name = _NAMES.get(role.activity, role.activity)
+    look = LOOKS.get(role.activity)
+    name = role.activity if look is None else look.words
     if role.step is not None and role.activity in ("rollout", "score", "insert", "train"):
         return f"{name} {'e' if is_explorer(role.role) else 't'}{role.step}"
-    if role.version is not None and role.activity.startswith("sync"):
+    if role.version is not None and role.activity in SYNC_KINDS:
         return f"{name} v{role.version}"
     return name
+
+
+def _style(role: RoleStatus) -> str:
+    look = LOOKS.get(SpanKind.WAIT if role.waits_for is not None else role.activity)
+    return "" if look is None else look.style
 
 
 def plain_line(status: RunStatus) -> str:
@@ -156,10 +125,9 @@ def render(status: RunStatus) -> RenderableType:
     for name in ("step", "version", "reward", "tokens/s", "staleness"):
         table.add_column(name, justify="right", no_wrap=True)
     for role in status.roles:
-        style = "dim" if role.waits_for is not None else _STYLES.get(role.activity, "")
         table.add_row(
             role.role,
-            Text(describe_activity(role), style=style),
+            Text(describe_activity(role), style=_style(role)),
             _number(role.step, "d"),
             _number(role.version, "d"),
             _number(role.reward, ".3f"),

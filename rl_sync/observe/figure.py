@@ -15,30 +15,19 @@ from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
 from rl_sync.observe import buffer
-from rl_sync.observe.spans import Span, SpanKind, is_explorer, role_order
-from rl_sync.observe.summary import SYNC_KINDS, clipped, of_kind, overlap_secs, uncovered
+from rl_sync.observe.looks import LOOKS
+from rl_sync.observe.spans import (
+    SYNC_KINDS,
+    Span,
+    SpanKind,
+    sync_kind,
+)
+from rl_sync.observe.summary import clipped, of_kind, overlap_secs, uncovered
+from rl_sync.roles import TRAINER, is_explorer, role_order, split
+from rl_sync.transfer import TRANSFERS
 
-COLOURS = {
-    SpanKind.ROLLOUT: "#F7C948",
-    SpanKind.TRAIN: "#57A773",
-    SpanKind.SYNC_COLLECTIVE: "#8E4EC6",
-    SpanKind.SYNC_CHECKPOINT: "#D9383A",
-    SpanKind.SYNC_SERVER: "#E8710A",
-    SpanKind.WAIT: "#F4F4F5",
-    SpanKind.WARM_UP: "#BBDDC5",
-    SpanKind.EVALUATION: "#A9BFD8",
-    SpanKind.SCORE: "#E9D9B4",
-    SpanKind.INSERT: "#CDD5DD",
-    SpanKind.SNAPSHOT: "#C8B6AE",
-    SpanKind.COMPILE: "#DEDEE3",
-}
-_NAMES = {
-    SpanKind.SYNC_COLLECTIVE: "sync (collective)",
-    SpanKind.SYNC_CHECKPOINT: "sync (checkpoint)",
-    SpanKind.SYNC_SERVER: "sync (server)",
-    SpanKind.WARM_UP: "warm-up",
-}
 _INK, _QUIET, _GROUPS, _LEVEL = "#27272A", "#71717A", "#3F5F7F", "#C9D9E8"
+_JOINT_KINDS = frozenset(sync_kind(name) for name, one in TRANSFERS.items() if one.is_joint)
 _QUIET_KINDS = frozenset(
     {SpanKind.SCORE, SpanKind.INSERT, SpanKind.SNAPSHOT, SpanKind.COMPILE, SpanKind.EVALUATION}
 )
@@ -93,7 +82,7 @@ def draw(spans: Iterable[Span], window: tuple[float, float], title: str) -> Figu
 
 
 def _has_lane(role: str) -> bool:
-    return is_explorer(role) or role == "trainer"
+    return is_explorer(role) or role == TRAINER
 
 
 def _lanes(roles: list[str]) -> dict[str, float]:
@@ -106,8 +95,8 @@ def _lanes(roles: list[str]) -> dict[str, float]:
 def _lane_name(role: str, lanes: Iterable[str]) -> str:
     if is_explorer(role) and sum(is_explorer(lane) for lane in lanes) == 1:
         return "Explorer"
-    name = role.rstrip("0123456789")
-    return f"{name.capitalize()} {role[len(name) :]}".strip()
+    kind, number = split(role)
+    return f"{kind.capitalize()} {number or ''}".strip()
 
 
 def _set_up(axes: Axes, lanes: dict[str, float], window: tuple[float, float]) -> None:
@@ -178,7 +167,7 @@ class _Painter:
         waiting = span.kind is SpanKind.WAIT
         patch = Rectangle((left, bottom), width, _BLOCK * share)
         outlined = not waiting and width * self.points_per_sec > 3
-        patch.set(facecolor=COLOURS[span.kind], linewidth=0.7 if outlined else 0)
+        patch.set(facecolor=LOOKS[span.kind].colour, linewidth=0.7 if outlined else 0)
         patch.set(edgecolor="#D4D4D8" if waiting else "white", hatch="////" if waiting else None)
         patch.set(zorder=6 if span.kind in SYNC_KINDS else 4 + (share < 1))
         self.axes.add_patch(patch)
@@ -194,8 +183,8 @@ class _Painter:
                 across, up = up, across
             if across <= room - (1 if rotation else 4) and up <= self.block_points - 1:
                 dark = span.kind in (SpanKind.TRAIN, *SYNC_KINDS)
-                box = {"facecolor": COLOURS[SpanKind.WAIT], "edgecolor": "none", "pad": 1.2}
-                halo = withStroke(linewidth=2.5, foreground=COLOURS[span.kind])
+                box = {"facecolor": LOOKS[SpanKind.WAIT].colour, "edgecolor": "none", "pad": 1.2}
+                halo = withStroke(linewidth=2.5, foreground=LOOKS[span.kind].colour)
                 self.axes.text(
                     middle, self.lanes[span.role], text,
                     fontsize=size, rotation=rotation, ha="center", va="center", linespacing=1.05,
@@ -265,12 +254,12 @@ class _Painter:
         """How weights went: a band where all meet, a line from the save to the restore."""
         meetings: dict[Span, list[Span]] = {}
         syncs = of_kind(spans, *SYNC_KINDS)
-        published = [span for span in syncs if span.role == "trainer" and span.role in self.lanes]
+        published = [span for span in syncs if span.role == TRAINER and span.role in self.lanes]
         for pull in syncs:
             publish = _publication(pull, published) if pull.role in self.lanes else None
             if publish is None or pull.end_secs < start or publish.start_secs > end:
                 continue
-            if publish.kind is SpanKind.SYNC_COLLECTIVE:
+            if publish.kind in _JOINT_KINDS:
                 meetings.setdefault(publish, []).append(pull)
             else:
                 self.hand_over(publish, pull)
@@ -287,13 +276,13 @@ class _Painter:
         bottom = self.lanes[publish.role]
         top = max(self.lanes[pull.role] for pull in pulls)
         band = Rectangle((left, bottom), width, top - bottom)
-        band.set(facecolor=COLOURS[publish.kind], alpha=0.28, edgecolor="none", zorder=5)
+        band.set(facecolor=LOOKS[publish.kind].colour, alpha=0.28, edgecolor="none", zorder=5)
         self.axes.add_patch(band)
 
     def hand_over(self, publish: Span, pull: Span) -> None:
         x = [publish.end_secs - self.origin_secs, pull.start_secs - self.origin_secs]
         y = [self.lanes[publish.role] + _BLOCK / 2, self.lanes[pull.role] - _BLOCK / 2]
-        self.axes.plot(x, y, color=COLOURS[publish.kind], zorder=5, **_WEIGHTS_LINE)
+        self.axes.plot(x, y, color=LOOKS[publish.kind].colour, zorder=5, **_WEIGHTS_LINE)
 
 
 def _publication(pull: Span, published: list[Span]) -> Span | None:
@@ -329,7 +318,7 @@ def _wordings(span: Span) -> list[tuple[str, float, int]]:
         return [(f"v{version}", 8, 0), (f"v{version}", 6.5, 90), (f"v{version}", 5.5, 90)]
     if span.kind in SYNC_KINDS or span.kind is SpanKind.INSERT:
         return []
-    return [(_NAMES.get(span.kind, str(span.kind)), 8, 0)]
+    return [(LOOKS[span.kind].words, 8, 0)]
 
 
 def _annotate(figure: Figure, axes: Axes, spans: list[Span], title: str, height: float) -> None:
@@ -340,19 +329,19 @@ def _annotate(figure: Figure, axes: Axes, spans: list[Span], title: str, height:
     )
     shown = {span.kind for span in spans}
     handles: list[Patch | Line2D] = []
-    for kind, colour in COLOURS.items():
+    for kind, look in LOOKS.items():
         if kind in shown:
             waiting = kind is SpanKind.WAIT
-            patch = Patch(facecolor=colour, label=_NAMES.get(kind, str(kind)))
-            patch.set(edgecolor="#A1A1AA" if waiting else colour, linewidth=0.5)
+            patch = Patch(facecolor=look.colour, label=look.legend or look.words)
+            patch.set(edgecolor="#A1A1AA" if waiting else look.colour, linewidth=0.5)
             patch.set_hatch("////" if waiting else "")
             handles.append(patch)
     handles.append(Patch(facecolor=_LEVEL, edgecolor=_GROUPS, label="groups in the buffer"))
     handles.append(
         Line2D([], [], color=_GROUPS, marker="v", markersize=5, label="groups enter / leave")
     )
-    for kind in sorted(shown & {SpanKind.SYNC_CHECKPOINT, SpanKind.SYNC_SERVER}):
-        colour = COLOURS[kind]
+    for kind in sorted(shown & (SYNC_KINDS - _JOINT_KINDS)):
+        colour = LOOKS[kind].colour
         handles.append(Line2D([], [], color=colour, label="weights travel", **_WEIGHTS_LINE))
     figure.legend(
         handles=handles, loc="lower left", bbox_to_anchor=(left - 0.005, 0.0), ncols=len(handles),

@@ -19,6 +19,7 @@ from typing import Any
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, mark
+from rl_sync.transfer import TRANSFERS
 
 SPANS_DIR = "spans"
 
@@ -32,12 +33,22 @@ class SpanKind(enum.StrEnum):
     TRAIN = "train"
     WARM_UP = "warm_up"
     EVALUATION = "evaluation"
-    SYNC_COLLECTIVE = "sync_collective"
-    SYNC_CHECKPOINT = "sync_checkpoint"
-    SYNC_SERVER = "sync_server"
     WAIT = "wait"
     SNAPSHOT = "snapshot"
     COMPILE = "compile"
+    # One for each transfer of weights; see `sync_kind`.
+    _ignore_ = "_members _name"
+    _members = vars()
+    for _name in TRANSFERS:
+        _members[f"SYNC_{_name.upper()}"] = f"sync_{_name}"
+
+
+def sync_kind(transfer: str) -> SpanKind:
+    """The kind of the spans of a transfer of weights, by its name."""
+    return SpanKind(f"sync_{transfer}")
+
+
+SYNC_KINDS = frozenset(map(sync_kind, TRANSFERS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,15 +318,3 @@ class _Seam:
             return (span.step or 0) > self.step
         is_warm_up = span.kind is SpanKind.WARM_UP and self.warm_up is not None
         return is_warm_up and (span.step or 0) > (self.warm_up or 0)
-
-
-def role_order(role: str) -> tuple[int, int, str]:
-    """A sort key: explorers by their number, then the trainer, the master, and others."""
-    name = role.rstrip("0123456789")
-    ranks = {"explorer": 0, "trainer": 1, "master": 2}
-    return ranks.get(name, 3), int(role[len(name) :] or 0), role
-
-
-def is_explorer(role: str) -> bool:
-    """Whether a role generates rollouts."""
-    return role.startswith("explorer")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from rl_sync.observe.spans import Span, SpanKind, is_explorer, role_order
+from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind
+from rl_sync.roles import TRAINER, is_explorer, role_order
 
 Interval = tuple[float, float]
 
-SYNC_KINDS = frozenset({SpanKind.SYNC_COLLECTIVE, SpanKind.SYNC_CHECKPOINT, SpanKind.SYNC_SERVER})
 WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
 
 
@@ -106,7 +106,7 @@ class RunSummary:
 
     @property
     def trainer_idle_share(self) -> float:
-        return self.role("trainer").idle_share
+        return self.role(TRAINER).idle_share
 
     def role(self, name: str) -> RoleSummary:
         """The summary of one role.

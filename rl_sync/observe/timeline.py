@@ -11,8 +11,9 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from rl_sync.observe.figure import draw
-from rl_sync.observe.spans import Span, SpanKind, read_spans
-from rl_sync.observe.summary import SYNC_KINDS, of_kind
+from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind, read_spans
+from rl_sync.observe.summary import of_kind
+from rl_sync.roles import TRAINER
 
 TIMELINE_FILES = ("timeline.png", "timeline.svg")
 CONFIG_FILE = "config.json"
@@ -126,7 +127,7 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
         start = min(span.start_secs for span in (*shown, *rollouts))
     end = max(span.end_secs for span in shown)
     # The sync that follows the last step belongs to the picture.
-    syncs = of_kind(spans, *SYNC_KINDS, role="trainer")
+    syncs = of_kind(spans, *SYNC_KINDS, role=TRAINER)
     published = {span.step for span in shown}
     end = max([end, *(span.end_secs for span in syncs if span.version in published)])
     margin = min(0.01 * (end - start), 0.2)

@@ -14,23 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.observe import buffer
-from rl_sync.observe.spans import Span, SpanKind, read_spans, role_order
+from rl_sync.observe.looks import LOOKS
+from rl_sync.observe.spans import Span, SpanKind, read_spans
+from rl_sync.roles import is_explorer, role_order
 
 TRACE_FILE = "trace.json"
 _BUFFER, _ARRIVALS, _DEPARTURES = "buffer", 0, 1
 _SLICE_SECS = 0.001
-
-# The reserved names of Chrome's palette that come nearest to the colours of the timeline.
-_COLOURS = {
-    SpanKind.ROLLOUT: "yellow",
-    SpanKind.TRAIN: "good",
-    SpanKind.WARM_UP: "olive",
-    SpanKind.SYNC_COLLECTIVE: "detailed_memory_dump",
-    SpanKind.SYNC_CHECKPOINT: "terrible",
-    SpanKind.SYNC_SERVER: "bad",
-    SpanKind.WAIT: "grey",
-    SpanKind.EVALUATION: "rail_animation",
-}
 
 Event = dict[str, Any]
 Place = tuple[int, int]
@@ -83,7 +73,7 @@ def trace_events(spans: Iterable[Span]) -> list[Event]:
 def _lane_rank(role: str) -> int:
     if role == _BUFFER:
         return 1
-    return 0 if role_order(role)[0] == 0 else 2
+    return 0 if is_explorer(role) else 2
 
 
 def _name_process(role: str, pid: int) -> list[Event]:
@@ -134,8 +124,8 @@ def _slice(span: Span, place: Place, origin_secs: float) -> Event:
         "dur": _micros(span.end_secs, span.start_secs),
         "args": span.attributes,
     }
-    if span.kind in _COLOURS:
-        event["cname"] = _COLOURS[span.kind]
+    if (colour := LOOKS[span.kind].trace_colour) is not None:
+        event["cname"] = colour
     return event
 
 

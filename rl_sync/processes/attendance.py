@@ -10,6 +10,8 @@ import threading
 import time
 from typing import NamedTuple
 
+from rl_sync.roles import role_of
+
 SILENT_SECS = 5.0
 """After so long without a sign of life, a process is named where others wait for it."""
 
@@ -66,7 +68,7 @@ class Attendance:
     def lost(self, program: str) -> None:
         """Expects no more signs of any process of a program, until there are some again."""
         with self._lock:
-            for name in [name for name in self._signs if name.partition("/")[0] == program]:
+            for name in [name for name in self._signs if role_of(name) == program]:
                 del self._signs[name]
 
     def ticked(self, now_secs: float, since_last_secs: float) -> None:

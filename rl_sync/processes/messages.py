@@ -1,4 +1,4 @@
-"""Values as bytes, for the other processes of a program: msgpack with tuples, arrays and records.
+"""Values as bytes, for the other processes of a run: msgpack with tuples, arrays and records.
 
 Reading one runs no code of the sender's: a record is made of a class that was registered here, and
 an error of one that has only a message.
@@ -7,8 +7,9 @@ an error of one that has only a message.
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgpack
@@ -23,7 +24,8 @@ C = TypeVar("C", bound=type)
 
 
 def record(cls: C) -> C:
-    """Lets objects of a class be sent, as the values of its annotated fields; a decorator."""
+    """Lets objects of a dataclass or a NamedTuple be sent, field by field; a decorator."""
+    assert _records.get(cls.__name__, cls) is cls, f"two records are called {cls.__name__}"
     _records[cls.__name__] = cls
     return cls
 
@@ -53,7 +55,7 @@ def decode(data: bytes) -> Any:
 def _extension(value: Any) -> msgpack.ExtType:
     """Encodes what msgpack does not know."""
     if (name := type(value).__name__) in _records and type(value) is _records[name]:
-        fields = [getattr(value, field) for field in value.__annotations__]
+        fields = {field: getattr(value, field) for field in _fields(type(value))}
         return msgpack.ExtType(_RECORD, encode([name, fields]))
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, encode(list(value)))
@@ -61,7 +63,7 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_ARRAY, encode(_plain(np.asarray(value))))
     if isinstance(value, BaseException):
         return msgpack.ExtType(_ERROR, encode(_described(value)))
-    raise TypeError(f"A {type(value).__name__} cannot be sent to the program's other processes.")
+    raise TypeError(f"A {type(value).__name__} cannot be sent to other processes.")
 
 
 def _value(code: int, data: bytes) -> Any:
@@ -74,13 +76,34 @@ def _value(code: int, data: bytes) -> Any:
         array = np.frombuffer(content, np.dtype(name)).reshape(shape).copy()
         return array if shape else array[()]
     if code == _RECORD:
-        name, fields = value
-        if name not in _records:
-            raise ValueError(f"A {name} is no record that processes of a program send.")
-        return _records[name](*fields)
+        return _made(*value)
     if code == _ERROR:
         return _error(*value)
-    raise ValueError(f"Extension {code} is none of those that processes of a program send.")
+    raise ValueError(f"Extension {code} is none of those that processes send each other.")
+
+
+def _fields(cls: Any) -> Sequence[str]:
+    """The names of a record's fields."""
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    return cls._fields
+
+
+def _made(name: str, fields: Mapping[str, Any]) -> Any:
+    """A record of the class of that name."""
+    if name not in _records:
+        raise ValueError(f"A {name} is no record that processes send each other.")
+    known = _fields(_records[name])
+    missing = [field for field in known if field not in fields]
+    unknown = [field for field in fields if field not in known]
+    if missing or unknown:
+        wrong = [f"lacks {', '.join(missing)}"] * bool(missing)
+        wrong += [f"has {', '.join(unknown)}, which it does not know"] * bool(unknown)
+        raise ValueError(
+            f"A {name} that arrived {' and '.join(wrong)}: the processes of a run must all have"
+            " the same rl_sync."
+        )
+    return _records[name](**fields)
 
 
 def _plain(array: np.ndarray) -> list[Any]:

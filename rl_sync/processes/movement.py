@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.spans import SpanKind
+from rl_sync.roles import TRAINER
 
 _WORK = {
     SpanKind.WARM_UP,
@@ -21,7 +22,7 @@ _WORK = {
 def trainer_of(status: RunStatus | None) -> RoleStatus | None:
     """The trainer's part of a status; None before its first sign of life."""
     roles = () if status is None else status.roles
-    return next((role for role in roles if role.role == "trainer"), None)
+    return next((role for role in roles if role.role == TRAINER), None)
 
 
 class Movement:

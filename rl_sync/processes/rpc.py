@@ -1,7 +1,8 @@
-"""Remote calls between the roles: named methods with plain arguments, msgpack over gRPC.
+"""Remote calls between processes: records over gRPC.
 
-Arguments and results are what msgpack knows: numbers, strings, bytes, lists, string-keyed dicts.
-Every call carries the secret of its run; one that does not is refused before it is read.
+A call is a record of its own class, which says what it is answered with (`Call`). Caller and server
+are so checked against each other by the type checker. Every call carries the secret of its run; one
+that does not is refused before it is read.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import concurrent.futures
 import hmac
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import grpc
-import msgpack
+
+from rl_sync.processes.messages import decode, encode, record
 
 _METHOD = "/rl_sync.Role/Call"
 _SECRET = "rl-sync-secret"
@@ -32,7 +34,45 @@ _OPTIONS = [
 ]
 _log = logging.getLogger(__name__)
 
-Method = Callable[..., Any]
+R = TypeVar("R")
+
+
+class Call(Generic[R]):
+    """A call that is answered with an R; subclasses are frozen dataclasses of its arguments."""
+
+    def __init_subclass__(cls) -> None:
+        record(cls)
+
+    @classmethod
+    def answered_by(cls, answer: Callable[[Self], R]) -> Handler:
+        """Pairs the call with the function that answers it."""
+        return Handler(cls, answer)
+
+
+class Handler(NamedTuple):
+    """A kind of call, and who answers it."""
+
+    call: type[Call[Any]]
+    answer: Callable[[Any], Any]
+
+
+class Desk:
+    """Answers calls of several kinds."""
+
+    def __init__(self, *handlers: Handler):
+        self._answers = dict(handlers)
+
+    def __call__(self, call: Call[R]) -> R:
+        """The answer to a call.
+
+        Raises:
+          ValueError: calls of that kind are not answered here.
+          Exception: whatever answering fails with.
+        """
+        answer = self._answers.get(type(call))
+        if answer is None:
+            raise ValueError(f"This process answers no {type(call).__name__}.")
+        return answer(call)
 
 
 class RemoteError(RuntimeError):
@@ -44,10 +84,10 @@ class PeerLostError(RuntimeError):
 
 
 class RpcServer:
-    """Serves methods by name until it is closed.
+    """Has calls answered until it is closed.
 
     Args:
-      methods: name to function; called with the caller's keyword arguments, from several threads.
+      answer: answers a call; called from several threads.
       port: 0 for any free one.
       host: the interface to listen on.
       threads: calls served at the same time; long polls hold one each.
@@ -59,13 +99,13 @@ class RpcServer:
 
     def __init__(
         self,
-        methods: Mapping[str, Method],
+        answer: Callable[[Call[Any]], Any],
         port: int,
         host: str = "127.0.0.1",
         threads: int = 32,
         secret: str = _OWN,
     ):
-        self._methods = methods
+        self._answer = answer
         executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self._server = grpc.server(executor, options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Door(self._serve, secret),))
@@ -79,12 +119,14 @@ class RpcServer:
 
     def _serve(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         del context
-        name, arguments = msgpack.unpackb(request, strict_map_key=False)
+        name = "A call that cannot be read"
         try:
-            return msgpack.packb((True, self._methods[name](**arguments)))
+            call = decode(request)
+            name = type(call).__name__
+            return encode((True, self._answer(call)))
         except Exception as error:
-            _log.exception("%s(%s) failed", name, ", ".join(arguments))
-            return msgpack.packb((False, f"{type(error).__name__}: {error}"))
+            _log.exception("%s failed", name)
+            return encode((False, f"{type(error).__name__}: {error}"))
 
     def close(self, grace_secs: float = 1.0) -> None:
         """Stops serving; calls under way get the grace to end."""
@@ -122,7 +164,7 @@ def _refuse(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
 
 
 class RpcClient:
-    """Calls the methods of one server; thread-safe.
+    """Calls one server; thread-safe.
 
     Args:
       address: `host:port`.
@@ -136,32 +178,32 @@ class RpcClient:
         self._call = self._channel.unary_unary(_METHOD)
         self._metadata = ((_SECRET, secret),)
 
-    def call(self, method: str, deadline_secs: float, /, **arguments: Any) -> Any:
-        """Calls a method and waits for what it returns.
+    def call(self, call: Call[R], deadline_secs: float) -> R:
+        """Waits for the answer to a call.
 
         Raises:
-          RemoteError: the method raised, or the server belongs to another run.
+          RemoteError: the server refused, or belongs to another run.
           PeerLostError: nobody answered within `deadline_secs`.
         """
-        request = msgpack.packb((method, arguments))
+        name = type(call).__name__
         try:
             reply = self._call(
-                request, timeout=deadline_secs, wait_for_ready=False, metadata=self._metadata
+                encode(call), timeout=deadline_secs, wait_for_ready=False, metadata=self._metadata
             )
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
             if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise RemoteError(
-                    f"{method!r} is refused by {self._peer}: {error.details()}. Another run has"
+                    f"{name} is refused by {self._peer}: {error.details()}. Another run has"
                     " that address, or this process was started with another work directory."
                 ) from error
             reason = error.details() if isinstance(error, grpc.Call) else str(error)
             raise PeerLostError(
-                f"No answer from {self._peer} to {method!r} within {deadline_secs:g} s: {reason}"
+                f"No answer from {self._peer} to {name} within {deadline_secs:g} s: {reason}"
             ) from error
-        succeeded, result = msgpack.unpackb(reply, strict_map_key=False)
+        succeeded, answer = decode(reply)
         if not succeeded:
-            raise RemoteError(result)
-        return result
+            raise RemoteError(answer)
+        return answer
 
     def close(self) -> None:
         """Closes the connection."""

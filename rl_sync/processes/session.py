@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.spans import SpanKind, SpanRecorder, spans_path
 from rl_sync.processes.attendance import SILENT_SECS, Silence
-from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.processes.calls import AskSilences, Heartbeat, Leave, Resumed
+from rl_sync.processes.rpc import Call, PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import secret_of
 from rl_sync.processes.team import Team
+from rl_sync.roles import process_name
 from rl_sync.settings.run import RunSettings
-from rl_sync.settings.sections import process_name
 
 HEARTBEAT_SECS = 0.5
 _log = logging.getLogger(__name__)
@@ -73,18 +74,18 @@ class Session:
         """What the first process gets from a thunk, or this one's share of it; see `Team`."""
         return self.team.hand_out(what, thunk, share)
 
-    def call(self, method: str, **arguments: Any) -> Any:
+    def call(self, call: Call[T]) -> T:
         """Calls the master, with the settings' deadline for an answer."""
-        return self.agree(f"call {method}", lambda: self._call(method, **arguments))
+        return self.agree(f"call {type(call).__name__}", lambda: self.call_alone(call))
 
-    def tell(self, method: str, **arguments: Any) -> None:
-        """Calls the master where the answer does not matter; for any thread."""
+    def tell(self, call: Call[None]) -> None:
+        """Calls the master where there is nothing to hear; for any thread."""
         if self.leads:
-            self._call(method, **arguments)
+            self.call_alone(call)
 
-    def call_alone(self, method: str, **arguments: Any) -> Any:
+    def call_alone(self, call: Call[T]) -> T:
         """Calls the master for this process alone, whatever the others do."""
-        return self._call(method, **arguments)
+        return self._master.call(call, self.settings.launch.call_secs)
 
     def resumed(self, step: int, warm_up: int | None = None) -> None:
         """Marks in all records that the run goes on from a snapshot.
@@ -93,14 +94,11 @@ class Session:
           step, warm_up: see `rl_sync.observe.resumption.mark`.
         """
         self.spans.resume(step, warm_up)
-        self.call("resumed", step=step, warm_up=warm_up)
+        self.call(Resumed(step, warm_up))
 
     def check(self) -> None:
         """Raises `RunStoppedError` when the run is being stopped."""
         self.agree("check", self._check)
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        return self._master.call(method, self.settings.launch.call_secs, **arguments)
 
     def _check(self) -> None:
         if self._stop is not None:
@@ -129,15 +127,8 @@ class Session:
         lost_since = None
         while not self._closed.wait(HEARTBEAT_SECS):
             try:
-                reply = self._call(
-                    "heartbeat",
-                    role=self.role,
-                    status=self.status().to_dict(),
-                    name=self.name,
-                    process=os.getpid(),
-                    doing=self._doing(),
-                )
-                self._stop, lost_since = reply["stop"], None
+                sign = Heartbeat(self.status(), self.name, os.getpid(), self._doing())
+                self._stop, lost_since = self.call_alone(sign), None
             except PeerLostError as error:
                 lost_since = lost_since or time.monotonic()
                 if time.monotonic() - lost_since > self.settings.launch.master_lost_secs:
@@ -147,7 +138,7 @@ class Session:
             except Exception:
                 _log.exception("A sign of life of %s failed", self.name)
         with contextlib.suppress(PeerLostError, RemoteError):
-            self._call("leave", name=self.name)
+            self.call_alone(Leave(self.name))
 
     def _doing(self) -> str:
         """What this process does, for who wonders later where it got stuck."""
@@ -161,10 +152,10 @@ class Session:
     def silences(self) -> list[Silence]:
         """The other processes that give the master no signs of life; none if it gives none."""
         try:
-            told = self._master.call("silences", SILENT_SECS, at_least_secs=SILENT_SECS)
+            told = self._master.call(AskSilences(SILENT_SECS), SILENT_SECS)
         except (PeerLostError, RemoteError):
             return []
-        return [silence for one in told if (silence := Silence(*one)).name != self.name]
+        return [silence for silence in told if silence.name != self.name]
 
     def close(self) -> None:
         """Ends the signs of life and closes the spans."""

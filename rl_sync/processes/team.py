@@ -7,6 +7,7 @@ handed on to the *followers*, which wait for it at the same point of the program
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rl_sync.processes.messages import decode, encode
-from rl_sync.processes.rpc import PeerLostError, RpcClient, RpcServer
+from rl_sync.processes.rpc import Call, Desk, PeerLostError, RpcClient, RpcServer
 from rl_sync.weights.agreement import Agree, alone
 
 _POLL_SECS = 5.0
@@ -23,6 +24,23 @@ _CLOSE_SECS = 10.0
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hear(Call[bytes | None]):
+    """A follower's question what was said in a turn of a thread; None if it is not said yet.
+
+    Attributes:
+      follower: which process asks, from 1.
+      what: where its own thread is.
+      poll_secs: the longest that it waits.
+    """
+
+    follower: int
+    thread: str
+    turn: int
+    what: str
+    poll_secs: float
 
 
 class Team:
@@ -81,7 +99,11 @@ class Leader(Team):
         self._heard: dict[tuple[str, int], set[int]] = {}
         host, _, port = address.rpartition(":")
         self._server = RpcServer(
-            {"hear": self._hear}, int(port), host, threads=4 * followers + 4, secret=secret
+            Desk(Hear.answered_by(self._hear)),
+            int(port),
+            host,
+            threads=4 * followers + 4,
+            secret=secret,
         )
         self.agree = self._program_thread = _Speaker(self, "program")
 
@@ -116,25 +138,23 @@ class Leader(Team):
         """How many there are."""
         return self._followers
 
-    def _hear(
-        self, follower: int, thread: str, turn: int, what: str, poll_secs: float
-    ) -> bytes | None:
-        """What was said in a turn; None if it is not said yet."""
-        key = thread, turn
+    def _hear(self, call: Hear) -> bytes | None:
+        key = call.thread, call.turn
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._said, poll_secs):
+            if not self._changed.wait_for(lambda: key in self._said, call.poll_secs):
                 return None
             point, outcomes = self._said[key]
-            if point != what:
+            if point != call.what:
                 raise RuntimeError(
-                    f"The processes of {self._program} have gone different ways: in turn {turn} of"
-                    f" thread {thread} the first is at {point!r}, process {follower} at {what!r}."
+                    f"The processes of {self._program} have gone different ways: in turn"
+                    f" {call.turn} of thread {call.thread} the first is at {point!r}, process"
+                    f" {call.follower} at {call.what!r}."
                 )
-            self._heard[key].add(follower)
+            self._heard[key].add(call.follower)
             if len(self._heard[key]) == self._followers:
                 del self._said[key], self._heard[key]
                 self._changed.notify_all()
-            return outcomes[follower - 1]
+            return outcomes[call.follower - 1]
 
 
 class _Speaker:
@@ -249,9 +269,9 @@ class Follower(Team):
         )
 
     def _ask(self, thread: str, turn: int, what: str) -> bytes | None:
-        asking = {"follower": self.process, "thread": thread, "turn": turn, "what": what}
+        call = Hear(self.process, thread, turn, what, _POLL_SECS)
         try:
-            heard = self._client.call("hear", 4 * _POLL_SECS, **asking, poll_secs=_POLL_SECS)
+            heard = self._client.call(call, 4 * _POLL_SECS)
         except PeerLostError:
             if self._has_heard or time.monotonic() - self._started > self._start_secs:
                 raise

@@ -12,21 +12,9 @@ from typing import NamedTuple
 import jax
 
 from rl_sync.models.sharding import Layout
+from rl_sync.roles import TRAINER, explorer_name, number_of, process_name
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import TOGETHER, RunSettings
-from rl_sync.settings.sections import process_name
-
-TRAINER = "trainer"
-
-
-def explorer_name(number: int) -> str:
-    """The program of an explorer, by its number from 1."""
-    return f"explorer{number}"
-
-
-def number_of(program: str) -> int:
-    """The number of an explorer, by its program."""
-    return int(program.removeprefix("explorer"))
 
 
 class Member(NamedTuple):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from rl_sync.actors.events import TOO_STALE
+from rl_sync.actors.events import TOO_STALE, GroupsRefused
 from rl_sync.algorithms.screening import choose
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import Claim, Happened
 from rl_sync.processes.session import Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.schedule import SyncSchedule
@@ -156,7 +157,7 @@ class BatchReader:
     def _refuse(self, groups: list[Group], reason: str) -> list[int]:
         lease_ids = [group.lease_id for group in groups]
         if lease_ids:
-            self._session.call("refused", lease_ids=lease_ids, reason=reason)
+            self._session.call(Happened(GroupsRefused(tuple(lease_ids), reason)))
         return lease_ids
 
     def _take(self, count: int) -> None:
@@ -165,5 +166,5 @@ class BatchReader:
         except ReplayTimeoutError:
             return
         groups = [Group.from_columns(sample.columns) for sample in samples]
-        over = set(self._session.call("claim", lease_ids=[group.lease_id for group in groups]))
+        over = self._session.call(Claim([group.lease_id for group in groups]))
         self._aside += [group for group in groups if group.lease_id not in over]

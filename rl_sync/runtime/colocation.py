@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from rl_sync.actors.events import StopRequested
 from rl_sync.models.sharding import Layout
-from rl_sync.observe.display import RunStatus
+from rl_sync.processes.calls import AskStatus, Happened
 from rl_sync.processes.failures import log_failure
 from rl_sync.processes.movement import Movement
 from rl_sync.processes.places import Addresses, Place
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import secret_of
 from rl_sync.processes.team import Team
-from rl_sync.processes.topology import TRAINER
+from rl_sync.roles import TRAINER, split
 from rl_sync.runtime import programs
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
@@ -49,14 +50,14 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
     }
     schedule = settings.schedule
     weights = None
-    if settings.transfer == "collective":
+    if settings.hands_over:
         weights = LocalPublisher(settings.explorers, keep=schedule.versions_kept)
     work: dict[str, Callable[[], None]] = {}
     for number, role in enumerate(settings.roles[:-1], start=1):
         place = Place(layouts[role], Team(), [0], weights)
         work[role] = functools.partial(programs.run_explorer, settings, addresses, number, place)
-    place = Place(layouts["trainer"], Team(), [0], weights)
-    work["trainer"] = functools.partial(programs.run_trainer, settings, addresses, place)
+    place = Place(layouts[TRAINER], Team(), [0], weights)
+    work[TRAINER] = functools.partial(programs.run_trainer, settings, addresses, place)
     Crew(settings, addresses.master).run(work)
 
 
@@ -66,13 +67,12 @@ def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, lis
     Raises:
       ConfigError: a role's mesh needs more than there are.
     """
-    needed = {role: settings.mesh_of(role).devices for role in ["trainer", *settings.roles[:-1]]}
+    needed = {role: settings.mesh_of(role).devices for role in [TRAINER, *settings.roles[:-1]]}
     role, most = max(needed.items(), key=lambda item: item[1])
     if most > len(devices):
-        name = "trainer" if role == "trainer" else "explorer"
         raise ConfigError(
-            f"{name}.mesh needs {most} devices, but this process has {len(devices)}: lower the"
-            " mesh, or give it more devices."
+            f"{split(role)[0]}.mesh needs {most} devices, but this process has {len(devices)}:"
+            " lower the mesh, or give it more devices."
         )
     if settings.launch.share_devices or sum(needed.values()) > len(devices):
         return {role: list(devices[:count]) for role, count in needed.items()}
@@ -121,7 +121,7 @@ class Crew:
         movement = Movement(launch.wait_secs)
         while any(thread.is_alive() for thread in trainers):
             try:
-                movement.see(RunStatus.from_dict(master.call("status", launch.call_secs)))
+                movement.see(master.call(AskStatus(), launch.call_secs))
             except (PeerLostError, RemoteError):
                 movement.see(None)
             if movement.still_secs > launch.stop_secs:
@@ -148,9 +148,9 @@ class Crew:
         """Has the run stopped, having seen whether its trainer learns."""
         master = self._master()
         try:
-            phase = master.call("status", self.settings.launch.call_secs)["phase"]
-            self._learns = phase != "start"
-            master.call("stop", self.settings.launch.call_secs, reason=reason)
+            call_secs = self.settings.launch.call_secs
+            self._learns = master.call(AskStatus(), call_secs).phase != "start"
+            master.call(Happened(StopRequested(reason)), call_secs)
         except PeerLostError as lost:
             _log.error("The run cannot be stopped in order: %s", lost)
         finally:

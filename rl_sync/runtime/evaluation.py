@@ -9,6 +9,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.observe import accuracy
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import Judge, Judgeable
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import Session
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
@@ -78,7 +79,7 @@ class Evaluator:
             self.task.tokenizer.decode(completion.tokens.tolist()) for (completion,) in generated
         ]
         items = [
-            [prompt.text, completion, prompt.answer]
+            Judgeable(prompt.text, completion, prompt.answer)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
-        return self.session.call("judge", items=items)
+        return self.session.call(Judge(items))

@@ -5,42 +5,25 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl_sync.actors.events import Finish, GroupsBuffered, GroupsJudged, HoldBack
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import AskLease, Happened, Judge, Judgeable, LeaseGrant, Screen
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.tasks.task import Task
-from rl_sync.types import Group, Lease, Params, Prompt
+from rl_sync.types import Group, Params
 from rl_sync.weights.interface import Puller, WeightsTimeoutError
 
 _POLL_SECS = 1.0
 _PAUSE_SECS = 0.02
 _RECEIVE_POLL_SECS = 10.0
 _IN_FLIGHT_POLL_SECS = 0.1
-
-
-class Grant(NamedTuple):
-    """What the master wants generated; see `rl_sync.actors.events.GrantLeases`."""
-
-    step: int
-    version: int
-    exactly: bool
-    leases: list[Lease]
-
-    @classmethod
-    def from_answer(cls, answer: dict[str, Any]) -> Grant:
-        """Decodes the master's answer."""
-        leases = [
-            Lease(lease_id, ordinal, attempt, Prompt(*prompt))
-            for lease_id, ordinal, attempt, prompt in answer["leases"]
-        ]
-        return cls(answer["step"], answer["version"], answer["exactly"], leases)
 
 
 @dataclasses.dataclass
@@ -91,25 +74,26 @@ class ExplorerProgram:
         except RunStoppedError:
             pass  # The master's ledger says of what this explorer held that it was dropped.
 
-    def _grant(self, state: ExplorerState | None) -> Grant | None:
+    def _grant(self, state: ExplorerState | None) -> LeaseGrant | None:
         """What is to be generated next; the first process asks."""
         answer = self.session.agree("grant", lambda: self._lease(state))
-        return Grant.from_answer(answer) if answer["kind"] == "grant" else None
+        return answer if isinstance(answer, LeaseGrant) else None
 
-    def _lease(self, state: ExplorerState | None) -> dict[str, Any]:
+    def _lease(self, state: ExplorerState | None) -> LeaseGrant | Finish:
         """The master's answer, once it does not hold the explorer back any more."""
         patience = self.session.patience("prompts", "the master, which waits for the trainer")
-        asking = {"explorer": self.number, "unfinished": len(state.unfinished) if state else 0}
-        answer = self.session.call("lease", **asking, poll_secs=0.0)
-        while answer["kind"] == "hold":
-            reason = answer["reason"]
+        call = AskLease(self.number, len(state.unfinished) if state else 0)
+        waiting = dataclasses.replace(call, poll_secs=_POLL_SECS)
+        answer = self.session.call(call)
+        while isinstance(answer, HoldBack):
+            reason = answer.reason
             with self.session.spans.span(SpanKind.WAIT, reason=reason, for_whom="the trainer"):
-                while answer["kind"] == "hold" and answer["reason"] == reason:
+                while isinstance(answer, HoldBack) and answer.reason == reason:
                     patience()
-                    answer = self.session.call("lease", **asking, poll_secs=_POLL_SECS)
+                    answer = self.session.call(waiting)
         return answer
 
-    def _pull(self, grant: Grant, state: ExplorerState | None) -> ExplorerState:
+    def _pull(self, grant: LeaseGrant, state: ExplorerState | None) -> ExplorerState:
         """Waits for the version that is due, then receives it; keeps what is unfinished."""
         wanted = {"exactly" if grant.exactly else "at_least": grant.version}
         what = f"the weights of version {grant.version}"
@@ -141,7 +125,9 @@ class ExplorerProgram:
             except WeightsTimeoutError:
                 patience()
 
-    def _generate(self, grant: Grant, state: ExplorerState) -> tuple[ExplorerState, list[Group]]:
+    def _generate(
+        self, grant: LeaseGrant, state: ExplorerState
+    ) -> tuple[ExplorerState, list[Group]]:
         leases = [lease.lease_id for lease in grant.leases]
         before, started = self.explorer.engine.stats, time.monotonic()
         with self.session.spans.span(
@@ -192,7 +178,7 @@ class ExplorerProgram:
         """Has groups judged; returns them with their rewards, but for those that are replaced."""
         with self.session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._judgeable(group)]
-            rewards = np.asarray(self.session.call("judge", items=items), np.float32)
+            rewards = np.asarray(self.session.call(Judge(items)), np.float32)
             by_group = rewards.reshape(len(groups), -1)
             groups = [
                 self.explorer.rewarded(group, row)
@@ -204,18 +190,18 @@ class ExplorerProgram:
 
     def _screened(self, groups: list[Group]) -> list[Group]:
         """The groups that the master wants; it has other prompts tried in place of the others."""
-        judged = [(group.lease_id, group.rewards.tolist()) for group in groups]
-        wanted = set(self.session.call("judged", judged=judged))
+        judged = tuple((group.lease_id, tuple(group.rewards.tolist())) for group in groups)
+        wanted = self.session.call(Screen(GroupsJudged(judged)))
         return [group for group in groups if group.lease_id in wanted]
 
-    def _judgeable(self, group: Group) -> list[list[str]]:
-        """[prompt, completion, answer] of each trajectory."""
+    def _judgeable(self, group: Group) -> list[Judgeable]:
+        """The completion of each trajectory."""
         prompt = self.task.train[group.prompt_id]
         completions = [
             self.task.tokenizer.decode(tokens[mask].tolist())
             for tokens, mask in zip(group.tokens, group.completion_mask, strict=True)
         ]
-        return [[prompt.text, completion, prompt.answer] for completion in completions]
+        return [Judgeable(prompt.text, completion, prompt.answer) for completion in completions]
 
     def _insert(self, groups: list[Group]) -> None:
         if not groups:
@@ -228,7 +214,7 @@ class ExplorerProgram:
                 self.replay.insert_many(self.table, items, timeout_secs=_POLL_SECS)
             except ReplayTimeoutError:
                 self._flush(patience)
-            self.session.call("buffered", lease_ids=leases)
+            self.session.call(Happened(GroupsBuffered(tuple(leases))))
 
     def _flush(self, patience: Callable[[], None]) -> None:
         """Waits until the groups that found no room have found it."""

@@ -11,15 +11,12 @@ from typing import Any
 
 from rl_sync.actors import master
 from rl_sync.actors.events import (
-    BatchTrained,
     Event,
     ExplorerDied,
     ExplorerSeen,
     Finish,
     GrantLeases,
     GroupsBuffered,
-    GroupsJudged,
-    GroupsRefused,
     HoldBack,
     LeaseRequested,
     Position,
@@ -27,30 +24,37 @@ from rl_sync.actors.events import (
     Started,
     StopRequested,
     Ticked,
-    VersionPublished,
 )
 from rl_sync.observe import accuracy
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.processes import calls
 from rl_sync.processes.attendance import Attendance
-from rl_sync.processes.rpc import RpcServer
+from rl_sync.processes.results import Result, Summary
+from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
 from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
+from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
 from rl_sync.tasks.order import prompt_at
-from rl_sync.weights.rendezvous import MeetingPoint, Request
+from rl_sync.types import Lease
+from rl_sync.weights.rendezvous import MeetingPoint
 
 _TICK_SECS = 0.5
 
 
 class MasterProgram:
-    """Answers the other roles' calls; every public method of `methods` is one.
+    """Answers the other roles' calls.
 
     Args:
       settings: the run.
+
+    Attributes:
+      answer: answers a call of any kind in `rl_sync.processes.calls`.
+      closed: whether the run's account is closed.
     """
 
     def __init__(self, settings: RunSettings):
@@ -64,54 +68,58 @@ class MasterProgram:
         self._judges = RewardPool(settings.master.reward_workers)
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = "start", ""
-        self._result: dict[str, Any] = {}
+        self._result = Result()
         self._transfer: str | None = None
         self._holders: dict[int, str] = {}
         self._first_lease = 0
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
         self.closed = threading.Event()
+        self.answer = self._desk()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
-    @property
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """What the other roles may call."""
-        return {
-            "resumed": self._resumed,
-            "begin": self._begin,
-            "lease": self._lease,
-            "judge": self._judge,
-            "judged": self._judged,
-            "buffered": self._buffered,
-            "claim": self._claim,
-            "refused": self._refused,
-            "trained": self._trained,
-            "published": self._published,
-            "newest": self._newest,
-            "position": self._position,
-            "heartbeat": self._heartbeat,
-            "leave": self._attendance.left,
-            "silences": self._silences,
-            "metrics": self._write_metrics,
-            "phase": self._set_phase,
-            "result": self._set_result,
-            "evaluated": self._evaluated,
-            "status": self._status,
-            "summary": self._summary,
-            "explorer_died": self._explorer_died,
-            "stop": self._stop,
-            "fail": self._fail,
-            "close": self._close,
-            "decide_transfer": self._decide_transfer,
-            "decided_transfer": lambda: self._transfer,
-            "hold": self._hold,
-            "holders": lambda: [address for _, address in sorted(self._holders.items())],
-            "weights_ask": self._meeting.ask,
-            "weights_granted": self._meeting.granted,
-            "weights_withdraw": self._meeting.withdraw,
-            "weights_waiting": self._meeting.waiting,
-            "weights_grant": self._grant_weights,
-        }
+    def _desk(self) -> Desk:
+        return Desk(
+            calls.AskLease.answered_by(self._lease),
+            calls.Judge.answered_by(self._judge),
+            calls.Screen.answered_by(self._screen),
+            calls.Claim.answered_by(self._claim),
+            calls.Happened.answered_by(self._happened),
+            calls.Resumed.answered_by(self._resumed),
+            calls.Begin.answered_by(self._begin),
+            calls.Trained.answered_by(self._trained),
+            calls.AskPosition.answered_by(self._position),
+            calls.EnterPhase.answered_by(self._enter),
+            calls.AskStatus.answered_by(self._status),
+            calls.Report.answered_by(self._report),
+            calls.Evaluated.answered_by(self._evaluated),
+            calls.WriteMetrics.answered_by(self._write_metrics),
+            calls.Fail.answered_by(lambda call: self._fail(call.reason)),
+            calls.Close.answered_by(self._close),
+            calls.Heartbeat.answered_by(self._heartbeat),
+            calls.Leave.answered_by(lambda call: self._attendance.left(call.name)),
+            calls.AskSilences.answered_by(
+                lambda call: self._attendance.silences(call.at_least_secs)
+            ),
+            calls.DecideTransfer.answered_by(self._decide_transfer),
+            calls.AskTransfer.answered_by(lambda call: self._transfer),
+            calls.AskNewest.answered_by(self._newest),
+            calls.HoldWeights.answered_by(self._hold),
+            calls.AskHolders.answered_by(
+                lambda call: [address for _, address in sorted(self._holders.items())]
+            ),
+            calls.AskWeights.answered_by(
+                lambda call: self._meeting.ask(call.explorer, call.exactly, call.at_least)
+            ),
+            calls.AwaitGrant.answered_by(
+                lambda call: self._meeting.granted(call.ticket, call.timeout_secs)
+            ),
+            calls.Withdraw.answered_by(lambda call: self._meeting.withdraw(call.ticket)),
+            calls.AskWaiting.answered_by(lambda call: self._meeting.waiting(call.timeout_secs)),
+            calls.GrantWeights.answered_by(
+                lambda call: self._meeting.grant(call.request, *call.grant)
+            ),
+        )
 
     def _apply(self, event: Event) -> tuple[Any, ...]:
         """Takes an event under the lock, keeps the ledger, and returns the actor's answers."""
@@ -139,145 +147,124 @@ class MasterProgram:
         except RecordsError as error:
             self._fail(str(error))
 
-    def _resumed(self, step: int, warm_up: int | None) -> None:
-        """The run goes on from a snapshot: what was recorded of later steps does not count."""
+    def _resumed(self, call: calls.Resumed) -> None:
+        """What was recorded of later steps does not count."""
         try:
-            self._first_lease = self._ledger.resume(step)
+            self._first_lease = self._ledger.resume(call.step)
         except RecordsError as error:
             self._fail(str(error))
-        self._metrics.resume(step, warm_up)
+        self._metrics.resume(call.step, call.warm_up)
 
-    def _begin(self, step: int, next_ordinal: int, again: list[list[int]], next_lease: int) -> None:
-        places = tuple((ordinal, replacement) for ordinal, replacement in again)
+    def _begin(self, call: calls.Begin) -> None:
         # Leases that were given after the snapshot was taken have had their ids.
-        next_lease = max(next_lease, self._first_lease)
-        self._apply(Started(Position(step, next_ordinal, places, next_lease)))
+        next_lease = max(call.position.next_lease, self._first_lease)
+        self._apply(Started(call.position._replace(next_lease=next_lease)))
 
-    def _lease(self, explorer: int, poll_secs: float, unfinished: int = 0) -> dict[str, Any]:
-        deadline = time.monotonic() + poll_secs
+    def _lease(self, call: calls.AskLease) -> calls.LeaseGrant | HoldBack | Finish:
+        deadline = time.monotonic() + call.poll_secs
         with self._changed:
             while True:
-                request = LeaseRequested(explorer, time.monotonic(), unfinished)
+                request = LeaseRequested(call.explorer, time.monotonic(), call.unfinished)
                 (answer,) = self._apply(request)
                 left = deadline - time.monotonic()
                 if not isinstance(answer, HoldBack) or left <= 0:
-                    return self._encode(answer)
+                    return self._granted(answer) if isinstance(answer, GrantLeases) else answer
                 self._changed.wait(left)
 
-    def _encode(self, answer: GrantLeases | HoldBack | Finish) -> dict[str, Any]:
-        if isinstance(answer, HoldBack):
-            return {"kind": "hold", "reason": answer.reason}
-        if isinstance(answer, Finish):
-            return {"kind": "finish", "reason": answer.reason}
+    def _granted(self, grant: GrantLeases) -> calls.LeaseGrant:
+        """The grant with the prompts of its leases."""
         leases, count, seed = [], len(self._task.train), self._settings.seed
-        for lease in answer.leases:
+        for lease in grant.leases:
             prompt = self._task.train[prompt_at(lease.ordinal, count, seed, lease.replacement)]
             # Under exact pulls a batch is that of its step, however often it was begun.
-            attempt = 0 if answer.exactly else lease.attempt
-            leases.append([lease.lease_id, lease.ordinal, attempt, list(prompt)])
-        return {
-            "kind": "grant",
-            "step": answer.step,
-            "version": answer.version,
-            "exactly": answer.exactly,
-            "leases": leases,
-        }
+            attempt = 0 if grant.exactly else lease.attempt
+            leases.append(Lease(lease.lease_id, lease.ordinal, attempt, prompt))
+        return calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)
 
-    def _judge(self, items: list[list[str]]) -> list[float]:
-        """Rewards of [prompt, completion, answer] triples, in their order."""
-        return self._judges.judge([RewardRequest(self._task.reward, *item) for item in items])
+    def _judge(self, call: calls.Judge) -> list[float]:
+        return self._judges.judge([RewardRequest(self._task.reward, *item) for item in call.items])
 
-    def _judged(self, judged: list[tuple[int, list[float]]]) -> list[int]:
-        """An explorer has the rewards of groups; returns the lease ids of those it is to insert."""
-        groups = tuple((lease_id, tuple(rewards)) for lease_id, rewards in judged)
-        (admit,) = self._apply(GroupsJudged(groups))
-        return list(admit.lease_ids)
+    def _screen(self, call: calls.Screen) -> tuple[int, ...]:
+        (admit,) = self._apply(call.event)
+        return admit.lease_ids
 
-    def _buffered(self, lease_ids: list[int]) -> None:
-        self._apply(GroupsBuffered(tuple(lease_ids)))
-
-    def _claim(self, lease_ids: list[int]) -> list[int]:
-        """The trainer has taken these out of the buffer; returns those whose lease was over."""
+    def _claim(self, call: calls.Claim) -> list[int]:
         with self._changed:
-            self._apply(GroupsBuffered(tuple(lease_ids)))
-            return [lease_id for lease_id in lease_ids if lease_id not in self._state.live]
+            self._apply(GroupsBuffered(tuple(call.lease_ids)))
+            return [lease_id for lease_id in call.lease_ids if lease_id not in self._state.live]
 
-    def _refused(self, lease_ids: list[int], reason: str) -> None:
-        self._apply(GroupsRefused(tuple(lease_ids), reason))
+    def _happened(self, call: calls.Happened) -> None:
+        if isinstance(call.event, ExplorerDied):
+            self._attendance.lost(explorer_name(call.event.explorer))
+        self._apply(call.event)
 
-    def _trained(
-        self, step: int, lease_ids: list[int], left_out: list[int], values: dict[str, Any]
-    ) -> None:
-        self._apply(BatchTrained(step, tuple(lease_ids), tuple(left_out)))
-        self._metrics.write("rl", step, values)
+    def _trained(self, call: calls.Trained) -> None:
+        self._apply(call.event)
+        self._metrics.write("rl", call.event.step, call.metrics)
+        self._add(Result(rl={"step": call.event.step, **call.metrics}))
 
-    def _published(self, version: int) -> None:
-        self._apply(VersionPublished(version))
+    def _decide_transfer(self, call: calls.DecideTransfer) -> None:
+        self._transfer = call.transfer
 
-    def _decide_transfer(self, transfer: str) -> None:
-        self._transfer = transfer
+    def _hold(self, call: calls.HoldWeights) -> None:
+        self._holders[call.process] = call.address
 
-    def _hold(self, process: int, address: str) -> None:
-        """A process of the trainer serves weights at an address."""
-        self._holders[process] = address
-
-    def _grant_weights(self, request: list[Any], version: int, digest: str) -> bool:
-        return self._meeting.grant(Request(*request), version, digest)
-
-    def _newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """The newest version; waits for one of `at_least`, unless the run is being stopped."""
+    def _newest(self, call: calls.AskNewest) -> int:
+        """The newest version; who waits for one is told when the run is being stopped."""
 
         def newest() -> int:
             return -1 if self._state.newest is None else self._state.newest
 
         with self._changed:
             self._changed.wait_for(
-                lambda: newest() >= at_least or self._state.stopping is not None, timeout_secs
+                lambda: newest() >= call.at_least or self._state.stopping is not None,
+                call.timeout_secs,
             )
             return newest()
 
-    def _position(self) -> dict[str, Any]:
+    def _position(self, call: calls.AskPosition) -> Position:
+        del call
         with self._changed:
-            return master.position(self._state)._asdict()
+            return master.position(self._state)
 
-    def _heartbeat(
-        self, role: str, status: dict[str, Any], name: str = "", process: int = 0, doing: str = ""
-    ) -> dict[str, Any]:
-        """A sign of life of one process of a role; the first one speaks for the role."""
-        self._attendance.heard(name or role, process, doing, time.monotonic())
-        if name not in ("", role):
-            return {"stop": self._state.stopping}
-        self._roles[role] = RoleStatus.from_dict(status)
-        if role.startswith("explorer"):
-            self._apply(ExplorerSeen(int(role.removeprefix("explorer")), time.monotonic()))
-        return {"stop": self._state.stopping}
+    def _heartbeat(self, call: calls.Heartbeat) -> str | None:
+        """Of the processes of a role the first one speaks for the role."""
+        role = call.status.role
+        self._attendance.heard(call.name, call.process, call.doing, time.monotonic())
+        if call.name == role:
+            self._roles[role] = call.status
+            if is_explorer(role):
+                self._apply(ExplorerSeen(number_of(role), time.monotonic()))
+        return self._state.stopping
 
-    def _silences(self, at_least_secs: float) -> list[list[Any]]:
-        return [list(silence) for silence in self._attendance.silences(at_least_secs)]
+    def _write_metrics(self, call: calls.WriteMetrics) -> None:
+        self._metrics.write(call.phase, call.step, call.values)
 
-    def _write_metrics(self, phase: str, step: int, values: dict[str, Any]) -> None:
-        self._metrics.write(phase, step, values)
+    def _enter(self, call: calls.EnterPhase) -> None:
+        self._phase, self._message = call.phase, call.message or self._message
 
-    def _set_phase(self, phase: str, message: str = "") -> None:
-        self._phase, self._message = phase, message or self._message
+    def _report(self, call: calls.Report) -> None:
+        self._add(call.result)
 
-    def _set_result(self, values: dict[str, Any]) -> None:
+    def _add(self, result: Result) -> None:
+        """Adds to the run's result."""
         with self._changed:
-            self._result = {**self._result, **values}
+            self._result = self._result.updated(result)
 
-    def _evaluated(self, moment: str, values: dict[str, Any]) -> None:
-        self._result.setdefault("evaluations", {})[moment] = values
-        parts = accuracy.describe_parts(values)
-        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}{parts}"
+    def _evaluated(self, call: calls.Evaluated) -> None:
+        self._add(Result(evaluations={call.moment: call.values}))
+        parts = accuracy.describe_parts(call.values)
+        self._message = f"held-out accuracy {call.moment}: {call.values['accuracy']:.1%}{parts}"
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, call: calls.AskStatus) -> RunStatus:
+        del call
         settings = self._settings
         capacity = settings.schedule.batches_ahead * settings.groups_generated
         with self._changed:
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == "warm-up":
                 step, steps = 0, settings.warm_up.steps
-                if (trainer := self._roles.get("trainer")) is not None:
+                if (trainer := self._roles.get(TRAINER)) is not None:
                     step, loss = trainer.step or 0, trainer.loss
             return RunStatus(
                 phase=self._phase,
@@ -289,29 +276,19 @@ class MasterProgram:
                 elapsed_secs=time.monotonic() - self._started,
                 message=self._message,
                 loss=loss,
-            ).to_dict()
-
-    def _summary(self) -> dict[str, Any]:
-        with self._changed:
-            return {"result": self._result, "balance": balance(self._state)}
-
-    def _explorer_died(self, explorer: int) -> None:
-        self._attendance.lost(f"explorer{explorer}")
-        self._apply(ExplorerDied(explorer))
-
-    def _stop(self, reason: str) -> None:
-        self._apply(StopRequested(reason))
+            )
 
     def _fail(self, reason: str) -> None:
         """Stops the run, which then has failed for this reason; the first one counts."""
         with self._changed:
-            if "failed" in self._result:
+            if self._result.failed is not None:
                 return
-            self._result["failed"] = self._message = reason
+            self._message = reason
+            self._add(Result(failed=reason))
             self._apply(StopRequested(reason))
 
-    def _close(self) -> dict[str, Any]:
-        """Closes the ledger's account, once the explorers have left; the process ends after it."""
+    def _close(self, call: calls.Close) -> Summary:
+        del call
         with self._changed:
             if not self.closed.is_set():
                 self._state, commands = master.end(self._state)
@@ -321,7 +298,7 @@ class MasterProgram:
                 self._metrics.close()
                 self._judges.close()
                 self.closed.set()
-            return self._summary()
+            return Summary(self._result, balance(self._state))
 
     def _tick(self) -> None:
         while not self.closed.wait(_TICK_SECS):
@@ -333,7 +310,7 @@ def run_master(settings: RunSettings, address: str) -> None:
     """Serves as the master, at `host:port`, until it is told to close, or to terminate."""
     program = MasterProgram(settings)
     host, _, port = address.rpartition(":")
-    server = RpcServer(program.methods, int(port), host, secret=secret_of(settings.workdir))
+    server = RpcServer(program.answer, int(port), host, secret=secret_of(settings.workdir))
     signal.signal(signal.SIGTERM, lambda *_: program.closed.set())
     program.closed.wait()
     server.close()

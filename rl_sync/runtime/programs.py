@@ -10,14 +10,14 @@ from pathlib import Path
 from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
 from rl_sync.models.sharding import Layout
-from rl_sync.observe.spans import SpanKind
+from rl_sync.observe.spans import SpanKind, sync_kind
+from rl_sync.processes.calls import AskNewest
 from rl_sync.processes.places import Addresses, Place
-from rl_sync.processes.ports import interface_towards
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.session import Session
-from rl_sync.processes.topology import TRAINER, explorer_name, layout_of
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
+from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.demonstrations import DemonstrationReader
@@ -32,30 +32,12 @@ from rl_sync.settings.run import RunSettings
 from rl_sync.storage.snapshots import WARM_UP_DIR
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
-from rl_sync.transfers.publishing import (
-    CheckpointPublishing,
-    CollectivePublishing,
-    LocalPublishing,
-    NoPublishing,
-    Publishing,
-    ServerPublishing,
-)
-from rl_sync.transfers.rendezvous import ExplorerRendezvous
-from rl_sync.transfers.serving import ServedPuller, decide_transfer, decided_transfer
-from rl_sync.weights.checkpoint import CheckpointPuller
+from rl_sync.transfers.decision import decide_transfer, decided_transfer
+from rl_sync.transfers.ends import NoTransfer, Site, TrainerEnd, ends_of
+from rl_sync.types import Params
 from rl_sync.weights.cluster import leave_cluster
-from rl_sync.weights.collective import CollectivePuller
-from rl_sync.weights.interface import Puller
-from rl_sync.weights.link import Link
-from rl_sync.weights.local import LocalPuller
-from rl_sync.weights.regions import places_of
 
 CHECKPOINTS_DIR = "checkpoints"
-SYNC_SPANS = {
-    "collective": SpanKind.SYNC_COLLECTIVE,
-    "checkpoint": SpanKind.SYNC_CHECKPOINT,
-    "server": SpanKind.SYNC_SERVER,
-}
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -76,22 +58,12 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         replay = ReplayClient(addresses.replay)
         snapshots = workdir / CHECKPOINTS_DIR
 
-        def publishing(schedule: SyncSchedule) -> Publishing:
+        site = _site(settings, session, addresses, place, task, transfer)
+
+        def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
-                return NoPublishing()
-            if transfer == "checkpoint":
-                directory = settings.weights_directory(workdir)
-                return CheckpointPublishing(session, schedule, directory, place.processes)
-            if place.weights is not None:
-                return LocalPublishing(session, schedule, place.weights)
-            if transfer == "server":
-                like = parameters.travelling_like()
-                there = parameters_of(settings, task, settings.explorer_layout).travelling_like()
-                host = interface_towards(addresses.master)
-                return ServerPublishing(session, schedule, like, places_of(there), host)
-            explorers = range(1, settings.explorers + 1)
-            links = {number: _link(settings, task, number) for number in explorers}
-            return CollectivePublishing(session, schedule, links)
+                return NoTransfer()
+            return ends_of(transfer, settings.launch.colocate).trainer(site, schedule)
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> Reader:
             if not settings.explorers:
@@ -108,7 +80,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             parameters,
             WarmUp(session, trainer, evaluator, task, snapshots / WARM_UP_DIR, place.processes),
             evaluator,
-            publishing,
+            end,
             reader,
             snapshots,
             place.processes,
@@ -150,8 +122,7 @@ def shown_of(settings: RunSettings, task: Task) -> Shown | None:
 
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
     """Runs one explorer, or one process of it."""
-    layout, team = place.layout, place.team
-    workdir, task = Path(settings.workdir), settings.load_task()
+    layout, team, task = place.layout, place.team, settings.load_task()
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
@@ -167,25 +138,9 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             settings.algorithm.needs_baselines,
         )
         transfer = decided_transfer(session)
-        rendezvous = ExplorerRendezvous(session)
         parameters = parameters_of(settings, task, layout)
-        like, verify = parameters.travelling_like(), settings.sync.verify
-        puller: Puller
-        if place.weights is not None:
-            puller = LocalPuller(place.weights, like, number, check_digest=verify)
-        elif transfer == "collective":
-            link = _link(settings, task, number)
-            puller = CollectivePuller(link, number, rendezvous, check_digest=verify)
-        elif transfer == "server":
-            puller = ServedPuller(session, like, addresses.master)
-        else:
-            puller = CheckpointPuller(
-                settings.weights_directory(workdir),
-                like,
-                check_digest=verify,
-                processes=place.processes,
-                agree=session.agree,
-            )
+        site = _site(settings, session, addresses, place, task, transfer)
+        end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
         ExplorerProgram(
             session,
@@ -193,25 +148,32 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             task,
             explorer,
             parameters.blank,
-            parameters.receiving(puller),
-            lambda: rendezvous.granted_secs,
-            SYNC_SPANS[transfer],
+            parameters.receiving(end.puller),
+            end.granted_secs,
+            site.kind,
             replay,
             TABLE,
         ).run()
-        puller.close()
+        end.puller.close()
         replay.close()
         team.close()
         leave_cluster()
 
 
-def _link(settings: RunSettings, task: Task, explorer: int) -> Link:
-    """The way of the weights from the trainer to an explorer, in a cluster of both."""
-    trainer, its = (
-        parameters_of(settings, task, layout_of(settings, role)).travelling_like()
-        for role in (TRAINER, explorer_name(explorer))
-    )
-    return Link(trainer, its)
+def _site(
+    settings: RunSettings,
+    session: Session,
+    addresses: Addresses,
+    place: Place,
+    task: Task,
+    transfer: str,
+) -> Site:
+    """Where a program's end of the transfer is."""
+
+    def like_on(layout: Layout) -> Params:
+        return parameters_of(settings, task, layout).travelling_like()
+
+    return Site(session, sync_kind(transfer), place, addresses.master, like_on)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
@@ -226,7 +188,7 @@ def _await_master(session: Session) -> None:
     def wait() -> None:
         while True:
             try:
-                session.call("newest")
+                session.call(AskNewest())
                 return
             except PeerLostError:
                 patience()

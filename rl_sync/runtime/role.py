@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import logging as absl_logging
 
+from rl_sync.roles import MASTER, TRAINER, number_of
+
 if TYPE_CHECKING:
     from rl_sync.settings.run import RunSettings
 
@@ -63,13 +65,13 @@ def log_to_stderr() -> None:
 
 def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
     """Runs the role; loads what that takes, and no more."""
-    if arguments.role == "master":
+    if arguments.role == MASTER:
         from rl_sync.runtime.master import run_master
 
         run_master(settings, arguments.master)
         return
     from rl_sync.processes import places
-    from rl_sync.processes.topology import Member, number_of
+    from rl_sync.processes.topology import Member
     from rl_sync.runtime import colocation, programs
     from rl_sync.settings.run import TOGETHER
 
@@ -80,7 +82,7 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
         colocation.run_colocated(settings, addresses)
         return
     place = places.join(settings, addresses, Member(arguments.role, arguments.process))
-    if arguments.role == "trainer":
+    if arguments.role == TRAINER:
         programs.run_trainer(settings, addresses, place)
     else:
         programs.run_explorer(settings, addresses, number_of(arguments.role), place)

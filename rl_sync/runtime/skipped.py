@@ -7,6 +7,8 @@ from collections import deque
 
 from jaxtyping import Array, Float
 
+from rl_sync.processes.calls import Fail, Report
+from rl_sync.processes.results import Result, Skipped
 from rl_sync.processes.session import Session
 
 _log = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ class SkippedUpdates:
     def __init__(self, session: Session, phase: str):
         self._session, self._phase = session, phase
         self._row, self._since = 0, 0
-        self._found: dict[str, int] = {}
+        self._found: Skipped | None = None
         self._dispatched: deque[tuple[int, Float[Array, ""]]] = deque()
 
     def count(self, step: int, skipped: int, at_end: int, updates: int) -> None:
@@ -56,11 +58,11 @@ class SkippedUpdates:
                 skipped,
                 updates,
             )
-        found = self._found or {"updates": 0, "first_step": step}
-        self._found = {**found, "updates": found["updates"] + skipped, "last_step": step}
-        self._session.tell("result", values={f"skipped_in_{self._phase}": self._found})
+        found = self._found or Skipped(0, step, step)
+        self._found = found._replace(updates=found.updates + skipped, last_step=step)
+        self._session.tell(Report(Result(skipped={self._phase: self._found})))
         if self._row >= self._session.settings.optimizer.max_skipped_updates:
-            self._session.tell("fail", reason=self._reason(step))
+            self._session.tell(Fail(self._reason(step)))
 
     def watch(self, step: int, skipped: Float[Array, ""]) -> None:
         """Takes note of a step of one update, a little later, so that nobody waits for it."""
@@ -70,7 +72,7 @@ class SkippedUpdates:
     def settle(self) -> int:
         """Takes note of all; returns how many updates were skipped so far."""
         self._look(0)
-        return self._found.get("updates", 0)
+        return self._found.updates if self._found else 0
 
     def _look(self, ahead: int) -> None:
         while len(self._dispatched) > ahead:

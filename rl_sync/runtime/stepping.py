@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from rl_sync.actors.events import BatchTrained
 from rl_sync.actors.trainer import Metrics, TrainState
 from rl_sync.learning.batching import Batching
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import Fail, Report, Trained
+from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.processes.session import Session
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.skipped import SkippedUpdates
@@ -56,7 +59,7 @@ class Stepping:
         self._watcher = ThreadPoolExecutor(1, "watcher")
         self._reporter = ThreadPoolExecutor(1, "reporter")
         self._reported: Future[None] | None = None
-        self._apart: dict[str, float] = {}
+        self._apart: LogprobGap | None = None
         self._skipped = SkippedUpdates(session, "rl")
 
     def take(
@@ -131,16 +134,15 @@ class Stepping:
             tokens_per_sec=values["tokens_per_sec"],
             staleness=values["staleness_mean"],
         )
-        leases = _leases(groups)
-        self._session.tell("trained", step=step, lease_ids=leases, left_out=left_out, values=values)
-        self._session.tell("result", values={"rl": {"step": step, **values}})
+        leases = tuple(_leases(groups))
+        self._session.tell(Trained(BatchTrained(step, leases, tuple(left_out)), values))
         self._compare(step, values["logprob_gap"])
         updates = self._session.settings.optimizer.updates_per_batch
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
         try:
             self._consumed.write(step, groups)
         except RecordsError as error:
-            self._session.tell("fail", reason=str(error))
+            self._session.tell(Fail(str(error)))
 
     def _compare(self, step: int, gap: float) -> None:
         """Gives the alarm where trainer and explorers disagree on how likely tokens were."""
@@ -154,10 +156,10 @@ class Stepping:
             gap,
             limit,
         )
-        before = self._apart or {"first_step": step, "steps": 0, "greatest": 0.0}
-        steps, greatest = before["steps"] + 1, max(before["greatest"], gap)
-        self._apart = {**before, "steps": steps, "greatest": greatest, "limit": limit}
-        self._session.tell("result", values={"logprob_gap": self._apart})
+        before = self._apart or LogprobGap(step, 0, 0.0, limit)
+        greatest = max(before.greatest, gap)
+        self._apart = before._replace(steps=before.steps + 1, greatest=greatest)
+        self._session.tell(Report(Result(logprob_gap=self._apart)))
 
 
 def _leases(groups: list[Group]) -> list[int]:

@@ -10,11 +10,14 @@ from typing import Any
 
 import jax
 
+from rl_sync.actors.events import Position
 from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.opt_state import all_finite
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import AskPosition, Begin, EnterPhase, Evaluated, Report, WriteMetrics
 from rl_sync.processes.failures import RunError
+from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import ReplayError
@@ -35,7 +38,7 @@ from rl_sync.storage.snapshots import (
     read_metadata,
     save_snapshot,
 )
-from rl_sync.transfers.publishing import Publishing
+from rl_sync.transfers.ends import TrainerEnd
 from rl_sync.types import Params
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
@@ -58,7 +61,7 @@ class TrainerProgram:
       parameters: where they start, and what of them is published.
       warm_up: the supervised steps before the first rollout.
       evaluator: measures greedy accuracy on held-out problems.
-      publishing: from the schedule, which knows where the run starts, to the sender of weights.
+      end: from the schedule, which knows where the run starts, to the end that publishes weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
       processes: the trainer's, by their indices in their cluster.
@@ -71,7 +74,7 @@ class TrainerProgram:
     parameters: Parameters
     warm_up: WarmUp
     evaluator: Evaluator
-    publishing: Callable[[SyncSchedule], Publishing]
+    end: Callable[[SyncSchedule], TrainerEnd]
     reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
     processes: Sequence[int]
@@ -102,23 +105,24 @@ class TrainerProgram:
         )
         ending, whole = "the run ended", True
         broken: Exception | None = None
-        publishing: Publishing | None = None
+        end: TrainerEnd | None = None
         reader: Reader | None = None
         try:
             self.session.check()
-            publishing = self.publishing(schedule)
-            reader = self.reader(schedule, publishing.serve)
-            publishing.publish(start, self.parameters.travelling(state.params))
+            end = self.end(schedule)
+            reader = self.reader(schedule, end.serve)
+            if self._is_wanted(schedule, start):
+                end.publish(start, self.parameters.travelling(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
                 batch = reader.next(step)
                 whole = False  # A step that fails has taken the state with it.
                 state = stepping.take(state, step, *batch)
                 whole = True
                 if self._is_wanted(schedule, step):
-                    if publishing.awaits(step):
+                    if end.awaits(step):
                         stepping.settle()
-                    publishing.publish(step, self.parameters.travelling(state.params))
-                publishing.serve()
+                    end.publish(step, self.parameters.travelling(state.params))
+                end.serve()
                 self._look_after(state, step, stepping)
         except RunStoppedError as error:
             ending = str(error)
@@ -133,8 +137,8 @@ class TrainerProgram:
         self._finish(state)
         if broken is not None:
             raise broken
-        if publishing is not None:
-            publishing.close()
+        if end is not None:
+            end.close()
         consumed.close()
 
     def _start(self) -> TrainState:
@@ -145,7 +149,7 @@ class TrainerProgram:
         if self.shown is not None:
             largest = largest._replace(demonstrations=self.shown(0))
         self._steps.prepare(largest)
-        position = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
+        position = Position(step=0, next_ordinal=0, again=(), next_lease=0)
         if self._latest() is not None:
             state, position = self._resumed(like)
         else:
@@ -156,12 +160,12 @@ class TrainerProgram:
             except _OF_OTHERS:
                 self._save(state)
                 raise
-        self.session.call("begin", **position)
-        self.session.call("phase", phase="rl")
+        self.session.call(Begin(position))
+        self.session.call(EnterPhase("rl"))
         self.session.facts.clear()  # Those of the warm-up.
         return state
 
-    def _resumed(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def _resumed(self, like: TrainState) -> tuple[TrainState, Position]:
         """The state of the newest snapshot that is whole, and the master's position then."""
         kept = like._replace(params=self.parameters.kept(like.params))
         try:
@@ -176,8 +180,9 @@ class TrainerProgram:
             params = self.parameters.completed(state.params, metadata["base_digest"])
             state = state._replace(params=params)
         self.session.resumed(step)
-        self.session.call("result", values={"resumed": step})
-        return state, metadata["position"]
+        self.session.call(Report(Result(resumed=step)))
+        position = Position(**metadata["position"])
+        return state, position._replace(again=tuple((at, tried) for at, tried in position.again))
 
     def _adapted(self, kept: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
         """What fits the settings of the newest snapshot that is whole; the rest begins anew."""
@@ -191,9 +196,7 @@ class TrainerProgram:
 
         state, anew = load_adapted(self.snapshots, step, kept, begin)
         what = ", ".join(anew).replace("_", " ")
-        self.session.call(
-            "phase", phase="start", message=f"begun anew, since it has changed: {what}"
-        )
+        self.session.call(EnterPhase("start", f"begun anew, since it has changed: {what}"))
         return step, state, metadata
 
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
@@ -217,11 +220,11 @@ class TrainerProgram:
 
     def _finish(self, state: TrainState) -> None:
         """Saves; after the last step also evaluates, which another role's failure may prevent."""
-        self.session.call("phase", phase="end")
+        self.session.call(EnterPhase("end"))
         self._save(state)
         if int(state.step) == self.session.settings.trainer.steps:
             self._evaluate(state, f"after {self._learning}")
-        self.session.call("result", values={"digest": digest(state.params)})
+        self.session.call(Report(Result(digest=digest(state.params))))
 
     @property
     def _learning(self) -> str:
@@ -230,15 +233,14 @@ class TrainerProgram:
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
         values = self.evaluator.accuracy(state.params)
-        self.session.call("metrics", phase="evaluation", step=int(state.step), values=values)
-        self.session.call("evaluated", moment=moment, values=values)
+        self.session.call(WriteMetrics("evaluation", int(state.step), values))
+        self.session.call(Evaluated(moment, values))
 
     def _save(self, state: TrainState) -> None:
         step = int(state.step)
         if self._latest() != step:
             self._write_snapshot(state, step)
             self.warm_up.forget()
-        self.session.call("result", values={"checkpoint": str(self.snapshots)})
 
     def _write_snapshot(self, state: TrainState, step: int) -> None:
         if not bool(_all_finite(state.params)):
@@ -247,7 +249,7 @@ class TrainerProgram:
             )
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
             metadata = {
-                "position": self.session.call("position"),
+                "position": self.session.call(AskPosition())._asdict(),
                 "base_digest": self.parameters.base_digest(state.params),
             }
             save_snapshot(

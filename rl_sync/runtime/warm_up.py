@@ -10,6 +10,8 @@ from pathlib import Path
 from rl_sync.actors.trainer import Metrics, Trainer, TrainState
 from rl_sync.learning.batching import lay_out
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import EnterPhase, Report, WriteMetrics
+from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.runtime.evaluation import Evaluator
@@ -56,7 +58,7 @@ class WarmUp:
         skipped = SkippedUpdates(self.session, "warm_up")
         step, state = self._start(initial)
         if settings.steps:
-            self.session.call("phase", phase="warm-up")
+            self.session.call(EnterPhase("warm-up"))
         try:
             while step < settings.steps:
                 until = min(step + every - step % every, settings.steps)
@@ -109,8 +111,8 @@ class WarmUp:
         problems = self.session.settings.warm_up.probe_problems
         probe = self.evaluator.accuracy(state.params, problems)
         values |= {f"probe_{name}": x for name, x in probe.items() if "accuracy" in name}
-        self.session.call("metrics", phase="warm_up", step=step, values=values)
-        self.session.call("result", values={"warm_up": {"steps": step, **values}})
+        self.session.call(WriteMetrics("warm_up", step, values))
+        self.session.call(Report(Result(warm_up={"step": step, **values})))
 
     def _save(self, state: TrainState, step: int) -> None:
         latest = self.session.agree("warm-up snapshot", lambda: latest_snapshot(self.snapshots))

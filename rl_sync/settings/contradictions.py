@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rl_sync.roles import process_name
 from rl_sync.schedule import MODES
 from rl_sync.settings.algorithm import (
     require_bearing,
@@ -12,12 +13,10 @@ from rl_sync.settings.algorithm import (
     require_shares,
 )
 from rl_sync.settings.records import one_of, require
-from rl_sync.settings.sections import process_name
+from rl_sync.transfer import TRANSFERS
 
 if TYPE_CHECKING:
     from rl_sync.settings.run import RunSettings
-
-TRANSFERS = ("collective", "checkpoint", "server")
 
 
 def check(settings: RunSettings) -> None:
@@ -109,7 +108,7 @@ def _check_explorers(settings: RunSettings) -> None:
 
 def _check_synchronization(settings: RunSettings) -> None:
     schedule = settings.schedule
-    one_of("sync.transfer", settings.transfer, TRANSFERS)
+    one_of("sync.transfer", settings.transfer, tuple(TRANSFERS))
     require(
         schedule.pull == "latest" or settings.replay.sampler == "fifo",
         f"replay.sampler={settings.replay.sampler} does not fit sync.mode={settings.sync.mode}:"
@@ -122,12 +121,11 @@ def _check_synchronization(settings: RunSettings) -> None:
         " steps.",
     )
     require(
-        settings.sync.directory is None or settings.transfer != "collective",
+        settings.sync.directory is None or TRANSFERS[settings.transfer].has_directory,
         f"sync.directory={settings.sync.directory} is for weights that go by checkpoint, not by"
-        " sync.transfer=collective: use sync.transfer=checkpoint, or leave it out.",
+        f" sync.transfer={settings.transfer}: use sync.transfer=checkpoint, or leave it out.",
     )
-    taken_freely = settings.transfer != "collective" or settings.launch.colocate
-    offered = schedule.pull == "latest" and taken_freely
+    offered = schedule.pull == "latest" and not settings.is_joint
     require(
         settings.rollout.swap == "between" or offered,
         f"rollout.swap={settings.rollout.swap} needs weights that an explorer takes when it likes,"
@@ -179,8 +177,9 @@ def _check_processes(settings: RunSettings) -> None:
         "launch.share_devices is for roles in one process: use it with launch.colocate=true.",
     )
     require(
-        settings.transfer != "server" or not settings.launch.colocate,
-        "sync.transfer=server is for roles in processes of their own: with launch.colocate=true"
+        not (settings.launch.colocate and TRANSFERS[settings.transfer].needs_processes),
+        f"sync.transfer={settings.transfer} is for roles in processes of their own: with"
+        " launch.colocate=true"
         " use sync.transfer=collective, which hands the weights over.",
     )
 

@@ -44,6 +44,7 @@ from rl_sync.settings.sections import (
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
+from rl_sync.transfer import TRANSFERS
 
 WEIGHTS_DIR = "weights"
 """In the work directory."""
@@ -205,7 +206,12 @@ class RunSettings:
     @property
     def is_joint(self) -> bool:
         """Whether trainer and explorers are processes of one cluster."""
-        return self.transfer == "collective" and not self.launch.colocate
+        return TRANSFERS[self.transfer].is_joint and not self.launch.colocate
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether versions are handed over inside the process that trainer and explorers share."""
+        return TRANSFERS[self.transfer].is_joint and self.launch.colocate
 
     @property
     def is_elastic(self) -> bool:

@@ -17,11 +17,6 @@ BACKENDS = ("reverb", "embedded")
 _MOST_WORKERS = 1024
 
 
-def process_name(program: str, process: int) -> str:
-    """How a process of a program is called: the program, and which one unless it is the first."""
-    return f"{program}/{process}" if process else program
-
-
 @dataclasses.dataclass(frozen=True)
 class WarmUpSettings:
     """`config.warm_up`: supervised steps on the task's demonstrations before the first rollout.

@@ -14,6 +14,7 @@ from rl_sync.actors.events import Record
 from rl_sync.actors.master import MasterState
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, mark, standing
+from rl_sync.processes.results import Balance
 from rl_sync.types import Group
 
 LEDGER_FILE = "ledger.jsonl"
@@ -68,26 +69,23 @@ class Ledger:
 
     def write_balance(self, state: MasterState) -> None:
         """Writes the sum of the run so far."""
-        self._lines.write({"time": time.time(), "event": "balance", **balance(state)})
+        self._lines.write({"time": time.time(), "event": "balance", **balance(state)._asdict()})
 
     def close(self) -> None:
         """Closes the file."""
         self._lines.close()
 
 
-def balance(state: MasterState) -> dict[str, Any]:
-    """How the leases of a run add up: leased = trained + buffered + generating + dropped.
-
-    Of the groups that were not dropped, `out_of_attempts` teach nothing.
-    """
-    return {
-        "leased": state.leased,
-        "trained": state.trained,
-        "buffered": state.buffered,
-        "generating": len(state.live) - state.buffered,
-        "dropped": dict(state.dropped),
-        "out_of_attempts": state.out_of_attempts,
-    }
+def balance(state: MasterState) -> Balance:
+    """The sum of a run's leases so far."""
+    return Balance(
+        leased=state.leased,
+        trained=state.trained,
+        buffered=state.buffered,
+        generating=len(state.live) - state.buffered,
+        dropped=dict(state.dropped),
+        out_of_attempts=state.out_of_attempts,
+    )
 
 
 class ConsumptionRecord:

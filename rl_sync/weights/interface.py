@@ -34,6 +34,10 @@ class WeightsTransferError(RuntimeError):
     """A transfer broke while it ran, so its process group or its storage can no longer be used."""
 
 
+class TransferUnavailableError(RuntimeError):
+    """A transfer cannot be had with this version of JAX, or on its backend."""
+
+
 class Publisher(Protocol):
     """The trainer's end."""
 

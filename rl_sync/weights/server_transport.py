@@ -14,16 +14,12 @@ from typing import Any
 
 import jax
 
-from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.interface import TransferUnavailableError, WeightsTransferError
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS = 16
 _STREAMS = 2
 _POLL_SECS = 0.001
-
-
-class TransferUnavailableError(RuntimeError):
-    """This version of JAX, or its backend, has no transfer server."""
 
 
 def start_server(host: str) -> Any:

@@ -12,12 +12,22 @@ from launcher.run import LocalRun, RunFailedError
 from launcher.supervisor import RoleProcess
 
 from rl_sync.observe.display import RunStatus
+from rl_sync.processes.attendance import Silence
+from rl_sync.processes.calls import AskSilences, AskStatus, Close, Happened
 from rl_sync.processes.ports import free_ports
-from rl_sync.processes.rpc import RpcClient, RpcServer
+from rl_sync.processes.results import Balance, Result, Summary
+from rl_sync.processes.rpc import Desk, RpcClient, RpcServer
 from rl_sync.settings.run import RunSettings
 from tests.runs import tiny
 
 HOST = "127.0.0.1"
+SUMMARY = Summary(Result(), Balance(0, 0, 0, 0, {}, 0))
+FAILED = SUMMARY._replace(result=Result(failed="consumed.jsonl cannot be written"))
+
+
+def ending_with(summary: Summary) -> Desk:
+    """A master that is told to stop, and to close."""
+    return Desk(Happened.answered_by(lambda call: None), Close.answered_by(lambda call: summary))
 
 
 @pytest.fixture
@@ -37,17 +47,17 @@ def test_a_master_that_does_not_answer_is_an_error_with_the_reason(ending, tmp_p
         run._finish()
     said = str(error.value)
     assert "did not close the run's ledger" in said
-    assert f"the master at {HOST}:{port} to 'close'" in said
+    assert f"the master at {HOST}:{port} to Close" in said
     assert str(tmp_path / "logs" / "master.log") in said
 
 
 def test_a_master_that_cannot_close_the_ledger_is_an_error_with_the_reason(ending):
     run, port = ending
 
-    def close() -> None:
+    def close(call: Close) -> Summary:
         raise OSError("No space left on device")
 
-    server = RpcServer({"close": close}, port, HOST)
+    server = RpcServer(Desk(Close.answered_by(close)), port, HOST)
     with pytest.raises(RunFailedError, match="OSError: No space left on device"):
         run._finish()
     server.close(0.0)
@@ -72,18 +82,19 @@ def test_a_role_that_hangs_is_named_and_not_who_waits_for_it(ending, tmp_path):
         run._supervisor.add(RoleProcess.start(name, command, tmp_path / f"{name}.log", {}))
     stopped = []
 
-    def stop(reason: str) -> None:
-        stopped.append(reason)
+    def stop(call: Happened) -> None:
+        stopped.append(call.event.reason)
         run._supervisor.end(["explorer1"])
 
     status = RunStatus("rl", 3, 12, (), 0, 12, 1.0, "")
-    methods = {
-        "silences": lambda at_least_secs: [["trainer", 7, 601.0, "at train (step 4)"]],
-        "status": status.to_dict,
-        "stop": stop,
-        "close": lambda: {},
-    }
-    server = RpcServer(methods, port, HOST)
+    silence = Silence("trainer", 7, 601.0, "at train (step 4)")
+    desk = Desk(
+        AskSilences.answered_by(lambda call: [silence]),
+        AskStatus.answered_by(lambda call: status),
+        Happened.answered_by(stop),
+        Close.answered_by(lambda call: SUMMARY),
+    )
+    server = RpcServer(desk, port, HOST)
     with pytest.raises(RunFailedError) as error:
         run._watch()
     server.close(0.0)
@@ -105,7 +116,7 @@ def test_who_was_killed_is_named_even_if_those_it_brought_down_were_seen_before(
     role("explorer1", "import os; os.abort()")._popen.wait(30)
     (seen,) = run._supervisor.deaths()
     role("trainer", "import os, time; time.sleep(1); os.kill(os.getpid(), 9)")
-    server = RpcServer({"stop": lambda reason: None, "close": lambda: {}}, port, HOST)
+    server = RpcServer(ending_with(SUMMARY), port, HOST)
     with pytest.raises(RunFailedError) as error:
         run._fail([seen])
     server.close(0.0)
@@ -119,22 +130,9 @@ def test_the_way_to_go_on_can_be_pasted_whatever_the_directory_is_called(tmp_pat
     assert shlex.split(told)[0] == f"--config.workdir={odd}"
 
 
-SUMMARY = {
-    "result": {"failed": "consumed.jsonl cannot be written"},
-    "balance": {
-        "leased": 0,
-        "trained": 0,
-        "buffered": 0,
-        "generating": 0,
-        "dropped": {},
-        "out_of_attempts": 0,
-    },
-}
-
-
 def test_a_run_that_a_role_has_stopped_has_failed_and_says_why(ending):
     run, port = ending
-    server = RpcServer({"close": lambda: SUMMARY}, port, HOST)
+    server = RpcServer(ending_with(FAILED), port, HOST)
     with pytest.raises(RunFailedError) as error:
         run._finish()
     server.close(0.0)
@@ -149,7 +147,7 @@ def test_the_reason_to_stop_comes_before_who_died_of_it(ending, tmp_path):
     trainer = RoleProcess.start("trainer", command, tmp_path / "trainer.log", {})
     run._supervisor.add(trainer)
     trainer._popen.wait(30)
-    server = RpcServer({"stop": lambda reason: None, "close": lambda: SUMMARY}, port, HOST)
+    server = RpcServer(ending_with(FAILED), port, HOST)
     with pytest.raises(RunFailedError) as error:
         run._fail(run._supervisor.deaths())
     server.close(0.0)

@@ -12,27 +12,29 @@ import pytest
 from launcher.supervisor import RoleProcess, Supervisor
 from launcher.vigil import Vigil
 
+from rl_sync.processes.attendance import Silence
+from rl_sync.processes.calls import AskSilences
 from rl_sync.processes.ports import free_ports
-from rl_sync.processes.rpc import RpcClient, RpcServer
+from rl_sync.processes.rpc import Desk, RpcClient, RpcServer
 from rl_sync.replay.process import start_server
 from rl_sync.replay.tables import queue
 from tests.settings.test_run import settings_with
 
 HOST = "127.0.0.1"
 WAIT = {"launch__wait_secs": 20.0}
-SILENT = ["trainer", 123, 25.0, "at train (step 2)"]
+SILENT = Silence("trainer", 123, 25.0, "at train (step 2)")
 
 
 class Master:
     """Tells who has been silent, as the master does."""
 
     def __init__(self) -> None:
-        self.silent: list[list] = []
+        self.silent: list[Silence] = []
         self.asked: list[float] = []
 
-    def silences(self, at_least_secs: float) -> list[list]:
-        self.asked.append(at_least_secs)
-        return [silence for silence in self.silent if silence[2] >= at_least_secs]
+    def silences(self, call: AskSilences) -> list[Silence]:
+        self.asked.append(call.at_least_secs)
+        return [silence for silence in self.silent if silence.secs >= call.at_least_secs]
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def master():
 @pytest.fixture
 def client(master):
     (port,) = free_ports(HOST, 1)
-    server = RpcServer({"silences": master.silences}, port, HOST)
+    server = RpcServer(Desk(AskSilences.answered_by(master.silences)), port, HOST)
     with contextlib.closing(RpcClient(f"{HOST}:{port}", "master")) as client:
         client.server = server
         yield client
@@ -77,14 +79,14 @@ def test_who_has_been_silent_for_the_longest_wait_is_ended_and_named(master, cli
 
 def test_of_roles_in_one_process_that_process_is_ended_once(master, client, supervisor):
     settings = settings_with(**WAIT, launch__colocate=True)
-    master.silent = [SILENT, ["explorer1", 123, 24.0, "at rollout"]]
+    master.silent = [SILENT, Silence("explorer1", 123, 24.0, "at rollout")]
     (death,) = Vigil(settings, supervisor).look(client)
     assert death.name == "trainer+explorers"
     assert "trainer (process 123) hangs" in str(death)
 
 
 def test_a_shorter_silence_is_suspect_where_something_else_has_ended(master, client, supervisor):
-    master.silent = [["trainer", 123, 12.0, "at train (step 2)"]]
+    master.silent = [SILENT._replace(secs=12.0)]
     vigil = Vigil(settings_with(**WAIT), supervisor)
     assert vigil.look(client) == []
     (death,) = vigil.suspects(client, None)

@@ -3,9 +3,10 @@
 import dataclasses
 import io
 
-import msgpack
 import pytest
+from matplotlib.colors import to_rgba
 from rich.console import Console
+from rich.style import Style
 
 from rl_sync.observe.display import (
     LiveDisplay,
@@ -15,6 +16,9 @@ from rl_sync.observe.display import (
     plain_line,
     render,
 )
+from rl_sync.observe.looks import LOOKS
+from rl_sync.observe.spans import SpanKind, sync_kind
+from rl_sync.transfer import TRANSFERS
 
 STATUS = RunStatus(
     phase="rl",
@@ -60,6 +64,7 @@ def test_a_status_of_which_nothing_is_known_yet_renders():
     [
         (RoleStatus("explorer3", "rollout", 1, step=7), "rollout e7"),
         (RoleStatus("trainer", "sync_checkpoint", 1, version=4), "sync v4"),
+        (RoleStatus("explorer1", "sync_server", 1, version=4), "sync v4"),
         (RoleStatus("trainer", "warm_up", 1, step=7), "warm-up"),
         (
             RoleStatus("trainer", "wait", 3.25, waits_for="experiences"),
@@ -69,6 +74,25 @@ def test_a_status_of_which_nothing_is_known_yet_renders():
 )
 def test_states_in_words(role, words):
     assert describe_activity(role) == words
+
+
+@pytest.mark.parametrize("kind", SpanKind)
+def test_every_kind_of_span_has_words_and_a_colour_in_each_picture(kind):
+    look = LOOKS[kind]
+    assert look.words
+    assert "_" not in describe_activity(RoleStatus("trainer", str(kind), 1.0))
+    table = render(RunStatus("rl", 1, 2, (RoleStatus("trainer", str(kind), 1.0),))).renderables[1]
+    (shown,) = table.columns[1].cells
+    assert Style.parse(str(shown.style)), "its line has no colour"
+    assert to_rgba(look.colour)
+
+
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_every_transfer_has_a_kind_of_span_of_its_own_colours(name):
+    looks = [LOOKS[kind] for kind in SpanKind]
+    look = LOOKS[sync_kind(name)]
+    for of in ("colour", "style", "trace_colour"):
+        assert [getattr(one, of) for one in looks].count(getattr(look, of)) == 1
 
 
 def test_the_plain_line_says_it_all():
@@ -84,11 +108,6 @@ def test_a_warm_up_is_shown_with_its_own_steps_and_its_loss():
     status = RunStatus("warm-up", 120, 400, (RoleStatus("trainer", "warm_up", 4.0),), loss=0.3512)
     assert plain_line(status) == "[0:00] warm-up 120/400, loss 0.351 | trainer: warm-up"
     assert "step 120/400, loss 0.351" in _text(status)
-
-
-def test_a_status_travels_through_msgpack():
-    packed = msgpack.packb(STATUS.to_dict())
-    assert RunStatus.from_dict(msgpack.unpackb(packed)) == STATUS
 
 
 def _plain_display():

@@ -14,7 +14,6 @@ from rl_sync.observe.spans import (
     SpanKind,
     SpanRecorder,
     read_spans,
-    role_order,
     spans_path,
 )
 from tests.observe.full_disk import files_of_at_most
@@ -223,17 +222,6 @@ def test_a_line_that_is_no_span_is_named(tmp_path):
 def test_a_folder_without_spans_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(FileNotFoundError, match="--workdir"):
         read_spans(tmp_path)
-
-
-def test_roles_are_ordered_by_their_number():
-    roles = ["master", "trainer", "explorer10", "explorer2", "reward1"]
-    assert sorted(roles, key=role_order) == [
-        "explorer2",
-        "explorer10",
-        "trainer",
-        "master",
-        "reward1",
-    ]
 
 
 def _attempt(workdir, role, spans, resumed=None, began=0.0):

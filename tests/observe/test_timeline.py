@@ -7,7 +7,8 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from rl_sync.observe.figure import COLOURS, draw
+from rl_sync.observe.figure import draw
+from rl_sync.observe.looks import LOOKS
 from rl_sync.observe.spans import Span, SpanKind, read_spans
 from rl_sync.observe.timeline import (
     default_steps,
@@ -30,7 +31,7 @@ def _texts(axes) -> list[str]:
 
 
 def _boxes(axes, kind: SpanKind) -> list[Rectangle]:
-    colour = to_rgba(COLOURS[kind])
+    colour = to_rgba(LOOKS[kind].colour)
     found = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
     return [patch for patch in found if patch.get_facecolor() == colour]
 
@@ -45,7 +46,7 @@ def test_every_mode_makes_a_png_and_an_svg(tmp_path, mode):
     )
     image = matplotlib.image.imread(png)
     for kind in (SpanKind.ROLLOUT, SpanKind.TRAIN):
-        near = abs(image[..., :3] - to_rgba(COLOURS[kind])[:3]).max(axis=-1) < 0.01
+        near = abs(image[..., :3] - to_rgba(LOOKS[kind].colour)[:3]).max(axis=-1) < 0.01
         assert near.mean() > 0.02
     assert svg.read_text().startswith("<?xml")
     assert len(list(tmp_path.glob("pictures/*"))) == 2

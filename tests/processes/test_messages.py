@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import msgpack
@@ -11,7 +12,7 @@ import pytest
 
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.processes.failures import RunError
-from rl_sync.processes.messages import decode, encode
+from rl_sync.processes.messages import decode, encode, record
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.replay.interface import ReplayError, ReplayUnavailableError
@@ -97,8 +98,35 @@ def test_errors_arrive_as_what_they_are_where_a_message_is_all_they_have():
 
 @pytest.mark.parametrize("value", [object(), {1}, len, np.array(["a"]), jnp.zeros(2)])
 def test_what_cannot_be_sent_is_refused_by_name(value):
-    with pytest.raises(TypeError, match=r"cannot be sent to (the program's )?other processes"):
+    with pytest.raises(TypeError, match="cannot be sent to other processes"):
         encode(value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"positions": 1}, "A Packing that arrived lacks trajectories: the processes"),
+        (
+            {"positions": 1, "trajectories": 2, "rows": 3},
+            "A Packing that arrived has rows, which it does not know: the processes",
+        ),
+        (
+            {"positions": 1, "rows": 3},
+            "A Packing that arrived lacks trajectories and has rows, which it does not know",
+        ),
+    ],
+)
+def test_fields_of_a_record_that_are_missing_or_unknown_are_named(fields, why):
+    with pytest.raises(ValueError, match=why):
+        decode(msgpack.packb(msgpack.ExtType(3, msgpack.packb(["Packing", fields]))))
+
+
+def test_two_records_of_one_name_are_refused():
+    class Packing(NamedTuple):
+        rows: int
+
+    with pytest.raises(AssertionError, match="two records are called Packing"):
+        record(Packing)
 
 
 def test_what_would_run_code_is_not_read():
@@ -110,7 +138,7 @@ def test_what_would_run_code_is_not_read():
         decode(pickle.dumps(Evil()))
     for name in ("Popen", "RewardPool"):
         with pytest.raises(ValueError, match=f"A {name} is no record"):
-            decode(msgpack.packb(msgpack.ExtType(3, msgpack.packb([name, ["true"]]))))
+            decode(msgpack.packb(msgpack.ExtType(3, msgpack.packb([name, {"args": "true"}]))))
     made = decode(msgpack.packb(msgpack.ExtType(4, msgpack.packb(["os", "system", "true"]))))
     assert type(made) is RuntimeError
     made = decode(msgpack.packb(msgpack.ExtType(4, msgpack.packb(["builtins", "exec", "1"]))))

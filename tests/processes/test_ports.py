@@ -1,15 +1,24 @@
 """Ports for servers that are started later."""
 
 import contextlib
+import dataclasses
 import socket
 import sys
 
 import pytest
 
 from rl_sync.processes import ports
-from rl_sync.processes.rpc import RpcClient, RpcServer
+from rl_sync.processes.rpc import Call, Desk, RpcClient, RpcServer
 
 HOST = "127.0.0.1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Add(Call[int]):
+    """Asks for a sum."""
+
+    a: int
+    b: int
 
 
 def test_ports_differ_and_are_none_that_others_are_given():
@@ -34,9 +43,9 @@ def test_a_held_port_is_there_for_a_server_and_not_for_another_run(monkeypatch):
             ports.free_ports(HOST, 1)
         with pytest.raises(OSError, match="only 0 are free"):
             held.take(1)
-        server = RpcServer({"add": lambda a, b: a + b}, first, HOST)
+        server = RpcServer(Desk(Add.answered_by(lambda call: call.a + call.b)), first, HOST)
         with contextlib.closing(RpcClient(f"{HOST}:{first}", "server")) as client:
-            assert client.call("add", 10.0, a=1, b=2) == 3
+            assert client.call(Add(1, 2), 10.0) == 3
         server.close(0.0)
         with socket.create_server((HOST, second)):
             pass

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from rl_sync.observe.spans import SpanKind, SpanRecorder
+from rl_sync.processes.attendance import Silence
+from rl_sync.processes.calls import AskSilences, Heartbeat, Leave
 from rl_sync.processes.ports import free_ports
-from rl_sync.processes.rpc import RpcServer
+from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.processes.team import Team
@@ -29,18 +31,17 @@ class Second(Team):
 def master(tmp_path):
     """Remembers signs of life, and takes the trainer for silent."""
     (port,) = free_ports(HOST, 1)
-    heard, left, silent = {}, [], [["trainer", 8, 25.0, "at train (step 2)"]]
+    heard, left, silent = {}, [], [Silence("trainer", 8, 25.0, "at train (step 2)")]
 
-    def heartbeat(role, status, name, process, doing):
-        heard[name] = role, process, doing
-        return {"stop": None}
+    def heartbeat(call):
+        heard[call.name] = call.status.role, call.process, call.doing
 
-    methods = {
-        "heartbeat": heartbeat,
-        "leave": lambda name: left.append(name),
-        "silences": lambda at_least_secs: silent if at_least_secs <= 25.0 else [],
-    }
-    server = RpcServer(methods, port, HOST, secret=secret_of(tmp_path))
+    desk = Desk(
+        Heartbeat.answered_by(heartbeat),
+        Leave.answered_by(lambda call: left.append(call.name)),
+        AskSilences.answered_by(lambda call: silent if call.at_least_secs <= 25.0 else []),
+    )
+    server = RpcServer(desk, port, HOST, secret=secret_of(tmp_path))
     yield SimpleNamespace(address=f"{HOST}:{port}", heard=heard, left=left)
     server.close(0.0)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import SpanKind
-from rl_sync.observe.summary import SYNC_KINDS, overlap_secs, union_secs
-from rl_sync.runtime.programs import SYNC_SPANS
+from rl_sync.observe.spans import SYNC_KINDS, SpanKind, sync_kind
+from rl_sync.observe.summary import overlap_secs, union_secs
 from tests.runs.conftest import EMBEDDED, ROOT, TEAMS, assert_same_bits, flags
 
 CHECKPOINT = f"--config.model.path={ROOT / 'tests' / 'data' / 'models' / 'qwen2'}"
@@ -134,7 +133,7 @@ def test_each_explorer_generates_and_its_groups_arrive(runs, name):
 @every_run
 def test_weights_travel_in_the_way_that_was_asked_for(runs, name):
     run = runs.get(*RUNS[name])
-    wanted = SYNC_SPANS[run.settings.transfer]
+    wanted = sync_kind(run.settings.transfer)
     for role in run.settings.roles:
         assert run.spans(wanted, role=role), role
     assert not run.spans(*(SYNC_KINDS - {wanted}))

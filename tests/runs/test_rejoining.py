@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from launcher import workdir as work
 
+from rl_sync.actors.events import StopRequested
+from rl_sync.processes.calls import Close, Happened
 from rl_sync.processes.ports import free_ports
 from rl_sync.processes.rpc import RpcClient
 from rl_sync.processes.secret import secret_of
@@ -100,10 +102,10 @@ def test_an_explorer_that_is_killed_comes_again_while_the_trainer_goes_on(settin
     again = start("explorer2")
     at_return = steps()
     wait_for(lambda: trained(2, at_return), master, trainer, first, again)
-    start.master.call("stop", 30.0, reason="the test has seen enough")
+    start.master.call(Happened(StopRequested("the test has seen enough")), 30.0)
     for process in (trainer, first, again):
         assert process.wait(TIMEOUT_SECS) == 0
-    start.master.call("close", 30.0)
+    start.master.call(Close(), 30.0)
     balance = read_ledger(settings.workdir)[-1]
     lost = sum(balance["dropped"].values())
     assert balance["leased"] == balance["trained"] + balance["buffered"] + lost

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rl_sync.runtime.programs import SYNC_SPANS
+from rl_sync.observe.spans import sync_kind
 from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
 
 SHORT = (EMBEDDED, "--config.trainer.steps=4")
@@ -89,7 +89,7 @@ def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machin
     steps = [step["step"] for step in teams.consumed]
     assert steps == [1, 2, 3, 4], "a step is recorded once, by the first process"
     assert {span.role for span in teams.spans()} == {span.role for span in alone.spans()}
-    assert teams.spans(SYNC_SPANS[transfer], role="explorer1")
+    assert teams.spans(sync_kind(transfer), role="explorer1")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others have one loopback address")

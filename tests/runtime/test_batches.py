@@ -54,7 +54,7 @@ def reader(mode, groups, *, needed, generated, keep="first", **session_fields):
         "leads": True,
         "spans": SimpleNamespace(span=lambda *_, **told: contextlib.nullcontext(told)),
         "patience": lambda *_: lambda: next(turns, None) is not None or patience(),
-        "call": lambda method, **_: [],
+        "call": lambda call: [],
         "agree": lambda what, thunk: thunk(),
     }
     session = SimpleNamespace(**{**fields, **session_fields})

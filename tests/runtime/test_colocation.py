@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
 
 from rl_sync.observe.display import RunStatus
+from rl_sync.processes.calls import AskStatus, Happened
 from rl_sync.processes.ports import free_ports
-from rl_sync.processes.rpc import RpcServer
+from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
 from rl_sync.runtime.colocation import Crew, allot
 from rl_sync.settings.records import ConfigError
@@ -59,11 +59,11 @@ class Master:
     def __init__(self, phase: str) -> None:
         self.phase, self.reasons, self.stopped = phase, [], threading.Event()
 
-    def status(self) -> dict[str, Any]:
-        return RunStatus(self.phase, 3, 12, (), 0, 12, 1.0, "").to_dict()
+    def status(self, call: AskStatus) -> RunStatus:
+        return RunStatus(self.phase, 3, 12, (), 0, 12, 1.0, "")
 
-    def stop(self, reason: str) -> None:
-        self.reasons.append(reason)
+    def stop(self, call: Happened) -> None:
+        self.reasons.append(call.event.reason)
         self.stopped.set()
 
 
@@ -80,9 +80,9 @@ def workdir(tmp_path, monkeypatch):
 def master(workdir):
     """A master of a run that learns, with its address."""
     one = Master("rl")
-    methods = {"stop": one.stop, "status": one.status}
+    desk = Desk(Happened.answered_by(one.stop), AskStatus.answered_by(one.status))
     (port,) = free_ports("127.0.0.1", 1)
-    server = RpcServer(methods, port, "127.0.0.1", secret=secret_of(workdir))
+    server = RpcServer(desk, port, "127.0.0.1", secret=secret_of(workdir))
     yield one, f"127.0.0.1:{port}"
     server.close()
 

@@ -65,8 +65,8 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
             tokens = [np.array([*task.tokenizer.encode("12"), end], np.int32) for end in ends]
             return [[Completion(i, 0, x, x, x, "stop")] for i, x in enumerate(tokens)]
 
-    def judge(method, items):
-        judged.extend(items)
+    def judge(call):
+        judged.extend(call.items)
         return [1.0, 0.5]
 
     monkeypatch.setattr(evaluation, "Engine", Scripted)
@@ -78,7 +78,7 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
     assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
     prompt = task.tokenizer.encode_prompt(task.held_out[0].text)
     assert asked[0].prompt.tolist() == prompt
-    assert judged == [[p.text, "12", "12"] for p in task.held_out]
+    assert judged == [(p.text, "12", "12") for p in task.held_out]
 
 
 def test_problems_that_are_trained_on_too_are_also_counted_apart(settings, task, monkeypatch):

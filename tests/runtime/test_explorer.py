@@ -5,13 +5,16 @@ import types
 
 import pytest
 
+from rl_sync.actors.events import Finish, GroupsJudged, HoldBack
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import Judge, LeaseGrant, Screen
 from rl_sync.processes.failures import RunError
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
 from rl_sync.runtime import explorer
 from rl_sync.runtime.explorer import ExplorerProgram
+from rl_sync.types import Lease, Prompt
 from rl_sync.weights.agreement import alone
 from rl_sync.weights.interface import WeightsTimeoutError
 
@@ -90,17 +93,16 @@ class Master:
     def __init__(self, *answers):
         self.answers, self.calls = list(answers), []
 
-    def __call__(self, method, **arguments):
-        self.calls.append((method, arguments))
-        return self.answers.pop(0) if method == "lease" else [1.0]
+    def __call__(self, call):
+        self.calls.append(call)
+        return self.answers.pop(0)
 
 
 def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(program, weights):
     """A group takes three rollouts; the weights of the second are newer."""
-    begin = {"kind": "grant", "step": 1, "version": 3, "exactly": False}
-    begin["leases"] = [[7, 0, 0, [0, "1+1=", "2"]]]
-    go_on = begin | {"leases": []}
-    master = Master(begin, go_on | {"version": 4}, go_on | {"version": 4}, {"kind": "finish"})
+    begin = LeaseGrant(1, 3, False, [Lease(7, 0, 0, Prompt(0, "1+1=", "2"))])
+    go_on = begin._replace(version=4, leases=[])
+    master = Master(begin, go_on, HoldBack("synchronization"), go_on, Finish("the run ended"))
     spans, rollouts, inserted = [], [], []
 
     @contextlib.contextmanager
@@ -129,7 +131,8 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(progr
     program.clock.monotonic = iter(range(100)).__next__
     weights.pull = lambda **_: (weights.version, "params")
     program.run()
-    assert [arguments["unfinished"] for _, arguments in master.calls] == [0, 1, 1, 0]
+    assert [call.unfinished for call in master.calls] == [0, 1, 1, 1, 0]
+    assert [call.poll_secs for call in master.calls] == [0.0, 0.0, 0.0, 1.0, 0.0]
     assert rollouts == [(3, (), [7]), (4, ("group 7",), []), (4, ("group 7",), [])]
     assert inserted == [["group 7"]]
     told = [a for kind, a in spans if kind is SpanKind.ROLLOUT]
@@ -144,7 +147,7 @@ def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(p
     program.explorer = types.SimpleNamespace(rollout=rollout, engine=engine)
     program.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
     program.session.spans.span = lambda *_, **attributes: contextlib.nullcontext(attributes)
-    grant = explorer.Grant(1, 4, True, [])
+    grant = LeaseGrant(1, 4, True, [])
     with pytest.raises(RunError, match="weights of version 4: The model's logits are NaN"):
         program._generate(grant, ExplorerState(4, "params"))
 
@@ -153,9 +156,9 @@ def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(p
 def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(program, replaces):
     told = []
 
-    def call(method, **arguments):
-        told.append((method, arguments))
-        return [1.0, 1.0, 0.0, 1.0] if method == "judge" else [8]
+    def call(call):
+        told.append(call)
+        return [1.0, 1.0, 0.0, 1.0] if isinstance(call, Judge) else (8,)
 
     def rewarded(group, rewards):
         return types.SimpleNamespace(lease_id=group.lease_id, rewards=rewards)
@@ -169,7 +172,7 @@ def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(
     kept = program._score(groups)
     assert [group.lease_id for group in kept] == ([8] if replaces else [7, 8])
     assert kept[-1].rewards.tolist() == [0.0, 1.0]
-    judged = ("judged", {"judged": [(7, [1.0, 1.0]), (8, [0.0, 1.0])]})
+    judged = Screen(GroupsJudged(((7, (1.0, 1.0)), (8, (0.0, 1.0)))))
     assert told[1:] == ([judged] if replaces else [])
     assert program.session.facts["reward"] == 0.75
 

@@ -8,6 +8,39 @@ import time
 import pytest
 
 from configs import arithmetic
+from rl_sync.actors.events import (
+    BatchTrained,
+    Finish,
+    GroupsBuffered,
+    GroupsRefused,
+    HoldBack,
+    Position,
+    StopRequested,
+    VersionPublished,
+)
+from rl_sync.observe.display import RoleStatus
+from rl_sync.processes import calls
+from rl_sync.processes.calls import (
+    AskLease,
+    AskNewest,
+    AskStatus,
+    Begin,
+    Claim,
+    Close,
+    EnterPhase,
+    Evaluated,
+    Fail,
+    Happened,
+    Heartbeat,
+    Judge,
+    Judgeable,
+    LeaseGrant,
+    Report,
+    Trained,
+)
+from rl_sync.processes.messages import decode, encode
+from rl_sync.processes.results import LogprobGap, Result, Skipped, Summary
+from rl_sync.processes.rpc import Call
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import read_ledger
@@ -24,40 +57,40 @@ def master(tmp_path):
     config.trainer.steps = 10
     settings = RunSettings.from_config({**config.to_dict(), "workdir": str(tmp_path)})
     program = MasterProgram(settings)
-    program.methods["begin"](step=0, next_ordinal=0, again=[], next_lease=0)
-    yield program.methods
-    program.methods["close"]()
+    program.answer(Begin(Position(step=0, next_ordinal=0, again=(), next_lease=0)))
+    yield program.answer
+    program.answer(Close())
 
 
-def fill(methods):
+def fill(master):
     """Leases groups until the staleness bound holds the explorers back."""
-    methods["published"](version=0)
-    while (answer := methods["lease"](explorer=1, poll_secs=0.0))["kind"] == "grant":
-        methods["buffered"](lease_ids=[lease[0] for lease in answer["leases"]])
+    master(Happened(VersionPublished(0)))
+    while isinstance(answer := master(AskLease(1)), LeaseGrant):
+        master(Happened(GroupsBuffered(tuple(lease.lease_id for lease in answer.leases))))
     return answer
 
 
+def heartbeat(**status):
+    """A sign of life of a role's first process."""
+    return Heartbeat(RoleStatus(since_secs=0.0, **status), status["role"], 1, "at work")
+
+
 def test_an_explorer_that_is_held_back_learns_the_reason_and_goes_on_at_a_publication(master):
-    assert master["lease"](explorer=1, poll_secs=0.0)["reason"] == "the first weights"
-    assert fill(master)["reason"] == "synchronization"
+    assert master(AskLease(1)) == HoldBack("the first weights")
+    assert fill(master) == HoldBack("synchronization")
     answers = []
-    waiting = threading.Thread(
-        target=lambda: answers.append(master["lease"](explorer=2, poll_secs=20.0))
-    )
+    waiting = threading.Thread(target=lambda: answers.append(master(AskLease(2, poll_secs=20.0))))
     waiting.start()
-    first = list(range(64))
-    master["trained"](step=1, lease_ids=first, left_out=[], values={})
-    master["published"](version=1)
+    master(Trained(BatchTrained(1, tuple(range(64))), {}))
+    master(Happened(VersionPublished(1)))
     waiting.join(timeout=10)
-    assert answers[0]["kind"] == "grant"
-    assert (answers[0]["version"], answers[0]["exactly"]) == (1, False)
+    assert (answers[0].version, answers[0].exactly) == (1, False)
 
 
 def test_explorers_that_wait_do_not_keep_the_master_busy(master):
     fill(master)
     threads = [
-        threading.Thread(target=master["lease"], kwargs={"explorer": i, "poll_secs": 1.0})
-        for i in (1, 2, 3)
+        threading.Thread(target=master, args=[AskLease(i, poll_secs=1.0)]) for i in (1, 2, 3)
     ]
     started = time.process_time()
     for thread in threads:
@@ -67,74 +100,72 @@ def test_explorers_that_wait_do_not_keep_the_master_busy(master):
     assert time.process_time() - started < 0.3
 
 
-def asked_for_version(methods, version: int) -> tuple[threading.Thread, list[int]]:
+def asked_for_version(master, version: int) -> tuple[threading.Thread, list[int]]:
     """Asks for the newest version, and waits up to 20 s for one; with what it is to be told."""
     answers: list[int] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(methods["newest"](at_least=version, timeout_secs=20.0))
-    )
+    thread = threading.Thread(target=lambda: answers.append(master(AskNewest(version, 20.0))))
     thread.start()
     return thread, answers
 
 
 def test_who_waits_for_a_version_is_told_at_its_publication_without_asking_again(master):
-    master["published"](version=0)
+    master(Happened(VersionPublished(0)))
     waiting, answers = asked_for_version(master, 1)
-    assert master["newest"]() == 0
+    assert master(AskNewest()) == 0
     waiting.join(timeout=0.3)
     assert waiting.is_alive()
-    master["published"](version=1)
+    master(Happened(VersionPublished(1)))
     waiting.join(timeout=10)
     assert answers == [1]
 
 
 def test_who_waits_for_a_version_is_told_when_the_run_is_being_stopped(master):
-    master["published"](version=0)
+    master(Happened(VersionPublished(0)))
     waiting, answers = asked_for_version(master, 1)
-    master["stop"](reason="because")
+    master(Happened(StopRequested("because")))
     waiting.join(timeout=10)
     assert answers == [0]
 
 
 def test_groups_whose_lease_is_over_are_named_when_the_trainer_takes_them(master):
     fill(master)
-    assert master["claim"](lease_ids=[0, 1, 100_000]) == [100_000]
-    master["refused"](lease_ids=[1], reason="too stale")
-    assert master["claim"](lease_ids=[0, 1]) == [1]
+    assert master(Claim([0, 1, 100_000])) == [100_000]
+    master(Happened(GroupsRefused((1,), "too stale")))
+    assert master(Claim([0, 1])) == [1]
 
 
 def test_a_stop_reaches_every_role_with_its_next_sign_of_life(master, tmp_path):
     fill(master)
-    status = {"role": "explorer1", "activity": "rollout", "since_secs": 0.0}
-    assert master["heartbeat"](role="explorer1", status=status) == {"stop": None}
-    master["stop"](reason="because")
-    assert master["heartbeat"](role="explorer1", status=status) == {"stop": "because"}
-    assert master["lease"](explorer=1, poll_secs=5.0) == {"kind": "finish", "reason": "because"}
-    summary = master["close"]()
-    assert summary["balance"]["leased"] == summary["balance"]["buffered"]
+    sign = heartbeat(role="explorer1", activity="rollout")
+    assert master(sign) is None
+    master(Happened(StopRequested("because")))
+    assert master(sign) == "because"
+    assert master(AskLease(1, poll_secs=5.0)) == Finish("because")
+    balance = master(Close()).balance
+    assert balance.leased == balance.buffered
     assert read_ledger(tmp_path)[-1]["event"] == "balance"
 
 
 def test_the_status_of_a_warm_up_counts_its_own_steps(master):
-    status = {"role": "trainer", "activity": "warm_up", "since_secs": 0.0, "step": 7, "loss": 0.5}
-    master["heartbeat"](role="trainer", status=status)
-    master["phase"](phase="warm-up")
-    shown = master["status"]()
-    assert (shown["step"], shown["steps"], shown["loss"]) == (7, 400, 0.5)
-    master["phase"](phase="rl")
-    shown = master["status"]()
-    assert (shown["step"], shown["steps"], shown["loss"]) == (0, 10, None)
+    master(heartbeat(role="trainer", activity="warm_up", step=7, loss=0.5))
+    master(EnterPhase("warm-up"))
+    shown = master(AskStatus())
+    assert (shown.step, shown.steps, shown.loss) == (7, 400, 0.5)
+    assert decode(encode(shown)) == shown
+    master(EnterPhase("rl"))
+    shown = master(AskStatus())
+    assert (shown.step, shown.steps, shown.loss) == (0, 10, None)
 
 
 def test_completions_are_judged_by_the_tasks_reward_model(master):
-    items = [["12+11=", "32", "32"], ["12+11=", " 32", "32"], ["12+11=", "23", "32"]]
-    assert master["judge"](items=items) == [1.0, 1.0, 0.0]
+    items = [Judgeable("12+11=", completion, "32") for completion in ("32", " 32", "23")]
+    assert master(Judge(items)) == [1.0, 1.0, 0.0]
 
 
 def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_too(master):
     values = {"accuracy": 0.4, "problems": 50, "accuracy_seen": 0.4, "problems_seen": 50}
-    master["evaluated"](moment="after RL", values=values)
-    assert master["status"]()["message"] == (
+    master(Evaluated("after RL", values))
+    assert master(AskStatus()).message == (
         "held-out accuracy after RL: 40.0% (40.0% of 50 whose prompts are trained on too)"
     )
 
@@ -142,10 +173,37 @@ def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_
 def test_a_run_whose_ledger_cannot_be_written_is_stopped_and_says_why(master, tmp_path):
     fill(master)
     with files_of_at_most(10):
-        master["trained"](step=1, lease_ids=list(range(64)), left_out=[], values={})
-    status = {"role": "trainer", "activity": "train", "since_secs": 0.0}
-    stop = master["heartbeat"](role="trainer", status=status)["stop"]
+        master(Trained(BatchTrained(1, tuple(range(64))), {}))
+    stop = master(heartbeat(role="trainer", activity="train"))
     assert stop.startswith(f"{tmp_path}/ledger.jsonl cannot be written: File too large")
-    master["fail"](reason="another")
-    assert master["close"]()["result"]["failed"] == stop
+    master(Fail("another"))
+    assert master(Close()).result.failed == stop
     assert read_ledger(tmp_path)[-1]["event"] == "balance"
+
+
+def test_every_call_of_the_master_is_answered(master):
+    kinds = {one for one in vars(calls).values() if isinstance(one, type) and issubclass(one, Call)}
+    assert kinds - {Call} == set(master._answers)
+
+
+def test_what_is_reported_of_a_run_adds_up(master):
+    master(Report(Result(resumed=0, skipped={"warm_up": Skipped(1, 2, 2)})))
+    master(Evaluated("before RL", {"accuracy": 0.5, "problems": 2}))
+    master(Evaluated("after RL", {"accuracy": 1.0, "problems": 2}))
+    fill(master)
+    master(Trained(BatchTrained(1, tuple(range(64))), {"loss": 0.5}))
+    gap = LogprobGap(3, 1, 2.0, 0.5)
+    master(Report(Result(logprob_gap=gap, skipped={"rl": Skipped(2, 3, 4)})))
+    summary = master(Close())
+    assert summary.result == Result(
+        resumed=0,
+        rl={"step": 1, "loss": 0.5},
+        evaluations={
+            "before RL": {"accuracy": 0.5, "problems": 2},
+            "after RL": {"accuracy": 1.0, "problems": 2},
+        },
+        skipped={"warm_up": Skipped(1, 2, 2), "rl": Skipped(2, 3, 4)},
+        logprob_gap=gap,
+    )
+    assert type(decode(encode(summary))) is Summary
+    assert decode(encode(summary)) == summary

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rl_sync.actors.events import BatchTrained
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans, spans_path
+from rl_sync.processes.calls import Fail, Report, Trained
+from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.runtime.stepping import Stepping
 from rl_sync.types import NO_LEASE, Group, TrainBatch
 
@@ -57,14 +60,15 @@ class Run:
 
         return compiled
 
-    def tell(self, method, **arguments):
-        if method == "fail":
-            self.failures.append(arguments["reason"])
-        if method == "trained":
-            self.events.append(("trained", arguments["step"], arguments["lease_ids"]))
-            self.left_out.append(arguments["left_out"])
-        if "logprob_gap" in arguments.get("values", {}) and method == "result":
-            self.alarms.append(arguments["values"]["logprob_gap"])
+    def tell(self, call):
+        match call:
+            case Fail(reason):
+                self.failures.append(reason)
+            case Trained(BatchTrained(step, lease_ids, left_out)):
+                self.events.append(("trained", step, list(lease_ids)))
+                self.left_out.append(left_out)
+            case Report(Result(logprob_gap=LogprobGap() as gap)):
+                self.alarms.append(gap)
 
     def write(self, step, groups):
         self.events.append(("consumed", step, [group.lease_id for group in groups]))
@@ -140,7 +144,7 @@ def test_what_a_step_leaves_out_is_reported_with_it_and_demonstrations_have_no_l
     run.stepping.take(0, 1, groups, [17, 18])
     run.computations[0].done.set()
     run.stepping.settle()
-    assert run.left_out == [[17, 18]]
+    assert run.left_out == [(17, 18)]
     assert run.events[0] == ("trained", 1, [10, 11])
 
 
@@ -160,9 +164,7 @@ def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
         run.stepping.take(step, step, _groups(step), [])
         run.computations[-1].done.set()
         run.stepping.settle()
-    assert run.alarms == [
-        {"first_step": 4, "steps": steps, "greatest": 1.0, "limit": 0.5} for steps in (1, 2)
-    ]
+    assert run.alarms == [LogprobGap(4, steps, 1.0, 0.5) for steps in (1, 2)]
 
 
 def test_logprobs_that_are_close_give_no_alarm(run):

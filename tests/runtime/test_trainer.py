@@ -8,13 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl_sync.observe.spans import sync_kind
+from rl_sync.processes.calls import Trained
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.processes.team import Team
 from rl_sync.replay.interface import ReplayUnavailableError
 from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.schedule import resolve
-from rl_sync.transfers.publishing import CheckpointPublishing
+from rl_sync.transfers.checkpoint import CheckpointTrainerEnd
 from rl_sync.weights.interface import WeightsTransferError
 from tests.runtime.test_stepping import Computation, _groups
 
@@ -46,11 +48,11 @@ class Compiled:
 class Program(TrainerProgram):
     """Without a start and a finish."""
 
-    finished = None
+    start, finished = 0, None
 
     def _start(self):
         self._steps = self.trainer
-        return SimpleNamespace(step=0, params=0)
+        return SimpleNamespace(step=self.start, params=self.start)
 
     def _finish(self, state):
         self.finished = state.step
@@ -89,7 +91,7 @@ def program_of(tmp_path, offers, calls):
         leads=True,
         check=lambda: None,
         hand_out=Team().hand_out,
-        tell=lambda method, **_: calls.append(method),
+        tell=lambda call: calls.append(type(call)),
     )
     return Program(
         session=session,
@@ -98,7 +100,7 @@ def program_of(tmp_path, offers, calls):
         parameters=SimpleNamespace(travelling=lambda params: params),
         warm_up=None,
         evaluator=None,
-        publishing=lambda schedule: offers,
+        end=lambda schedule: offers,
         reader=lambda schedule, idle: SimpleNamespace(
             next=lambda step: (_groups(step), []), close=lambda reason: None
         ),
@@ -111,7 +113,7 @@ def program_of(tmp_path, offers, calls):
 def running(tmp_path, awaits):
     """Runs the trainer's loop in a thread; yields its steps and its publishing."""
     calls = []
-    offers = Offers(awaits, lambda: calls.count("trained"))
+    offers = Offers(awaits, lambda: calls.count(Trained))
     program = program_of(tmp_path, offers, calls)
     steps = program.trainer
     thread = threading.Thread(target=program.run, daemon=True)
@@ -159,10 +161,28 @@ def test_a_version_that_has_to_be_awaited_is_published_when_its_step_is_over(tmp
 def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     schedule, awaited, tmp_path
 ):
-    settings, team = SimpleNamespace(launch=SimpleNamespace(wait_secs=1.0)), Team()
-    session = SimpleNamespace(settings=settings, team=team, agree=team.agree)
-    with contextlib.closing(CheckpointPublishing(session, schedule, tmp_path, [0])) as publishing:
-        assert publishing.awaits(2) == awaited
+    team = Team()
+    settings = SimpleNamespace(
+        launch=SimpleNamespace(wait_secs=1.0),
+        workdir=str(tmp_path),
+        weights_directory=lambda workdir: str(workdir / "weights"),
+    )
+    site = SimpleNamespace(
+        session=SimpleNamespace(settings=settings, team=team, agree=team.agree),
+        kind=sync_kind("checkpoint"),
+        place=SimpleNamespace(processes=[0]),
+    )
+    with contextlib.closing(CheckpointTrainerEnd(site, schedule)) as end:
+        assert end.awaits(2) == awaited
+
+
+def test_a_run_that_is_over_already_publishes_nothing(tmp_path):
+    """The explorers of a run that is over have left, and would never come for its weights."""
+    offers = Offers(True, list)
+    program = program_of(tmp_path, offers, [])
+    program.start = STEPS
+    program.run()
+    assert (offers.published, program.finished) == ([], STEPS)
 
 
 def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_path):
@@ -181,7 +201,7 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
     [
         TimeoutError("trainer has waited for the batch of trainer step 2"),
         ReplayUnavailableError("the replay server is gone"),
-        RemoteError("KeyError: 'claim'"),
+        RemoteError("ValueError: This process answers no Claim."),
     ],
 )
 def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_path, failure):

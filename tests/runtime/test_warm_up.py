@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rl_sync.learning.train_state import TrainState
+from rl_sync.processes.calls import EnterPhase, Report, WriteMetrics
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.warm_up import WarmUp
@@ -37,7 +38,7 @@ class Warming:
     """A warm-up whose session is stopped at the check before a step, or whose probe fails."""
 
     def __init__(self, directory, steps, stopped_at=None, failing=False):
-        self.calls, self.fields, self.taken, self.resumed = [], [], [], []
+        self.calls, self.taken, self.resumed = [], [], []
         section = types.SimpleNamespace(
             steps=steps, probe_every_steps=2, probe_problems=1, batch_size=4
         )
@@ -63,9 +64,8 @@ class Warming:
         self.taken.append(step)
         return np.full((4, 3), step, np.int32), np.ones((4, 3), bool)
 
-    def _call(self, method, **arguments):
-        self.calls.append(method)
-        self.fields.append(arguments)
+    def _call(self, call):
+        self.calls.append(call)
 
     def _check(self):
         if len(self.taken) + 1 == self.stopped_at:
@@ -78,17 +78,19 @@ class Warming:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"), [(0, []), (3, ["phase", "metrics", "result", "metrics", "result"])]
+    ("steps", "told"),
+    [(0, []), (3, [EnterPhase, WriteMetrics, Report, WriteMetrics, Report])],
 )
 def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(tmp_path, steps, told):
     warming = Warming(tmp_path, steps)
     assert warming.run().opt_state["seen"] == steps
-    assert warming.calls == told
+    assert [type(call) for call in warming.calls] == told
     if steps:
-        assert warming.fields[0] == {"phase": "warm-up"}
-        assert warming.fields[-1]["values"]["warm_up"]["probe_accuracy"] == 0.25
-        assert warming.fields[-1]["values"]["warm_up"]["probe_accuracy_seen"] == 1.0
-        assert warming.fields[-1]["values"]["warm_up"]["steps"] == steps
+        assert warming.calls[0] == EnterPhase("warm-up")
+        values = warming.calls[-1].result.warm_up
+        assert values["probe_accuracy"] == 0.25
+        assert values["probe_accuracy_seen"] == 1.0
+        assert values["step"] == steps
     assert latest_snapshot(tmp_path) is None
 
 
@@ -105,7 +107,7 @@ def test_a_warm_up_that_is_stopped_goes_on_at_its_step_with_the_same_bits(tmp_pa
     state = rest.run()
     assert rest.taken == [6, 7, 8, 9]
     assert rest.resumed == [(0, 5)]
-    assert [fields["step"] for fields in rest.fields if "step" in fields] == [6, 8, 9]
+    assert [call.step for call in rest.calls if isinstance(call, WriteMetrics)] == [6, 8, 9]
     assert state.params["x"].tobytes() == whole.params["x"].tobytes()
     assert state.opt_state["seen"] == whole.opt_state["seen"] == 9
     rest.warm_up.forget()

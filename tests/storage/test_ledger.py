@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from configs import arithmetic
+from rl_sync.actors.events import BatchTrained, GroupsBuffered, Position, VersionPublished
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.processes.calls import (
+    AskLease,
+    AskPosition,
+    Begin,
+    Close,
+    Happened,
+    Resumed,
+    Trained,
+)
 from rl_sync.runtime.master import MasterProgram
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import LOST, ConsumptionRecord, read_consumed, read_ledger
@@ -27,31 +37,30 @@ def attempt(tmp_path):
     masters = []
 
     def start(position, **resumed):
-        methods = MasterProgram(settings).methods
-        masters.append(methods)
+        master = MasterProgram(settings).answer
+        masters.append(master)
         if resumed:
-            methods["resumed"](**resumed)
-        methods["begin"](**position)
-        methods["published"](version=position["step"])
-        return methods
+            master(Resumed(**resumed))
+        master(Begin(position))
+        master(Happened(VersionPublished(position.step)))
+        return master
 
     yield start
-    for methods in masters:
-        methods["close"]()
+    for master in masters:
+        master(Close())
 
 
-def train(methods, step):
+def train(master, step):
     """One step on the groups of one lease; returns their ids."""
-    lease_ids = lease(methods)
-    methods["buffered"](lease_ids=lease_ids)
-    methods["trained"](step=step, lease_ids=lease_ids, left_out=[], values={"reward": float(step)})
-    methods["published"](version=step)
+    lease_ids = lease(master)
+    master(Happened(GroupsBuffered(lease_ids)))
+    master(Trained(BatchTrained(step, lease_ids), {"reward": float(step)}))
+    master(Happened(VersionPublished(step)))
     return lease_ids
 
 
-def lease(methods):
-    answer = methods["lease"](explorer=1, poll_secs=0.0)
-    return [lease_id for lease_id, *_ in answer["leases"]]
+def lease(master):
+    return tuple(lease.lease_id for lease in master(AskLease(1)).leases)
 
 
 def counted(ledger, event):
@@ -60,24 +69,24 @@ def counted(ledger, event):
     )
 
 
-FIRST = {"step": 0, "next_ordinal": 0, "again": [], "next_lease": 0}
+FIRST = Position(step=0, next_ordinal=0, again=(), next_lease=0)
 
 
 def test_after_a_crash_no_lease_id_is_used_again_and_every_lease_ends_once(attempt, tmp_path):
-    methods = attempt(FIRST)
-    train(methods, 1)
-    snapshot = methods["position"]()
-    lost = train(methods, 2)
-    buffered, leased = lease(methods), lease(methods)
-    methods["buffered"](lease_ids=buffered)
+    master = attempt(FIRST)
+    train(master, 1)
+    snapshot = master(AskPosition())
+    lost = train(master, 2)
+    buffered, leased = lease(master), lease(master)
+    master(Happened(GroupsBuffered(buffered)))
     # It crashes, and goes on from step 1; and does so again before it has saved.
     for _ in range(2):
-        methods = attempt(snapshot, step=1, warm_up=None)
-        again = train(methods, 2)
+        master = attempt(snapshot, step=1, warm_up=None)
+        again = train(master, 2)
         assert min(again) > max([*lost, *buffered, *leased])
         lost = again
-    train(methods, 3)
-    methods["close"]()
+    train(master, 3)
+    master(Close())
     ledger = read_ledger(tmp_path)
     given, trained, dropped = (counted(ledger, e) for e in ("leased", "trained", "dropped"))
     assert set(given.values()) == {1}
@@ -90,12 +99,12 @@ def test_after_a_crash_no_lease_id_is_used_again_and_every_lease_ends_once(attem
 
 
 def test_a_run_that_goes_on_in_order_drops_what_stood_in_the_buffer(attempt, tmp_path):
-    methods = attempt(FIRST)
-    train(methods, 1)
-    buffered = lease(methods)
-    methods["buffered"](lease_ids=buffered)
-    position = methods["position"]()
-    methods["close"]()
+    master = attempt(FIRST)
+    train(master, 1)
+    buffered = lease(master)
+    master(Happened(GroupsBuffered(buffered)))
+    position = master(AskPosition())
+    master(Close())
     again = lease(attempt(position, step=1, warm_up=None))
     assert min(again) > max(buffered)
     dropped = counted(read_ledger(tmp_path), "dropped")

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl_sync.transfers.serving import HolderServer, RemoteHolder
+from rl_sync.transfers.server import HolderServer, RemoteHolder
 from rl_sync.weights.digest import digest
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rl_sync.weights import server_publisher
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import (
+    TransferUnavailableError,
     WeightsMismatchError,
     WeightsTimeoutError,
     WeightsTransferError,
@@ -24,7 +25,7 @@ from rl_sync.weights.regions import device_regions, overlap, places_of, within
 from rl_sync.weights.server_manifest import Manifest, plan_manifest
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller
-from rl_sync.weights.server_transport import TransferUnavailableError, start_server
+from rl_sync.weights.server_transport import start_server
 
 HOST = "127.0.0.1"
 

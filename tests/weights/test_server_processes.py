@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rl_sync.processes.ports import free_ports
-from rl_sync.transfers.serving import HolderServer, RemoteHolder
+from rl_sync.transfers.server import HolderServer, RemoteHolder
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.server_publisher import ServerPublisher

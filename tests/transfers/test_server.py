@@ -11,14 +11,18 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import transfer
 
-from rl_sync.processes.session import RunStoppedError
-from rl_sync.transfers.serving import (
-    HolderServer,
-    RemoteHolder,
-    ServedPuller,
-    decide_transfer,
-    decided_transfer,
+from rl_sync.observe.display import RunStatus
+from rl_sync.processes.calls import (
+    AskHolders,
+    AskNewest,
+    AskStatus,
+    AskTransfer,
+    DecideTransfer,
+    Report,
 )
+from rl_sync.processes.session import RunStoppedError
+from rl_sync.transfers.decision import decide_transfer, decided_transfer
+from rl_sync.transfers.server import HolderServer, RemoteHolder, ServedPuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.server_publisher import ServerPublisher
@@ -35,25 +39,25 @@ class Session:
     def __init__(self, transfer="server", phase="rl"):
         self.settings = SimpleNamespace(
             transfer=transfer,
-            sync=SimpleNamespace(verify=True),
             launch=SimpleNamespace(call_secs=10.0),
             trainer=SimpleNamespace(processes=1),
         )
-        self.phase, self.decided, self.result, self.addresses = phase, [None], {}, []
+        self.phase, self.decided, self.result, self.addresses = phase, [None], None, []
 
-    def call(self, method, **arguments):
-        if method == "decide_transfer":
-            self.decided.append(arguments["transfer"])
-        elif method == "result":
-            self.result |= arguments["values"]
-        else:
-            answers = {
-                "decided_transfer": lambda: self.decided.pop(0),
-                "newest": lambda **_: 0,
-                "holders": lambda: self.addresses,
-                "status": lambda: {"phase": self.phase},
-            }
-            return answers[method]()
+    def call(self, call):
+        match call:
+            case DecideTransfer(transfer):
+                self.decided.append(transfer)
+            case Report(result):
+                self.result = result
+            case AskTransfer():
+                return self.decided.pop(0)
+            case AskNewest():
+                return 0
+            case AskHolders():
+                return self.addresses
+            case AskStatus():
+                return RunStatus(self.phase, 0, 1)
 
     call_alone = tell = call
 
@@ -65,6 +69,10 @@ class Session:
 
     def check(self):
         pass
+
+
+def site_of(session):
+    return SimpleNamespace(session=session, like=LIKE, master_address=MASTER, verify=True)
 
 
 @contextlib.contextmanager
@@ -82,7 +90,7 @@ def test_what_the_settings_ask_for_is_decided_and_explorers_wait_for_it(asked):
     session = Session(asked)
     assert decide_transfer(session, MASTER) == asked
     assert decided_transfer(session) == asked
-    assert session.result == {}
+    assert session.result is None
 
 
 def test_where_no_server_can_be_had_everybody_uses_checkpoints_and_is_told_why(monkeypatch, caplog):
@@ -95,13 +103,13 @@ def test_where_no_server_can_be_had_everybody_uses_checkpoints_and_is_told_why(m
         assert decide_transfer(session, MASTER) == "checkpoint"
     assert decided_transfer(session) == "checkpoint"
     said = "by checkpoint instead of sync.transfer=server: jax"
-    assert said in session.result["transfer"]
+    assert said in session.result.transfer
     assert said in caplog.text
 
 
 def test_an_explorer_finds_the_trainer_through_the_master_and_again_when_it_has_moved():
     session = Session()
-    puller = ServedPuller(session, LIKE, MASTER)
+    puller = ServedPuller(site_of(session))
     with trainer(3) as address:
         session.addresses = [address]
         version, params = puller.pull(at_least=0, timeout_secs=10)
@@ -120,7 +128,7 @@ def test_a_trainer_that_has_finished_is_no_failure():
     with trainer(0) as address:
         session.addresses = [address]
     with pytest.raises(RunStoppedError, match="the trainer has finished"):
-        ServedPuller(session, LIKE, MASTER).pull(at_least=0, timeout_secs=10)
+        ServedPuller(site_of(session)).pull(at_least=0, timeout_secs=10)
 
 
 def test_a_trainer_that_refuses_is_quoted():

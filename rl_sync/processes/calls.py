@@ -1,0 +1,298 @@
+"""The calls that the master answers: a record each, and what they are answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from rl_sync.actors.events import (
+    BatchTrained,
+    ExplorerDied,
+    Finish,
+    GroupsBuffered,
+    GroupsJudged,
+    GroupsRefused,
+    HoldBack,
+    Position,
+    StopRequested,
+    VersionPublished,
+)
+from rl_sync.observe.display import RoleStatus, RunStatus
+from rl_sync.processes.attendance import Silence
+from rl_sync.processes.messages import record
+from rl_sync.processes.results import Result, Summary
+from rl_sync.processes.rpc import Call
+from rl_sync.types import Lease, Prompt
+from rl_sync.weights.rendezvous import Grant, Request
+
+for _class in (
+    *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsJudged, GroupsRefused),
+    *(Finish, HoldBack, Position, StopRequested, VersionPublished),
+    *(RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
+):
+    record(_class)
+
+
+# What becomes of groups.
+
+
+@record
+class LeaseGrant(NamedTuple):
+    """The work of an explorer's next rollout; see `rl_sync.actors.events.GrantLeases`."""
+
+    step: int
+    version: int
+    exactly: bool
+    leases: list[Lease]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskLease(Call[LeaseGrant | HoldBack | Finish]):
+    """Asks for work.
+
+    Attributes:
+      explorer: its number.
+      unfinished: how many groups it has under way.
+      poll_secs: the longest that it waits while it is held back.
+    """
+
+    explorer: int
+    unfinished: int = 0
+    poll_secs: float = 0.0
+
+
+@record
+class Judgeable(NamedTuple):
+    """A completion that is to be judged."""
+
+    prompt: str
+    completion: str
+    answer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge(Call[list[float]]):
+    """Asks for the rewards of completions, in their order."""
+
+    items: list[Judgeable]
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen(Call[tuple[int, ...]]):
+    """Asks for the lease ids of the groups that are to be inserted, now that they are judged."""
+
+    event: GroupsJudged
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim(Call[list[int]]):
+    """The trainer has taken groups out of the buffer; asks for those whose lease was over."""
+
+    lease_ids: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Happened(Call[None]):
+    """Something has happened that the master accounts for."""
+
+    event: GroupsBuffered | GroupsRefused | VersionPublished | ExplorerDied | StopRequested
+
+
+# Where the run stands.
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed(Call[None]):
+    """The run goes on from a snapshot; see `rl_sync.observe.resumption.mark`."""
+
+    step: int
+    warm_up: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin(Call[None]):
+    """The trainer is ready."""
+
+    position: Position
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained(Call[None]):
+    """The trainer has finished a step.
+
+    Attributes:
+      metrics: of the step.
+    """
+
+    event: BatchTrained
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskPosition(Call[Position]):
+    """Asks where the run stands in the order of prompts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnterPhase(Call[None]):
+    """The run enters a phase.
+
+    Attributes:
+      message: a line for the display; empty for that of before.
+    """
+
+    phase: str
+    message: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskStatus(Call[RunStatus]):
+    """Asks what the run is doing."""
+
+
+# What comes of the run.
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(Call[None]):
+    """Adds to the run's result."""
+
+    result: Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated(Call[None]):
+    """An accuracy was measured; see `rl_sync.observe.accuracy.measure`."""
+
+    moment: str
+    values: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteMetrics(Call[None]):
+    """Writes metrics down; see `MetricsWriter.write`."""
+
+    phase: str
+    step: int
+    values: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fail(Call[None]):
+    """Stops the run, which then has failed for this reason; the first one counts."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Close(Call[Summary]):
+    """Closes the ledger's account, once the explorers have left; the master ends after it."""
+
+
+# Signs of life.
+
+
+@dataclasses.dataclass(frozen=True)
+class Heartbeat(Call[str | None]):
+    """A sign of life of one process of a role; asks why the run is being stopped, if it is.
+
+    Attributes:
+      status: of the role.
+      name: of the process; see `process_name`.
+      process: its number on its machine.
+      doing: what it does, in words.
+    """
+
+    status: RoleStatus
+    name: str
+    process: int
+    doing: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave(Call[None]):
+    """A process gives no more signs of life."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskSilences(Call[list[Silence]]):
+    """Asks for the processes that have given no sign of life for so long."""
+
+    at_least_secs: float
+
+
+# How weights travel.
+
+
+@dataclasses.dataclass(frozen=True)
+class DecideTransfer(Call[None]):
+    """The trainer decides how weights travel."""
+
+    transfer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskTransfer(Call[str | None]):
+    """Asks how weights travel; None before that is decided."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskNewest(Call[int]):
+    """Asks for the newest version, -1 if there is none; see `rl_sync.weights.interface.Puller`."""
+
+    at_least: int = -1
+    timeout_secs: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class HoldWeights(Call[None]):
+    """A process of the trainer serves weights at an address."""
+
+    process: int
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskHolders(Call[list[str]]):
+    """Asks for the addresses at which the trainer's processes serve weights, in their order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskWeights(Call[int]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.ask`."""
+
+    explorer: int
+    exactly: int | None
+    at_least: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AwaitGrant(Call[Grant | None]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.granted`."""
+
+    ticket: int
+    timeout_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Withdraw(Call[Grant | None]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.withdraw`."""
+
+    ticket: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AskWaiting(Call[list[Request]]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.waiting`."""
+
+    timeout_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GrantWeights(Call[bool]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.grant`."""
+
+    request: Request
+    grant: Grant
