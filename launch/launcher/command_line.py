@@ -15,7 +15,7 @@ import rl_sync
 from launcher import config_file
 from launcher.suggestions import did_you_mean, setting_names
 from rl_sync.settings.records import ConfigError
-from rl_sync.spelling import hint, nearest
+from rl_sync.spelling import hint, nearest, question
 
 CONFIG = "config"
 DEFAULT = "run"
@@ -157,7 +157,7 @@ def _command(words: Sequence[str]) -> str:
     wrong = next((word for word in words if word not in COMMANDS), None)
     if wrong is not None and (wrong.endswith(".py") or os.path.exists(os.path.expanduser(wrong))):
         flag = "--workdir" if os.path.isdir(os.path.expanduser(wrong)) else "--config"
-        raise ConfigError(f"{wrong!r} needs the name of a flag: did you mean {flag}={wrong}?")
+        raise ConfigError(f"{wrong!r} needs the name of a flag: {question(f'{flag}={wrong}')}")
     if wrong is not None:
         raise ConfigError(
             f"{wrong!r} is not a command, which is one of {', '.join(COMMANDS)} ({DEFAULT} if left"
@@ -240,7 +240,7 @@ def _unknown_flag(words: Sequence[str], name: str, config: ConfigDict | None) ->
     known = _all_settings() if config is None else setting_names(config.to_dict())
     meant = did_you_mean(name, list(known), equals + value)
     if near and (meant is None or config is None):
-        meant = f"did you mean --{near}{equals}{value}?"
+        meant = question(f"--{near}{equals}{value}")
     return f"Unknown flag: {word}; {meant or '--help names all there are.'}"
 
 
