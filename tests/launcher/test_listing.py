@@ -7,6 +7,7 @@ from launcher import listing
 
 from configs import base
 from rl_sync.settings.records import ConfigError
+from tests.launcher.command import ROOT
 
 
 def _names(text: str) -> list[str]:
@@ -62,3 +63,9 @@ def test_values_and_defaults_are_in_words():
         "algorithm.discount: number",
     ):
         assert re.search(rf"^{re.escape(line)}", text, re.M), line
+
+
+def test_the_page_of_the_settings_is_the_one_that_the_source_makes():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert page == listing.page() + "\n", "python -m launcher.listing > docs/settings.md"
+    assert page.count("\n| `") == len(list(_leaves(base.get_config().to_dict())))
