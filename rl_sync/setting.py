@@ -1,15 +1,18 @@
 """A setting, described once: its default, its bounds, its unit, and a sentence for its user.
 
-A section of the config is a frozen dataclass whose fields are made by `setting`. From these come
-the config's defaults, the checks (`check`), the listing on the command line and its page.
+A section of the config is a frozen dataclass whose fields are made by `setting`, and by `section`
+for those that are sections themselves. From these come the config's defaults, the checks (`check`),
+the listing on the command line and its page (`sections`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import typing
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from rl_sync.spelling import hint
+from rl_sync.spelling import require_one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Setting:
       least, greatest: bounds that the value may have.
       above, below: bounds that it may not have.
       choices: the only values there are; empty for any.
-      implied: what None stands for; empty where None is no value.
+      implied: what None stands for; empty where None is no value. Of a section, what None stands
+        for in all its settings, whose defaults are then None.
     """
 
     meaning: str
@@ -36,14 +40,16 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """The bounds in words, as in `at least 1 and below 4`; empty for none."""
+        """The bounds in words with the unit, as in `at least 1 and below 4`; empty for none."""
         words = {
             "at least": self.least,
             "above": self.above,
             "at most": self.greatest,
             "below": self.below,
         }
-        return " and ".join(f"{word} {_text(at)}" for word, at in words.items() if at is not None)
+        bounds = " and ".join(f"{word} {_text(at)}" for word, at in words.items() if at is not None)
+        unit = self.unit.removesuffix("s") if bounds.endswith(" 1") else self.unit
+        return f"{bounds} {unit}".rstrip() if bounds else ""
 
     def holds(self, value: float) -> bool:
         """Says whether a number is within the bounds; NaN is not."""
@@ -60,9 +66,10 @@ def setting(default: Any, meaning: str, **bounds: Any) -> Any:
     return dataclasses.field(default=default, metadata={"setting": Setting(meaning, **bounds)})
 
 
-def section(record: type, meaning: str) -> Any:
+def section(record: type, meaning: str, implied: str = "") -> Any:
     """Makes the field of a section in another, with that section's own defaults."""
-    return dataclasses.field(default_factory=record, metadata={"setting": Setting(meaning)})
+    about = Setting(meaning, implied=implied)
+    return dataclasses.field(default_factory=record, metadata={"setting": about})
 
 
 def described(field: dataclasses.Field[Any]) -> Setting | None:
@@ -75,23 +82,87 @@ def check(record: Any, name: str) -> None:
 
     Args:
       record: the section; None passes where it stands for something.
-      name: of the section, such as `trainer`.
+      name: of the section, such as `trainer`; empty for the config itself.
 
     Raises:
-      ValueError: names the setting, its bounds and its value.
+      ValueError: names the setting, its value, its bounds and its meaning.
     """
     for field in dataclasses.fields(record):
         rule, value = described(field), getattr(record, field.name)
         if rule is None or value is None:
             continue
-        if rule.choices and value not in rule.choices:
-            raise ValueError(
-                f"{name}.{field.name}={value!r} is not one of {', '.join(rule.choices)}"
-                f"{hint(value, rule.choices)}"
-            )
+        path = _joined(name, field.name)
+        if rule.choices:
+            require_one_of(path, value, rule.choices)
         if rule.bounds and not rule.holds(value):
-            unit = f" {rule.unit}" if rule.unit else ""
-            raise ValueError(f"{name}.{field.name}={_text(value)} must be {rule.bounds}{unit}.")
+            left_out = f", or left out for {rule.implied}" if rule.implied else ""
+            raise ValueError(
+                f"{path}={_text(value)} must be {rule.bounds}{left_out}. {rule.meaning}"
+            )
+
+
+class Entry(NamedTuple):
+    """A setting in its place in the config.
+
+    Attributes:
+      name: such as `trainer.mesh.data`.
+      kind: the type of its values other than None.
+      default: None for what its description says is implied.
+      setting: its description.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    setting: Setting
+
+
+class Section(NamedTuple):
+    """A section of the config.
+
+    Attributes:
+      name: such as `trainer.mesh`; empty for the config itself.
+      meaning: a sentence.
+      entries: its settings, without those of the sections in it.
+    """
+
+    name: str
+    meaning: str
+    entries: list[Entry]
+
+
+def sections(record: type, name: str = "", about: Setting | None = None) -> Iterator[Section]:
+    """Yields a record as a section, then the sections in it, in the order of their fields.
+
+    Args:
+      name: of the record in the config.
+      about: the description of the field that holds it.
+    """
+    about = about or Setting("")
+    kinds = typing.get_type_hints(record)
+    entries: list[Entry] = []
+    inner: list[tuple[type, str, Setting]] = []
+    for field in dataclasses.fields(record):
+        kind, path = kinds[field.name], _joined(name, field.name)
+        rule = described(field) or Setting("")
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            inner.append((kind, path, rule))
+        elif about.implied:
+            rule = dataclasses.replace(rule, implied=about.implied)
+            entries.append(Entry(path, _without_none(kind), None, rule))
+        else:
+            entries.append(Entry(path, _without_none(kind), field.default, rule))
+    yield Section(name, about.meaning, entries)
+    for one in inner:
+        yield from sections(*one)
+
+
+def _without_none(kind: Any) -> type:
+    return next((one for one in typing.get_args(kind) if one is not type(None)), kind)
+
+
+def _joined(section: str, name: str) -> str:
+    return f"{section}.{name}" if section else name
 
 
 def _text(number: float) -> str:

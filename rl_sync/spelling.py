@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 LIKELY = 0.6
 """The least likeness of a name that is worth a suggestion."""
@@ -39,7 +39,24 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return best if best is not None and likeness(word, best) >= LIKELY else None
 
 
+def question(*names: str) -> str:
+    """Asks whether one of these was meant."""
+    return f"did you mean {' or '.join(names)}?"
+
+
 def hint(word: object, names: Iterable[str]) -> str:
     """The end of a message that refuses a word: `; did you mean 'name'?`, or a full stop."""
     near = nearest(str(word), names)
-    return "." if near is None else f"; did you mean {near!r}?"
+    return "." if near is None else f"; {question(repr(near))}"
+
+
+def require_one_of(name: str, value: object, allowed: Collection[str]) -> None:
+    """Refuses a value that is not one of those allowed.
+
+    Raises:
+      ValueError: gives the name, all that are allowed, and the nearest.
+    """
+    if value not in allowed:
+        raise ValueError(
+            f"{name}={value!r} is not one of {', '.join(allowed)}{hint(value, allowed)}"
+        )

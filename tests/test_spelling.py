@@ -3,7 +3,7 @@
 import pytest
 
 from rl_sync.schedule import MODES
-from rl_sync.spelling import hint, nearest
+from rl_sync.spelling import hint, nearest, require_one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -33,3 +33,10 @@ def test_a_word_stands_for_the_name_that_it_is_like(word, names, meant):
 def test_a_message_ends_in_the_nearest_name_or_in_a_full_stop():
     assert hint("async", MODES) == "; did you mean 'asynchronous'?"
     assert hint("zebra", MODES) == "."
+
+
+def test_a_word_that_is_not_allowed_is_named_with_all_that_are():
+    require_one_of("pace", "slow", ("slow", "fast"))
+    with pytest.raises(ValueError) as error:
+        require_one_of("pace", "slwo", ("slow", "fast"))
+    assert str(error.value) == "pace='slwo' is not one of slow, fast; did you mean 'slow'?"

@@ -1,9 +1,10 @@
-"""`python -m launcher`: runs a config, prints its plan, draws a run's timeline, exports its policy.
+"""`python -m launcher`: runs a config, plans it, draws its run, exports its policy, lists settings.
 
 python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchronous …]
 python -m launcher plan --config=configs/arithmetic.py
 python -m launcher timeline --workdir=runs/… [--steps=1:8]
 python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16]
+python -m launcher settings [PATTERN]
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _execute(arguments: command_line.Arguments) -> int:
-    # JAX and the rest load only once the command line is known to make sense.
+    # What each command needs loads only once the command line is known to make sense.
     if arguments.command == "timeline":
         return _timeline(arguments.flags)
     if arguments.command == "export":
         return _export(arguments.flags)
+    if arguments.command == "settings":
+        return _settings(arguments.words)
     assert arguments.config is not None
     config = arguments.config.to_dict()
     return _plan(config) if arguments.command == "plan" else _run(config)
@@ -107,6 +110,13 @@ def _export(flags: Mapping[str, str]) -> int:
 
     step = export(Path(workdir), Path(target), flags.get("dtype"))
     print(f"The policy after trainer step {step} is in {target}.")
+    return 0
+
+
+def _settings(pattern: str) -> int:
+    from launcher import listing
+
+    print(listing.text(pattern))
     return 0
 
 

@@ -15,7 +15,7 @@ import rl_sync
 from launcher import config_file
 from launcher.suggestions import did_you_mean, setting_names
 from rl_sync.settings.records import ConfigError
-from rl_sync.spelling import hint, nearest
+from rl_sync.spelling import hint, nearest, question
 
 CONFIG = "config"
 DEFAULT = "run"
@@ -28,11 +28,13 @@ class Command(NamedTuple):
       summary: for the help.
       flags: those that it takes; with `config` also all settings.
       example: its arguments.
+      words: what may stand after it, such as a pattern; empty for nothing.
     """
 
     summary: str
     flags: tuple[str, ...]
     example: str
+    words: str = ""
 
 
 COMMANDS = {
@@ -55,6 +57,12 @@ COMMANDS = {
         "Writes a run's policy as a checkpoint that transformers loads.",
         ("workdir", "to", "dtype"),
         "--workdir=runs/… --to=DIRECTORY --dtype=bfloat16",
+    ),
+    "settings": Command(
+        "Lists all settings and their meanings, or those that a PATTERN fits.",
+        (),
+        "learning rate",
+        words="a PATTERN",
     ),
 }
 FLAGS = {
@@ -82,11 +90,13 @@ class Arguments(NamedTuple):
       command: a key of `COMMANDS`.
       config: the config with the settings that were given; None where there is none.
       flags: the values of the other flags that were given, paths with their home directory.
+      words: those after the command, with spaces between them.
     """
 
     command: str
     config: ConfigDict | None
     flags: Mapping[str, str]
+    words: str
 
 
 def information(words: Sequence[str]) -> str | None:
@@ -106,7 +116,7 @@ def help_text() -> str:
     lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
     lines += ["", "flags:"]
     entries = {f"--{name}={value}": text for name, (value, text) in FLAGS.items()}
-    entries["--config.NAME=VALUE"] = "Changes a setting; configs/base.py has them all. run, plan."
+    entries["--config.NAME=VALUE"] = "Changes a setting; `settings` lists them all. run, plan."
     entries["-h, --help"], entries["--version"] = "Prints this.", "Prints the version."
     for flag, text in entries.items():
         lines += textwrap.wrap(text, 96, initial_indent=f"  {flag:<22}", subsequent_indent=" " * 24)
@@ -135,7 +145,7 @@ def parse(words: Sequence[str]) -> Arguments:
         raise ConfigError(_unknown_flag(rest, error.flagname, config)) from error
     except flags.Error as error:
         raise ConfigError(_refused(values, error)) from error
-    command = _command(commands or [DEFAULT])
+    command, after = _command(commands or [DEFAULT])
     used = {n: str(values[n].value) for n in FLAGS if n != CONFIG and values[n].present}
     if path is not None:
         used = {CONFIG: path, **used}
@@ -147,17 +157,22 @@ def parse(words: Sequence[str]) -> Arguments:
         command,
         config,
         {n: os.path.expanduser(value) if n in _PATHS else value for n, value in used.items()},
+        after,
     )
 
 
 _GIVE_CONFIG = "Give a config, such as --config=configs/arithmetic.py; --help tells more."
 
 
-def _command(words: Sequence[str]) -> str:
+def _command(words: Sequence[str]) -> tuple[str, str]:
+    """The command, and the words after it."""
+    first, *after = words
+    if first in COMMANDS and COMMANDS[first].words:
+        return first, " ".join(after)
     wrong = next((word for word in words if word not in COMMANDS), None)
     if wrong is not None and (wrong.endswith(".py") or os.path.exists(os.path.expanduser(wrong))):
         flag = "--workdir" if os.path.isdir(os.path.expanduser(wrong)) else "--config"
-        raise ConfigError(f"{wrong!r} needs the name of a flag: did you mean {flag}={wrong}?")
+        raise ConfigError(f"{wrong!r} needs the name of a flag: {question(f'{flag}={wrong}')}")
     if wrong is not None:
         raise ConfigError(
             f"{wrong!r} is not a command, which is one of {', '.join(COMMANDS)} ({DEFAULT} if left"
@@ -165,7 +180,7 @@ def _command(words: Sequence[str]) -> str:
         )
     if len(words) > 1:
         raise ConfigError(f"{' and '.join(words)} are {len(words)} commands: give one at a time.")
-    return words[0]
+    return first, ""
 
 
 def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -216,7 +231,7 @@ def _check_names(given: Sequence[re.Match[str]], config: ConfigDict) -> None:
                 f" {', '.join(f'--config.{path}' for path in inside[:6])}"
                 + (", …" if len(inside) > 6 else ".")
             )
-        meant = did_you_mean(name, known, value) or "configs/base.py has all there are."
+        meant = did_you_mean(name, known, value) or f"`{_PROGRAM} settings` lists all there are."
         raise ConfigError(f"Unknown setting: --config.{name}; {meant}")
 
 
@@ -227,7 +242,7 @@ def _check_used(command: str, used: Mapping[str, str]) -> None:
         if name in takes:
             continue
         users = " and ".join(n for n, one in COMMANDS.items() if name in one.flags)
-        own = f"{command} takes {', '.join(f'--{flag}' for flag in takes)}."
+        own = f"{command} takes {COMMANDS[command].words or ', '.join(f'--{f}' for f in takes)}."
         if CONFIG in takes:
             own = did_you_mean(name, list(_all_settings()), f"={value}") or own
         raise ConfigError(f"--{name}={value} is for {users}, not for {command}; {own}")
@@ -240,7 +255,7 @@ def _unknown_flag(words: Sequence[str], name: str, config: ConfigDict | None) ->
     known = _all_settings() if config is None else setting_names(config.to_dict())
     meant = did_you_mean(name, list(known), equals + value)
     if near and (meant is None or config is None):
-        meant = f"did you mean --{near}{equals}{value}?"
+        meant = question(f"--{near}{equals}{value}")
     return f"Unknown flag: {word}; {meant or '--help names all there are.'}"
 
 

@@ -10,7 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from ml_collections import ConfigDict
 
 from rl_sync.settings.records import ConfigError
-from rl_sync.spelling import nearest
+from rl_sync.spelling import nearest, question
 
 _MODEL = "configs/arithmetic.py shows what a config file looks like."
 
@@ -56,7 +56,8 @@ def _nearest_file(path: str) -> str:
         stems = {file.removesuffix(".py"): file for file in names if file != "__init__.py"}
         near = nearest(name.removesuffix(".py").rpartition(".")[2], stems)
         if near is not None:
-            return f"; did you mean --config={os.path.normpath(os.path.join(place, stems[near]))}?"
+            found = os.path.normpath(os.path.join(place, stems[near]))
+            return f"; {question(f'--config={found}')}"
     return f". {_MODEL}"
 
 

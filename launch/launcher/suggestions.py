@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rl_sync.spelling import LIKELY, likeness
+from rl_sync.spelling import LIKELY, likeness, question
 
 # Names that other programs have for our settings.
 _ALIASES = {
@@ -77,7 +77,7 @@ def did_you_mean(wrong: str, known: Sequence[str], value: str = "") -> str | Non
       value: with its equals sign, as it was given.
     """
     meant = settings_meant(wrong, known)
-    return f"did you mean {' or '.join(f'--config.{m}{value}' for m in meant)}?" if meant else None
+    return question(*(f"--config.{name}{value}" for name in meant)) if meant else None
 
 
 def _score(wrong: str, name: str) -> float:

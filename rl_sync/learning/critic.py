@@ -25,7 +25,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, blank_scalar_head
 from rl_sync.models.placement import constrain_like, put
 from rl_sync.models.sharding import Layout
-from rl_sync.spelling import hint
+from rl_sync.setting import check, setting
 from rl_sync.types import Params
 
 MODELS = ("own", "head")
@@ -35,36 +35,32 @@ MODELS = ("own", "head")
 class CriticConfig:
     """`config.critic`: of algorithms whose advantages are taken from values.
 
-    Attributes:
-      model: `own` for a model of its own, of the policy's shape and start; `head` for a head on the
-        policy's trunk.
-      learning_rate: of the RL steps; None for `optimizer.learning_rate`. The rest of the optimizer
-        is as `config.optimizer` has it.
-      coefficient: weight of the value loss.
-      clip: how far a step may move a value; 0 for any distance.
-      warm_up_steps: the trainer steps at the start of RL in which the critic alone learns.
-
     Raises:
       ValueError: an unknown name, or a value outside its range.
     """
 
-    model: str
-    learning_rate: float | None
-    coefficient: float
-    clip: float
-    warm_up_steps: int
+    model: str = setting(
+        "own",
+        "Trunk of the critic: `own` for a model of its own, of the policy's shape and start, `head`"
+        " for a head on the policy's trunk.",
+        choices=MODELS,
+    )
+    learning_rate: float | None = setting(
+        None,
+        "Learning rate of the critic in RL; the rest of its optimizer is the policy's.",
+        least=0,
+        implied="optimizer.learning_rate",
+    )
+    coefficient: float = setting(0.5, "Weight of the value loss.", above=0)
+    clip: float = setting(
+        0.2, "The farthest that a trainer step may move a value; 0 for any distance.", least=0
+    )
+    warm_up_steps: int = setting(
+        0, "Trainer steps at the start of RL in which the critic alone learns.", least=0
+    )
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise ValueError(
-                f"critic.model={self.model!r} is not one of {', '.join(MODELS)}"
-                + hint(self.model, MODELS)
-            )
-        if self.coefficient <= 0:
-            raise ValueError(f"critic.coefficient={self.coefficient} must be above 0.")
-        for field in ("learning_rate", "clip", "warm_up_steps"):
-            if (value := getattr(self, field)) is not None and value < 0:
-                raise ValueError(f"critic.{field}={value} must not be negative.")
+        check(self, "critic")
 
 
 class CriticState(NamedTuple):

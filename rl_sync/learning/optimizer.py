@@ -7,7 +7,25 @@ from collections.abc import Callable
 
 import optax
 
-from rl_sync.spelling import hint
+from rl_sync.setting import check, setting
+
+_Optimizer = Callable[["OptimizerConfig", optax.Schedule], optax.GradientTransformation]
+
+OPTIMIZERS: dict[str, _Optimizer] = {
+    "adamw": lambda c, rate: optax.adamw(rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
+    "adam": lambda c, rate: optax.adam(rate, b1=c.b1, b2=c.b2),
+    "sgd": lambda c, rate: optax.sgd(rate, momentum=c.b1 or None),
+    "adafactor": lambda c, rate: optax.adafactor(rate),
+    "lion": lambda c, rate: optax.lion(rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
+}
+"""By name, from the config and a learning rate."""
+
+SCHEDULES: dict[str, Callable[[int, float], optax.Schedule]] = {
+    "constant": lambda updates, final: optax.constant_schedule(1.0),
+    "linear": lambda updates, final: optax.linear_schedule(1.0, final, updates),
+    "cosine": lambda updates, final: optax.cosine_decay_schedule(1.0, updates, final),
+}
+"""By name, from the number of updates and the share at the end: the share of the learning rate."""
 
 _DECAYING = ("adamw", "lion")
 
@@ -16,71 +34,67 @@ _DECAYING = ("adamw", "lion")
 class OptimizerConfig:
     """`config.optimizer`: an optax optimizer on a clipped gradient, and its learning rate.
 
-    Attributes:
-      name: a key of `OPTIMIZERS`.
-      learning_rate, warm_up_learning_rate: of the RL steps, and of the supervised ones before.
-      schedule, warm_up_schedule: what becomes of the RL steps' learning rate after the ramp, and of
-        the supervised ones'; keys of `SCHEDULES`.
-      final_share: the share of the learning rate that `schedule` ends at, after the last update of
-        the run. `warm_up_schedule` ends at 0, after the last supervised step.
-      ramp_updates: the update that is the first to have the full learning rate; those before it
-        have their even share of it. 0 or 1 for no ramp.
-      b1, b2: decay rates of the moments; b1 is sgd's momentum, adafactor has neither.
-      weight_decay: of adamw and lion.
-      max_gradient_norm: longer gradients are scaled down to it.
-      updates_per_batch: optimizer updates a trainer step, each on an equal share of the groups.
-      max_skipped_updates: the run stops when so many updates in a row were skipped, because their
-        loss or their gradient is NaN or infinite.
-
     Raises:
       ValueError: an unknown name, or a value outside its range.
     """
 
-    name: str
-    learning_rate: float
-    warm_up_learning_rate: float
-    schedule: str
-    warm_up_schedule: str
-    final_share: float
-    ramp_updates: int
-    b1: float
-    b2: float
-    weight_decay: float
-    max_gradient_norm: float
-    updates_per_batch: int
-    max_skipped_updates: int
+    name: str = setting("adamw", "Optimizer of optax.", choices=tuple(OPTIMIZERS))
+    learning_rate: float = setting(3e-4, "Learning rate of RL, after the ramp.", least=0)
+    warm_up_learning_rate: float = setting(
+        2e-3, "Learning rate of the supervised steps, after the ramp.", above=0
+    )
+    schedule: str = setting(
+        "constant",
+        "Course of RL's learning rate from the ramp to the last update of the run.",
+        choices=tuple(SCHEDULES),
+    )
+    warm_up_schedule: str = setting(
+        "cosine",
+        "Course of the supervised steps' learning rate, which ends at 0 after the last of them.",
+        choices=tuple(SCHEDULES),
+    )
+    final_share: float = setting(
+        0.0,
+        "Share of the learning rate that `schedule` ends at, after the last update of the run.",
+        least=0,
+        greatest=1,
+    )
+    ramp_updates: int = setting(
+        10,
+        "Update that is the first to have the full learning rate, in RL and in the warm-up; those"
+        " before it have their even share of it; 0 or 1 for no ramp.",
+        least=0,
+    )
+    b1: float = setting(
+        0.9,
+        "Decay rate of the first moment; the momentum of sgd; adafactor has none.",
+        least=0,
+        below=1,
+    )
+    b2: float = setting(
+        0.95,
+        "Decay rate of the second moment, of adamw, adam and lion.",
+        least=0,
+        below=1,
+    )
+    weight_decay: float = setting(
+        0.0, f"Weight decay, of {' and '.join(_DECAYING)} alone.", least=0
+    )
+    max_gradient_norm: float = setting(
+        1.0, "Norm that longer gradients are scaled down to.", above=0
+    )
+    updates_per_batch: int = setting(
+        4, "Optimizer updates of a trainer step, each on an equal share of its groups.", least=1
+    )
+    max_skipped_updates: int = setting(
+        20,
+        "Updates in a row that are skipped, because their loss or their gradient is not finite,"
+        " before the run stops.",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
-        choices = {"name": tuple(OPTIMIZERS), "schedule": tuple(SCHEDULES)}
-        choices["warm_up_schedule"] = choices["schedule"]
-        for field, names in choices.items():
-            if (value := getattr(self, field)) not in names:
-                raise ValueError(
-                    f"optimizer.{field}={value!r} is not one of {', '.join(names)}"
-                    + hint(value, names)
-                )
-        for field in (
-            "warm_up_learning_rate",
-            "max_gradient_norm",
-            "updates_per_batch",
-            "max_skipped_updates",
-        ):
-            if getattr(self, field) <= 0:
-                raise ValueError(f"optimizer.{field} must be above 0, not {getattr(self, field)}.")
-        for field in ("learning_rate", "ramp_updates", "weight_decay"):
-            if getattr(self, field) < 0:
-                raise ValueError(
-                    f"optimizer.{field} must be at least 0, not {getattr(self, field)}."
-                )
-        for field in ("b1", "b2"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(
-                    f"optimizer.{field} must be at least 0 and below 1, not {getattr(self, field)}."
-                )
-        if not 0 <= self.final_share <= 1:
-            raise ValueError(
-                f"optimizer.final_share must be between 0 and 1, not {self.final_share}."
-            )
+        check(self, "optimizer")
         if self.weight_decay and self.name not in _DECAYING:
             raise ValueError(
                 f"optimizer.weight_decay={self.weight_decay} means nothing to optimizer.name="
@@ -124,22 +138,3 @@ class OptimizerConfig:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm), OPTIMIZERS[self.name](self, rate)
         )
-
-
-_Optimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
-
-OPTIMIZERS: dict[str, _Optimizer] = {
-    "adamw": lambda c, rate: optax.adamw(rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
-    "adam": lambda c, rate: optax.adam(rate, b1=c.b1, b2=c.b2),
-    "sgd": lambda c, rate: optax.sgd(rate, momentum=c.b1 or None),
-    "adafactor": lambda c, rate: optax.adafactor(rate),
-    "lion": lambda c, rate: optax.lion(rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
-}
-"""By name, from the config and a learning rate."""
-
-SCHEDULES: dict[str, Callable[[int, float], optax.Schedule]] = {
-    "constant": lambda updates, final: optax.constant_schedule(1.0),
-    "linear": lambda updates, final: optax.linear_schedule(1.0, final, updates),
-    "cosine": lambda updates, final: optax.cosine_decay_schedule(1.0, updates, final),
-}
-"""By name, from the number of updates and the share at the end: the share of the learning rate."""

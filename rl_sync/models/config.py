@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from rl_sync.spelling import hint
+from rl_sync.spelling import require_one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 Activation = Literal["silu", "gelu_tanh"]
@@ -169,12 +168,10 @@ class ModelConfig:
                 f" model.num_kv_heads={self.num_kv_heads} evenly: use a divisor of num_heads."
             )
         self._require("head_dim", not self.head_dim % 2, "must be even: RoPE turns pairs")
-        choices: dict[str, Any] = {
-            "activation": Activation, "remat": Remat, "attention": AttentionPath,
-        }  # fmt: skip
-        for name, literal in choices.items():
-            self._require_one_of(name, get_args(literal))
-        self._require_one_of("dtype", DTYPES)
+        choices = {"activation": get_args(Activation), "dtype": DTYPES}
+        choices |= {"remat": get_args(Remat), "attention": get_args(AttentionPath)}
+        for name, allowed in choices.items():
+            require_one_of(f"model.{name}", getattr(self, name), allowed)
         if self.sliding_layers:
             self._require(
                 "sliding_layers",
@@ -192,12 +189,6 @@ class ModelConfig:
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ValueError(f"model.{name}={getattr(self, name)!r} {rule}.")
-
-    def _require_one_of(self, name: str, options: Collection[str]) -> None:
-        value = getattr(self, name)
-        if value not in options:
-            known = ", ".join(options)
-            raise ValueError(f"model.{name}={value!r} is not one of {known}{hint(value, options)}")
 
     @property
     def heads_per_kv(self) -> int:

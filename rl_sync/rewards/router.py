@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rl_sync.rewards.exact import ExactMatch
 from rl_sync.rewards.final import FinalAnswer
 from rl_sync.rewards.model import RewardModel
-from rl_sync.spelling import hint
+from rl_sync.spelling import require_one_of
 
 REWARD_MODELS: dict[str, RewardModel] = {"exact": ExactMatch(), "final_answer": FinalAnswer()}
 
@@ -49,9 +49,5 @@ class RewardRouter:
         Raises:
           ValueError: there is none; names the nearest.
         """
-        if name not in self._models:
-            raise ValueError(
-                f"Reward model {name!r} is not one of {', '.join(self._models)}"
-                + hint(name, self._models)
-            )
+        require_one_of("reward", name, self._models)
         return self._models[name]

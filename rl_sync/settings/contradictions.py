@@ -12,7 +12,8 @@ from rl_sync.settings.algorithm import (
     require_no_explorers,
     require_shares,
 )
-from rl_sync.settings.records import one_of, require
+from rl_sync.settings.records import require
+from rl_sync.spelling import require_one_of
 from rl_sync.transfer import TRANSFERS
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ def check(settings: RunSettings) -> None:
 
 
 def _check_run(settings: RunSettings) -> None:
-    require(
-        settings.seed >= 0,
-        f"seed={settings.seed} must be at least 0: random numbers are drawn from 32 bits.",
-    )
     require(
         re.fullmatch(r"[^/\0]*[^/\0.][^/\0]*", settings.name) is not None,
         f"name={settings.name!r} is part of a directory's name: give letters and digits, and no"
@@ -79,7 +76,7 @@ def _check_hosts(settings: RunSettings) -> None:
         for process in range(settings.processes_of(program))
     ]
     for name in launch.elsewhere:
-        one_of(f"launch.hosts={launch.hosts}: the process", name, tuple(names))
+        require_one_of(f"launch.hosts={launch.hosts}: the process", name, tuple(names))
 
 
 def _check_explorers(settings: RunSettings) -> None:
@@ -99,16 +96,10 @@ def _check_explorers(settings: RunSettings) -> None:
         f"explorer.count={count} explorers cannot share trainer.groups_per_step="
         f"{settings.trainer.groups_per_step}: some would have nothing to generate.",
     )
-    lease = settings.explorer.groups_per_lease
-    require(
-        lease is None or lease >= 1,
-        f"explorer.groups_per_lease must be at least 1, not {lease}.",
-    )
 
 
 def _check_synchronization(settings: RunSettings) -> None:
     schedule = settings.schedule
-    one_of("sync.transfer", settings.transfer, tuple(TRANSFERS))
     require(
         schedule.pull == "latest" or settings.replay.sampler == "fifo",
         f"replay.sampler={settings.replay.sampler} does not fit sync.mode={settings.sync.mode}:"

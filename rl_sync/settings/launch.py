@@ -4,50 +4,72 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.settings.limits import require_patience, require_shell
+from rl_sync.setting import check, setting
+from rl_sync.settings.limits import PATIENCE, require_shell
 from rl_sync.settings.records import require
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSettings:
-    """`config.launch`: processes, patience in seconds, and where compiled programs are kept.
+    """`config.launch`."""
 
-    Attributes:
-      colocate: whether trainer and explorers are threads of one process. Each has devices of its
-        own if there are enough; weights that would go by collective transfer are handed over.
-      share_devices: with `colocate`, whether they take turns on the same devices in any case.
-      explorer_restarts: how often each explorer that died is started again. With collective
-        transfer, and in one process with the trainer, its death ends the run.
-      start_secs: until a role or a server is up.
-      wait_secs: the longest that a role waits for another, and that one gives no sign of life.
-      call_secs: the longest that the master takes to answer.
-      master_lost_secs: a role ends itself when the master was silent for so long.
-      stop_secs: a role that was asked to stop is killed when it has neither computed nor saved
-        for so long.
-      resume_changed: whether a run goes on although settings have changed that say what it learns,
-        and from what. Without it only those may change that say where, how fast and how long.
-      host: this machine, as those of `hosts` reach it; None for one that nobody else reaches.
-      hosts: the machines of processes that run elsewhere, as NAME=ADDRESS,… with names such as
-        `explorer2`, or `trainer/1` for the trainer's second process.
-      remote_shell: what starts a command elsewhere and keeps its standard input open; {host} is
-        the address.
-      compilation_cache: a local directory; None for one in the user's cache directory, empty for
-        nowhere. JAX_COMPILATION_CACHE_DIR goes before it.
-    """
-
-    colocate: bool
-    share_devices: bool
-    explorer_restarts: int
-    start_secs: float
-    wait_secs: float
-    call_secs: float
-    master_lost_secs: float
-    stop_secs: float
-    resume_changed: bool
-    host: str | None
-    hosts: str
-    remote_shell: str
-    compilation_cache: str | None
+    colocate: bool = setting(
+        False,
+        "Runs trainer and explorers as threads of one process, each with devices of its own if"
+        " there are enough; weights that would go by collective transfer are handed over.",
+    )
+    share_devices: bool = setting(
+        False, "With `colocate`, lets them take turns on the same devices in any case."
+    )
+    explorer_restarts: int = setting(
+        3,
+        "Times that each explorer that died is started again; 0 for never. With collective"
+        " transfer, and in one process with the trainer, its death ends the run.",
+        least=0,
+    )
+    start_secs: float = setting(
+        300.0, "The longest that a role or a server takes until it is up.", **PATIENCE
+    )
+    wait_secs: float = setting(
+        600.0,
+        "The longest that a role waits for another, and the longest that one gives no sign of"
+        " life.",
+        **PATIENCE,
+    )
+    call_secs: float = setting(60.0, "The longest that the master takes to answer.", **PATIENCE)
+    master_lost_secs: float = setting(
+        10.0, "Silence of the master after which a role ends itself.", **PATIENCE
+    )
+    stop_secs: float = setting(
+        60.0,
+        "Time without computing or saving after which a role that was asked to stop is killed.",
+        **PATIENCE,
+    )
+    resume_changed: bool = setting(
+        False,
+        "Lets a run go on although settings have changed that say what it learns, and from what."
+        " Without it only those may change that say where, how fast and how long.",
+    )
+    host: str | None = setting(
+        None,
+        "Address of this machine, as the machines of `hosts` reach it.",
+        implied="no other machine takes part",
+    )
+    hosts: str = setting(
+        "",
+        "Machines of processes that run elsewhere, as `NAME=ADDRESS,…` with names such as"
+        " `explorer2`, or `trainer/1` for the trainer's second process.",
+    )
+    remote_shell: str = setting(
+        "ssh -T -o BatchMode=yes {host}",
+        "Command that starts another on the machine `{host}`, and keeps its standard input open.",
+    )
+    compilation_cache: str | None = setting(
+        None,
+        "Local directory of compiled programs; empty for none. JAX_COMPILATION_CACHE_DIR goes"
+        " before it.",
+        implied="a directory in the user's cache",
+    )
 
     @property
     def elsewhere(self) -> dict[str, str]:
@@ -56,6 +78,7 @@ class LaunchSettings:
         return {name.strip(): address.strip() for name, _, address in pairs}
 
     def __post_init__(self) -> None:
+        check(self, "launch")
         for name, address in self.elsewhere.items():
             require(
                 bool(name and address),
@@ -73,20 +96,8 @@ class LaunchSettings:
             " it.",
         )
         require_shell("launch.remote_shell", self.remote_shell)
-        require_patience(
-            "launch",
-            start_secs=self.start_secs,
-            wait_secs=self.wait_secs,
-            call_secs=self.call_secs,
-            master_lost_secs=self.master_lost_secs,
-            stop_secs=self.stop_secs,
-        )
         require(
             "://" not in (self.compilation_cache or ""),
             f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
             " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
-        )
-        restarts = self.explorer_restarts
-        require(
-            restarts >= 0, f"launch.explorer_restarts must be at least 0 (never), not {restarts}."
         )

@@ -1,22 +1,19 @@
-"""Checks of values that several sections have: ports, addresses, times, commands."""
+"""Limits of values that several sections have: ports, addresses, times, commands."""
 
 from __future__ import annotations
 
 import shlex
 import string
+from typing import Any
 
 from rl_sync.settings.records import require
 
 _LAST_PORT = 65_535
-_LONGEST_SECS = 1e8  # Far below what timers bear.
+PORT: dict[str, Any] = {"least": 0, "greatest": _LAST_PORT}
+"""Bounds of the port of a server."""
 
-
-def require_port(name: str, port: int) -> None:
-    """Raises `ConfigError` unless a number may be a port, or 0."""
-    require(
-        0 <= port <= _LAST_PORT,
-        f"{name}={port} must be a port, from 1 to {_LAST_PORT}, or 0 for any free one.",
-    )
+PATIENCE: dict[str, Any] = {"unit": "seconds", "above": 0, "greatest": 1e8}
+"""Unit and bounds of a time that something may take: far below what timers bear."""
 
 
 def require_address(name: str, address: str) -> None:
@@ -27,16 +24,6 @@ def require_address(name: str, address: str) -> None:
         f"{name}={address!r} must be HOST:PORT, such as 10.0.0.2:8000; leave it out to have a"
         " server started.",
     )
-
-
-def require_patience(section: str, **waits_secs: float) -> None:
-    """Raises `ConfigError` unless times are above 0 and what timers bear."""
-    for name, value in waits_secs.items():
-        require(
-            0 < value <= _LONGEST_SECS,
-            f"{section}.{name}={value:g} is a time in seconds: it must be above 0, and at most"
-            f" {_LONGEST_SECS:g} (three years).",
-        )
 
 
 def require_shell(name: str, shell: str) -> None:

@@ -5,25 +5,36 @@ from __future__ import annotations
 import dataclasses
 
 from rl_sync.models.sharding import MESH_AXES, MeshShape, Rules
-from rl_sync.settings.records import one_of, require
+from rl_sync.setting import check, setting
+from rl_sync.settings.records import require
+from rl_sync.spelling import require_one_of
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerMesh:
-    """`config.trainer.mesh`: on how many devices what is repeated or shared out; see `sharding`.
+    """`config.trainer.mesh`: see `config.sharding` for what is cut along which axis."""
 
-    Attributes:
-      data: rows are; parameters are repeated.
-      fsdp: rows, parameters and the optimizer's state are.
-      tensor: heads, the MLP's width and the vocabulary are.
-    """
-
-    data: int
-    fsdp: int
-    tensor: int
+    data: int = setting(
+        1,
+        "Devices that rows are split over; parameters are replicated.",
+        unit="devices",
+        least=1,
+    )
+    fsdp: int = setting(
+        1,
+        "Devices that rows, parameters and the optimizer's state are split over.",
+        unit="devices",
+        least=1,
+    )
+    tensor: int = setting(
+        1,
+        "Devices that heads, the MLP's width and the vocabulary are split over.",
+        unit="devices",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
-        _require_sizes("trainer.mesh", data=self.data, fsdp=self.fsdp, tensor=self.tensor)
+        check(self, "trainer.mesh")
 
     @property
     def shape(self) -> MeshShape:
@@ -33,18 +44,23 @@ class TrainerMesh:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorerMesh:
-    """`config.explorer.mesh`: on how many devices what is repeated or shared out; see `sharding`.
+    """`config.explorer.mesh`: see `config.sharding` for what is cut along which axis."""
 
-    Attributes:
-      data: slots and their caches are; parameters are repeated.
-      tensor: heads, their caches, the MLP's width and the vocabulary are.
-    """
-
-    data: int
-    tensor: int
+    data: int = setting(
+        1,
+        "Devices that slots and their caches are split over; parameters are replicated.",
+        unit="devices",
+        least=1,
+    )
+    tensor: int = setting(
+        1,
+        "Devices that heads, their caches, the MLP's width and the vocabulary are split over.",
+        unit="devices",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
-        _require_sizes("explorer.mesh", data=self.data, tensor=self.tensor)
+        check(self, "explorer.mesh")
 
     @property
     def shape(self) -> MeshShape:
@@ -52,14 +68,8 @@ class ExplorerMesh:
         return MeshShape(data=self.data, tensor=self.tensor)
 
 
-def _require_sizes(section: str, **sizes: int) -> None:
-    for name, size in sizes.items():
-        require(size >= 1, f"{section}.{name} must be at least 1 device, not {size}.")
-
-
 def require_parts(section: str, processes: int, mesh: MeshShape) -> None:
     """Raises ConfigError unless processes can share the devices of a mesh evenly."""
-    require(processes >= 1, f"{section}.processes must be at least 1, not {processes}.")
     require(
         mesh.devices % processes == 0,
         f"{section}.processes={processes} cannot share {section}.mesh of {mesh}, which is"
@@ -70,37 +80,34 @@ def require_parts(section: str, processes: int, mesh: MeshShape) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ShardingSettings:
-    """`config.sharding`: along which mesh axes each logical axis is cut, separated by commas.
+    """`config.sharding`: the mesh axes of each logical axis, separated by commas.
 
     Where several axes of one array claim a mesh axis, the one that comes first here has it; what
     does not divide evenly is not cut.
-
-    Attributes:
-      batch: rows of a batch, slots of an engine.
-      length: positions of a row.
-      vocab: of the embedding and the output projection.
-      kv: key and value heads, with the query heads that share them, and their caches.
-      head_dim: width of a head.
-      mlp: width of the MLP.
-      experts: of a mixture.
-      embed: width of the residual stream, in parameters.
-      layers: of the stack.
     """
 
-    batch: str
-    length: str
-    vocab: str
-    kv: str
-    head_dim: str
-    mlp: str
-    experts: str
-    embed: str
-    layers: str
+    batch: str = setting("data,fsdp", "Mesh axes that cut rows of a batch and slots of an engine.")
+    length: str = setting("", "Mesh axes that cut positions of a row.")
+    vocab: str = setting(
+        "tensor", "Mesh axes that cut the vocabulary of the embedding and the output projection."
+    )
+    kv: str = setting(
+        "tensor",
+        "Mesh axes that cut key and value heads, the query heads that share them, and their"
+        " caches.",
+    )
+    head_dim: str = setting("", "Mesh axes that cut the width of a head.")
+    mlp: str = setting("tensor", "Mesh axes that cut the width of the MLP.")
+    experts: str = setting("", "Mesh axes that cut the experts of a mixture.")
+    embed: str = setting(
+        "fsdp", "Mesh axes that cut the width of the residual stream in parameters."
+    )
+    layers: str = setting("", "Mesh axes that cut the stack of layers.")
 
     def __post_init__(self) -> None:
         for name, axes in self.rules:
             for axis in axes:
-                one_of(f"sharding.{name}", axis, MESH_AXES)
+                require_one_of(f"sharding.{name}", axis, MESH_AXES)
             require(
                 len(set(axes)) == len(axes),
                 f"sharding.{name}={getattr(self, name)} names an axis twice: name each once.",

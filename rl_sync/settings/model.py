@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from typing import cast, get_args
 
-from rl_sync.models.config import AttentionPath, Lora, LoraTarget, ModelConfig, Remat
+from rl_sync.models.config import DTYPES, AttentionPath, Lora, LoraTarget, ModelConfig, Remat
 from rl_sync.models.huggingface.reading import load_config, locate
+from rl_sync.setting import check, section, setting
 from rl_sync.settings.records import ConfigError, require
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraSettings:
-    """`config.model.lora`.
+    """`config.model.lora`."""
 
-    Attributes:
-      rank: 0 to train all parameters; else only adapters of this rank, and the rest stays.
-      alpha, targets: see `Lora`; the targets with commas between them.
-    """
-
-    rank: int
-    alpha: float
-    targets: str
+    rank: int = setting(
+        0,
+        "Rank of the adapters, which are then all that is trained and published; 0 to train all"
+        " parameters.",
+        least=0,
+    )
+    alpha: float = setting(
+        32.0, "Numerator of the adapters' scale; their rank is the denominator.", above=0
+    )
+    targets: str = setting(
+        "q,k,v,o,gate,up,down",
+        "Projections that get an adapter, separated by commas.",
+    )
 
     def __post_init__(self) -> None:
+        check(self, "model.lora")
         Lora(1, 1.0, self._names)  # A wrong name is wrong also where there are no adapters.
 
     def lora(self) -> Lora | None:
@@ -42,29 +49,48 @@ class LoraSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """`config.model`: see `ModelConfig`; its vocabulary and length come from the task.
+    """`config.model`: see `ModelConfig`; its vocabulary and length come from the task."""
 
-    Attributes:
-      path: a Hugging Face checkpoint that the run starts from: its directory, or a hub name in the
-        local cache. Vocabulary, sizes and parameters are then the checkpoint's, and of the fields
-        here only `dtype`, `remat`, `attention` and `lora` count. None for a random start.
-      others: as there.
-    """
+    path: str | None = setting(
+        None,
+        "Hugging Face checkpoint that the run starts from: its directory, or a hub name in the"
+        " local cache. Of the other settings here only `dtype`, `remat`, `attention` and `lora`"
+        " then count.",
+        implied="a random start",
+    )
+    embed_dim: int = setting(128, "Width of the residual stream.", least=1)
+    num_layers: int = setting(2, "Blocks of attention and MLP.", least=1)
+    num_heads: int = setting(4, "Query heads of a block.", least=1)
+    num_kv_heads: int = setting(
+        2, "Key and value heads of a block, each shared by as many query heads.", least=1
+    )
+    head_dim: int = setting(32, "Width of a head; even, since RoPE turns pairs.", least=2)
+    mlp_dim: int = setting(384, "Width of the gated MLP.", least=1)
+    rope_base: float = setting(10_000.0, "Base θ of the rotary position embedding.", above=0)
+    norm_eps: float = setting(1e-6, "Number added to the mean square inside RMSNorm.", above=0)
+    tie_embeddings: bool = setting(True, "Uses the embedding as the output projection too.")
+    dtype: str = setting(
+        "float32",
+        "Dtype that blocks compute in, where a role has none of its own; logprobs are float32"
+        " anyway.",
+        choices=DTYPES,
+    )
+    remat: str = setting(
+        "none",
+        "Activations that the backward pass computes again: `none`, `full` blocks, all but"
+        " matrix products (`dots`), or all but products with parameters (`dots_no_batch`).",
+        choices=get_args(Remat),
+    )
+    attention: str = setting(
+        "auto",
+        "Implementation of attention: `einsum` as written out here, `dot_product` as JAX has it,"
+        " `auto` for the latter on GPUs and TPUs.",
+        choices=get_args(AttentionPath),
+    )
+    lora: LoraSettings = section(LoraSettings, "Low-rank adapters.")
 
-    path: str | None
-    embed_dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp_dim: int
-    rope_base: float
-    norm_eps: float
-    tie_embeddings: bool
-    dtype: str
-    remat: str
-    attention: str
-    lora: LoraSettings
+    def __post_init__(self) -> None:
+        check(self, "model")
 
     def config(self, vocab_size: int, max_length: int) -> ModelConfig:
         """The model for a vocabulary, and rows of so many tokens.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_sync.spelling import hint, nearest
+from rl_sync.spelling import nearest, question
 
 _GREATEST = 3.4e38  # About the greatest of float32, in which settings are computed with.
 
@@ -46,14 +46,6 @@ def read_config(path: Path) -> dict[str, Any]:
 _DAMAGED = ": put a copy of it back, or use another work directory."
 
 
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises `ConfigError` with the nearest name unless the value is one of those allowed."""
-    if value not in allowed:
-        raise ConfigError(
-            f"{name}={value!r} is not one of {', '.join(allowed)}{hint(value, allowed)}"
-        )
-
-
 def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
     """Makes a dataclass from a mapping, field by field, down to nested dataclasses.
 
@@ -71,7 +63,7 @@ def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
     for name in values:
         if name not in names:
             near = nearest(str(name), names)
-            meant = f"did you mean {path}.{near}?" if near else f"{path} has {', '.join(names)}."
+            meant = question(f"{path}.{near}") if near else f"{path} has {', '.join(names)}."
             raise ConfigError(f"{path}.{name} is not a setting; {meant}")
     missing = [name for name in names if name not in values]
     if missing:

@@ -10,76 +10,93 @@ from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.sequence import Decode
-from rl_sync.settings.records import ConfigError, one_of, require
+from rl_sync.setting import check, setting
+from rl_sync.settings.records import ConfigError, require
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutSettings:
-    """`config.rollout`: how completions are sampled and decoded; see `Sampling` and `Engine`.
+    """`config.rollout`: see `Sampling` and `Engine`."""
 
-    Attributes:
-      temperature, top_k, top_p, min_p, repetition_penalty, min_new_tokens: see `Sampling`.
-      stop_ids: token ids that end a completion besides the tokenizer's, separated by commas.
-      stop_strings: texts that end a completion, separated by `|`.
-      slots: the most sequences that an explorer decodes at once; None for all of a lease.
-      chunk_tokens: the most tokens of a sequence between two looks of the host.
-      swap: when an explorer takes newer weights: `between` two rollouts, or also `in_flight`, so
-        that completions go on with them (latest pulls over checkpoints alone).
-      cache: what becomes of the keys and values of sequences that new weights find under way:
-        `keep` them, or `recompute` them with the new weights.
-      budget_tokens: a rollout ends when so many were drawn, and the next one goes on with what is
-        unfinished, with whatever weights are in use then (latest pulls alone); 0 for no budget. A
-        group may take as many rollouts as it needs while it is not too stale to be trained on; from
-        then on the trainer waits for it.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    min_new_tokens: int
-    stop_ids: str
-    stop_strings: str
-    slots: int | None
-    chunk_tokens: int
-    swap: str
-    cache: str
-    budget_tokens: int
+    temperature: float = setting(
+        1.0,
+        "Number that explorers divide logits by before they draw a token; evaluations take the"
+        " likeliest token anyway.",
+        above=0,
+    )
+    top_k: int = setting(0, "Draws only the k likeliest tokens; 0 for all.", least=0)
+    top_p: float = setting(
+        1.0,
+        "Draws only the fewest likeliest tokens whose probability reaches p; 1 for all.",
+        above=0,
+        greatest=1,
+    )
+    min_p: float = setting(
+        0.0,
+        "Draws only tokens at least p times as likely as the likeliest; 0 for all.",
+        least=0,
+        below=1,
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Makes tokens less likely that the prompt or the completion has already: divides their"
+        " positive logits, multiplies negative ones; 1 for no penalty.",
+        above=0,
+    )
+    min_new_tokens: int = setting(
+        0,
+        "The fewest tokens of a completion, its stop token included.",
+        unit="tokens",
+        least=0,
+    )
+    stop_ids: str = setting(
+        "", "Token ids that end a completion besides the tokenizer's, separated by commas."
+    )
+    stop_strings: str = setting("", "Texts that end a completion, separated by `|`.")
+    slots: int | None = setting(
+        None,
+        "The most sequences that an explorer decodes at once.",
+        least=1,
+        implied="all of a lease",
+    )
+    chunk_tokens: int = setting(
+        16,
+        "The most tokens that each sequence gets between two looks of the host.",
+        unit="tokens",
+        least=1,
+    )
+    swap: str = setting(
+        "between",
+        "Time at which an explorer takes newer weights: `between` two rollouts, or also"
+        " `in_flight`, so that completions under way go on with them; that needs latest pulls and"
+        " no collective transfer between processes.",
+        choices=("between", "in_flight"),
+    )
+    cache: str = setting(
+        "keep",
+        "Treatment of the keys and values of completions under way when newer weights arrive:"
+        " `keep` them, or `recompute` them with the new weights.",
+        choices=get_args(CachePolicy),
+    )
+    budget_tokens: int = setting(
+        0,
+        "Tokens after which a rollout ends: whole groups go on to be judged, the next rollout"
+        " finishes the others, with the weights it has then; 0 for no budget. It needs latest"
+        " pulls.",
+        unit="tokens",
+        least=0,
+    )
 
     def __post_init__(self) -> None:
+        check(self, "rollout")
         require(
-            all(
-                part.strip().isdecimal() and int(part) < 2**31
-                for part in self.stop_ids.split(",")
-                if part.strip()
-            ),
+            all(part.isdecimal() and int(part) < 2**31 for part in self._stop_ids),
             f"rollout.stop_ids={self.stop_ids!r} must be token ids separated by commas.",
         )
-        require(
-            self.temperature > 0,
-            f"rollout.temperature must be above 0, not {self.temperature:g}. Exploration needs"
-            " chance; evaluations take the likeliest token anyway.",
-        )
-        require(
-            self.min_new_tokens >= 0,
-            f"rollout.min_new_tokens must be at least 0, not {self.min_new_tokens}.",
-        )
-        require(
-            self.slots is None or self.slots >= 1,
-            f"rollout.slots must be at least 1, or nothing for all of a lease, not {self.slots}.",
-        )
-        require(
-            self.chunk_tokens >= 1,
-            f"rollout.chunk_tokens must be at least 1, not {self.chunk_tokens}.",
-        )
-        require(
-            self.budget_tokens >= 0,
-            "rollout.budget_tokens must be at least 1, or 0 for rollouts that finish all that they"
-            f" begin, not {self.budget_tokens}.",
-        )
-        one_of("rollout.swap", self.swap, ("between", "in_flight"))
-        one_of("rollout.cache", self.cache, get_args(CachePolicy))
+
+    @property
+    def _stop_ids(self) -> list[str]:
+        return [part.strip() for part in self.stop_ids.split(",") if part.strip()]
 
     def sampling(self, max_new_tokens: int, eos_ids: tuple[int, ...]) -> Sampling:
         """How completions of a task are drawn.
@@ -87,11 +104,10 @@ class RolloutSettings:
         Raises:
           ConfigError: a value outside its range.
         """
-        more = [int(part) for part in self.stop_ids.split(",") if part.strip()]
         try:
             return Sampling(
                 max_new_tokens=max_new_tokens,
-                stop_ids=(*eos_ids, *more),
+                stop_ids=(*eos_ids, *map(int, self._stop_ids)),
                 stop_strings=tuple(part for part in self.stop_strings.split("|") if part),
                 min_new_tokens=self.min_new_tokens,
                 repetition_penalty=self.repetition_penalty,

@@ -1,14 +1,14 @@
 """The one place where a config becomes frozen, validated records.
 
 `RunSettings.from_config` takes the nested dict of a resolved ml_collections config. Below it
-nothing sees a ConfigDict, and nothing has defaults of its own: they stand in `configs/base.py`.
+nothing sees a ConfigDict. The records here say the default, the bounds and the meaning of each
+setting; `configs/base.py` makes the config from them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.schedule import MODES, SyncSchedule, resolve
-from rl_sync.settings import home
+from rl_sync.setting import check, section, setting
+from rl_sync.settings import contradictions, home
 from rl_sync.settings.algorithm import complete, require_demonstrations
-from rl_sync.settings.contradictions import check
 from rl_sync.settings.launch import LaunchSettings
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.settings.model import ModelSettings
@@ -55,34 +55,61 @@ TOGETHER = "trainer+explorers"
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """A whole run, validated: each part by itself and all against each other.
+    """A whole run, validated: each part by itself and all against each other."""
 
-    Attributes:
-      name: in the work directory's, if none is given.
-      seed: what all randomness of the run depends on.
-      workdir: where everything is written.
-      others: the config's sections.
-    """
+    name: str = setting("run", "Name of the run; part of the name of its work directory.")
+    seed: int = setting(0, "Seed of all randomness of the run.", least=0)
+    workdir: str = setting(
+        None,
+        "Directory that the run writes to; with that of an earlier run it goes on where that was.",
+        implied="runs/NAME-MODE-TIME",
+    )
+    task: TaskConfig = section(TaskConfig, "Problems, and the lengths of prompts and completions.")
+    tokenizer: TokenizerConfig = section(TokenizerConfig, "Tokenizer, and its chat template.")
+    model: ModelSettings = section(
+        ModelSettings, "Policy, from a checkpoint or from a random start."
+    )
+    warm_up: WarmUpSettings = section(
+        WarmUpSettings, "Supervised steps on the task's demonstrations, before the first rollout."
+    )
+    algorithm: Algorithm = section(
+        Algorithm,
+        "Loss of a trainer step: a named algorithm, and changes to it.",
+        implied="as in the algorithm of that name",
+    )
+    critic: CriticConfig = section(
+        CriticConfig, "Critic of algorithms whose advantages are taken from values."
+    )
+    optimizer: OptimizerConfig = section(OptimizerConfig, "Optimizer and learning rates.")
+    trainer: TrainerSettings = section(
+        TrainerSettings, "Steps of the trainer, its batches, memory and processes."
+    )
+    rollout: RolloutSettings = section(
+        RolloutSettings, "Sampling of completions, and the engine that decodes them."
+    )
+    sync: SyncSettings = section(
+        SyncSettings, "Schedule by which weights reach explorers, and their way there."
+    )
+    explorer: ExplorerSettings = section(
+        ExplorerSettings, "Explorers, their leases, dtype and processes."
+    )
+    sharding: ShardingSettings = section(
+        ShardingSettings,
+        "Mesh axes (data, fsdp, tensor) of each logical axis, separated by commas. Where several"
+        " axes of one array claim a mesh axis, the one that comes first here has it; what does not"
+        " divide evenly is not cut.",
+    )
+    replay: ReplaySettings = section(ReplaySettings, "Replay buffer between explorers and trainer.")
+    master: MasterProcessSettings = section(
+        MasterProcessSettings, "Master, which leases prompts and has completions judged."
+    )
+    checkpoint: CheckpointSettings = section(
+        CheckpointSettings, "Snapshots of the trainer, from which a run goes on."
+    )
+    launch: LaunchSettings = section(LaunchSettings, "Start, watch and end of the run's processes.")
 
-    name: str
-    seed: int
-    workdir: str
-    task: TaskConfig
-    tokenizer: TokenizerConfig
-    model: ModelSettings
-    warm_up: WarmUpSettings
-    algorithm: Algorithm
-    critic: CriticConfig
-    optimizer: OptimizerConfig
-    trainer: TrainerSettings
-    rollout: RolloutSettings
-    sync: SyncSettings
-    explorer: ExplorerSettings
-    sharding: ShardingSettings
-    replay: ReplaySettings
-    master: MasterProcessSettings
-    checkpoint: CheckpointSettings
-    launch: LaunchSettings
+    def __post_init__(self) -> None:
+        check(self, "")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> RunSettings:
@@ -93,8 +120,7 @@ class RunSettings:
         """
         try:
             settings = build(cls, complete(home.expand(config)), "config")
-            check(settings)
-            settings.rollout.sampling(max_new_tokens=sys.maxsize, eos_ids=(0,))
+            contradictions.check(settings)
             settings.model.config(vocab_size=1, max_length=1)
             settings.batching(row_tokens=1)
         except ConfigError:

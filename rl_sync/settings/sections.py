@@ -6,114 +6,151 @@ import dataclasses
 import importlib.util
 import os
 import re
+from typing import get_args
 
+from rl_sync.learning.batching import BatchingKind
 from rl_sync.models.config import DTYPES
-from rl_sync.settings.limits import require_address, require_patience, require_port
+from rl_sync.schedule import MODES, Pull
+from rl_sync.setting import check, section, setting
+from rl_sync.settings.limits import PATIENCE, PORT, require_address
 from rl_sync.settings.meshes import ExplorerMesh, TrainerMesh, require_parts
-from rl_sync.settings.records import one_of, require
+from rl_sync.settings.records import require
+from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.locations import is_remote
 
 BACKENDS = ("reverb", "embedded")
-_MOST_WORKERS = 1024
+SAMPLERS = ("fifo", "lifo", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmUpSettings:
-    """`config.warm_up`: supervised steps on the task's demonstrations before the first rollout.
+    """`config.warm_up`."""
 
-    Attributes:
-      steps: 0 for no warm-up.
-      batch_size: demonstrations a step.
-      probe_every_steps, probe_problems: how often greedy accuracy is measured, and on how many
-        held-out problems.
-    """
-
-    steps: int
-    batch_size: int
-    probe_every_steps: int
-    probe_problems: int
+    steps: int = setting(400, "Supervised steps before RL; 0 for no warm-up.", least=0)
+    batch_size: int = setting(128, "Demonstrations in each supervised step.", least=1)
+    probe_every_steps: int = setting(
+        100, "Supervised steps between two measurements of greedy accuracy.", least=1
+    )
+    probe_problems: int = setting(
+        128, "The most held-out problems that such a measurement uses.", least=1
+    )
 
     def __post_init__(self) -> None:
-        require(self.steps >= 0, f"warm_up.steps must be at least 0, not {self.steps}.")
-        for name in ("batch_size", "probe_every_steps", "probe_problems"):
-            value = getattr(self, name)
-            require(value >= 1, f"warm_up.{name} must be at least 1, not {value}.")
+        check(self, "warm_up")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainerSettings:
-    """`config.trainer`.
+    """`config.trainer`."""
 
-    Attributes:
-      steps: trainer steps of the run.
-      groups_per_step: groups (prompts) that a step consumes.
-      group_size: completions a prompt.
-      evaluate_every_steps: greedy held-out accuracy every so many steps; 0 for the ends only.
-      evaluation_problems: the most held-out problems that an evaluation uses.
-      batching: how trajectories, and the demonstrations of the warm-up, are laid out in rows:
-        `padded`, `bucketed` or `packed`; see `Batching`.
-      microbatch_rows: rows of an update whose activations are in memory at once; 0 for all.
-      logits_bytes: memory that logits may take at once in the loss, on each device.
-      offload_reference: whether the reference model is in the host's memory but while its
-        logprobs are computed.
-      offload_optimizer: whether the optimizer's state, the critic's too, is in the host's memory
-        but while it is updated.
-      compute_dtype: what the blocks compute in; None for `model.dtype`. Parameters and the
-        optimizer's state are float32 anyway.
-      processes: how many processes the trainer has, each with an equal part of the devices.
-      mesh: the trainer's devices, those of all its processes.
-    """
-
-    steps: int
-    groups_per_step: int
-    group_size: int
-    evaluate_every_steps: int
-    evaluation_problems: int
-    batching: str
-    microbatch_rows: int
-    logits_bytes: int
-    offload_reference: bool
-    offload_optimizer: bool
-    compute_dtype: str | None
-    processes: int
-    mesh: TrainerMesh
+    steps: int = setting(100, "Trainer steps of the run.", least=1)
+    groups_per_step: int = setting(
+        64, "Groups that a trainer step consumes; a group is one prompt's completions.", least=1
+    )
+    group_size: int = setting(8, "Completions of each prompt.", least=1)
+    evaluate_every_steps: int = setting(
+        0,
+        "Trainer steps between two measurements of greedy held-out accuracy; 0 for the first and"
+        " the last only.",
+        least=0,
+    )
+    evaluation_problems: int = setting(
+        512, "The most held-out problems that an evaluation uses.", least=1
+    )
+    batching: str = setting(
+        "padded",
+        "Layout of trajectories, and of the warm-up's demonstrations, in the rows of a batch:"
+        " `padded` makes rows of the most tokens, `bucketed` cuts them to the longest trajectory,"
+        " `packed` puts several trajectories in a row.",
+        choices=get_args(BatchingKind),
+    )
+    microbatch_rows: int = setting(
+        0, "Rows of an update whose activations are in memory at once; 0 for all.", least=0
+    )
+    logits_bytes: int = setting(
+        64 << 20,
+        "The most memory that logits take at once in the loss, on each device.",
+        unit="bytes",
+        least=1,
+    )
+    offload_reference: bool = setting(
+        False,
+        "Keeps the reference model in the host's memory, except while it computes logprobs.",
+    )
+    offload_optimizer: bool = setting(
+        False,
+        "Keeps the optimizer's state, the critic's too, in the host's memory, except while it is"
+        " updated.",
+    )
+    compute_dtype: str | None = setting(
+        None,
+        "Dtype that the trainer's blocks compute in; its parameters and the optimizer's state are"
+        " float32 anyway.",
+        choices=DTYPES,
+        implied="model.dtype",
+    )
+    processes: int = setting(
+        1, "Processes of the trainer, each with an equal part of its devices.", least=1
+    )
+    mesh: TrainerMesh = section(
+        TrainerMesh, "Sizes of the trainer's mesh, over the devices of all its processes."
+    )
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "groups_per_step",
-            "group_size",
-            "evaluation_problems",
-            "logits_bytes",
-        ):
-            value = getattr(self, name)
-            require(value >= 1, f"trainer.{name} must be at least 1, not {value}.")
+        check(self, "trainer")
         require_parts("trainer", self.processes, self.mesh.shape)
-        require(self.evaluate_every_steps >= 0, "trainer.evaluate_every_steps must be >= 0.")
-        if self.compute_dtype is not None:
-            one_of("trainer.compute_dtype", self.compute_dtype, DTYPES)
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncSettings:
-    """`config.sync`: see `rl_sync.schedule`; None stands for the mode's own.
+    """`config.sync`: see `rl_sync.schedule`."""
 
-    Attributes:
-      directory: where versions go that travel by checkpoint, in a directory of the run's name: a
-        path that all processes reach, or `gs://bucket/…`; None for the work directory.
-      verify: whether explorers compare what they got with what was published.
-    """
-
-    mode: str
-    interval: int | None
-    offset: int | None
-    max_staleness: int | None
-    pull: str | None
-    transfer: str | None
-    directory: str | None
-    verify: bool
+    mode: str = setting(
+        "one_step_off_policy",
+        "Named schedule of when the trainer's weights reach the explorers.",
+        choices=tuple(MODES),
+    )
+    interval: int | None = setting(
+        None, "Trainer steps between two publications of weights.", least=1, implied="the mode's"
+    )
+    offset: int | None = setting(
+        None,
+        "Batches that explorers run ahead of the trainer.",
+        least=0,
+        implied="the mode's",
+    )
+    max_staleness: int | None = setting(
+        None,
+        "The most trainer steps between the weights that drew a batch and those that train on it.",
+        least=0,
+        implied="the mode's, from interval and offset",
+    )
+    pull: str | None = setting(
+        None,
+        "Version that explorers take: `exact`, the one that the schedule names, or `latest`, the"
+        " newest.",
+        choices=get_args(Pull),
+        implied="the mode's",
+    )
+    transfer: str | None = setting(
+        None,
+        "Way of the weights from the trainer to explorers: `collective` between the devices of one"
+        " cluster, `server` point to point, `checkpoint` through files.",
+        choices=tuple(TRANSFERS),
+        implied="the mode's",
+    )
+    directory: str | None = setting(
+        None,
+        "Path that all processes reach, or `gs://bucket/…`: versions that go by checkpoint are"
+        " written there, in a directory of the run's name.",
+        implied="the work directory",
+    )
+    verify: bool = setting(
+        True, "Compares a digest of the weights that arrived with that of those published."
+    )
 
     def __post_init__(self) -> None:
+        check(self, "sync")
         if self.directory is None:
             return
         name = f"sync.directory={self.directory}"
@@ -137,90 +174,94 @@ class SyncSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorerSettings:
-    """`config.explorer`.
+    """`config.explorer`."""
 
-    Attributes:
-      count: how many explorers; None for the least that the mode takes.
-      groups_per_lease: groups that an explorer generates at once; None for its share of a batch.
-      dtype: what parameters are cast to when they are published, and what explorers compute and
-        cache in; None for `model.dtype`.
-      processes: how many processes each explorer has, each with an equal part of the devices.
-      mesh: each explorer's devices, those of all its processes.
-    """
-
-    count: int | None
-    groups_per_lease: int | None
-    dtype: str | None
-    processes: int
-    mesh: ExplorerMesh
+    count: int | None = setting(
+        None, "Explorers of the run.", least=0, implied="the fewest that the mode takes"
+    )
+    groups_per_lease: int | None = setting(
+        None,
+        "The most groups that an explorer generates at once.",
+        least=1,
+        implied="an explorer's even share of a batch",
+    )
+    dtype: str | None = setting(
+        None,
+        "Dtype that parameters are cast to when they are published, and that explorers compute and"
+        " cache in.",
+        choices=DTYPES,
+        implied="model.dtype",
+    )
+    processes: int = setting(
+        1, "Processes of each explorer, each with an equal part of its devices.", least=1
+    )
+    mesh: ExplorerMesh = section(
+        ExplorerMesh, "Sizes of each explorer's mesh, over the devices of all its processes."
+    )
 
     def __post_init__(self) -> None:
+        check(self, "explorer")
         require_parts("explorer", self.processes, self.mesh.shape)
-        if self.dtype is not None:
-            one_of("explorer.dtype", self.dtype, DTYPES)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySettings:
-    """`config.replay`.
+    """`config.replay`."""
 
-    Attributes:
-      backend: `reverb`, the real server; `embedded`, the same semantics in Python.
-      port: 0 for any free one.
-      address: host:port of a server that runs already and has the table of `replay_tables`; None
-        to start one.
-      sampler: in which order groups leave the buffer (exact pulls: fifo).
-    """
-
-    backend: str
-    port: int
-    address: str | None
-    sampler: str
+    backend: str = setting(
+        "reverb",
+        "Server of the buffer: `reverb`, the real one, or `embedded`, the same semantics in"
+        " Python.",
+        choices=BACKENDS,
+    )
+    port: int = setting(0, "Port of the replay server; 0 for any free one.", **PORT)
+    address: str | None = setting(
+        None,
+        "HOST:PORT of a replay server that runs already and has the run's table.",
+        implied="the launcher starts one",
+    )
+    sampler: str = setting(
+        "fifo",
+        "Order in which groups leave the buffer; exact pulls need `fifo`.",
+        choices=SAMPLERS,
+    )
 
     def __post_init__(self) -> None:
-        one_of("replay.backend", self.backend, BACKENDS)
-        one_of("replay.sampler", self.sampler, ("fifo", "lifo", "uniform"))
-        require_port("replay.port", self.port)
+        check(self, "replay")
         if self.address is not None:
             require_address("replay.address", self.address)
 
 
 @dataclasses.dataclass(frozen=True)
 class MasterProcessSettings:
-    """`config.master`.
+    """`config.master`."""
 
-    Attributes:
-      port: 0 for any free one.
-      reward_workers: processes that judge; 0 judges in the master's own.
-      lease_secs: a lease expires after so long without a sign of life from its explorer.
-    """
-
-    port: int
-    reward_workers: int
-    lease_secs: float
+    port: int = setting(0, "Port of the master; 0 for any free one.", **PORT)
+    reward_workers: int = setting(
+        1,
+        "Processes beside the master that judge completions; 0 for the master's own process.",
+        least=0,
+        greatest=1024,
+    )
+    lease_secs: float = setting(
+        60.0,
+        "Time without a sign of life from an explorer after which its leases expire, and others"
+        " get its prompts.",
+        **PATIENCE,
+    )
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.reward_workers <= _MOST_WORKERS,
-            f"master.reward_workers must be from 0 to {_MOST_WORKERS} processes of this machine,"
-            f" not {self.reward_workers}.",
-        )
-        require_port("master.port", self.port)
-        require_patience("master", lease_secs=self.lease_secs)
+        check(self, "master")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSettings:
-    """`config.checkpoint`: snapshots of the trainer, that a run goes on from.
+    """`config.checkpoint`."""
 
-    Attributes:
-      every_steps: 0 for one at the end only.
-      keep: how many are kept.
-    """
-
-    every_steps: int
-    keep: int
+    every_steps: int = setting(
+        50, "Trainer steps between two snapshots; 0 for one at the end only.", least=0
+    )
+    keep: int = setting(3, "Newest snapshots that are kept.", least=1)
 
     def __post_init__(self) -> None:
-        require(self.every_steps >= 0, "checkpoint.every_steps must be at least 0.")
-        require(self.keep >= 1, f"checkpoint.keep must be at least 1, not {self.keep}.")
+        check(self, "checkpoint")

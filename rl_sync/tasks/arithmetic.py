@@ -13,6 +13,7 @@ import operator
 
 import numpy as np
 
+from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
 
@@ -23,25 +24,30 @@ _MOST_PAIRS = 10_000_000
 
 @dataclasses.dataclass(frozen=True)
 class ArithmeticConfig:
-    """`config.task.arithmetic`: which problems there are, and how well they are demonstrated.
-
-    Attributes:
-      operators: a string of + and -, each at most once. Differences are not negative.
-      least_operand, greatest_operand: both operands lie between them, ends included.
-      forgotten: the probability that a demonstration forgets a carry or borrow.
-      held_out_problems: how many are kept out of training, in a seeded choice.
+    """`config.task.arithmetic`.
 
     Raises:
       ValueError: a value outside its range.
     """
 
-    operators: str
-    least_operand: int
-    greatest_operand: int
-    forgotten: float
-    held_out_problems: int
+    operators: str = setting(
+        "+-",
+        "Operators of the problems: + and -, each at most once; differences are not negative.",
+    )
+    least_operand: int = setting(10, "The least operand of a problem.", least=0)
+    greatest_operand: int = setting(99, "The greatest operand of a problem.", least=0)
+    forgotten: float = setting(
+        0.6,
+        "Probability that a demonstration forgets a carry or a borrow.",
+        least=0,
+        greatest=1,
+    )
+    held_out_problems: int = setting(
+        512, "Problems that are kept out of training, in a seeded choice.", least=1
+    )
 
     def __post_init__(self) -> None:
+        check(self, "task.arithmetic")
         unknown = [name for name in self.operators if name not in _OPERATORS]
         if unknown or not self.operators:
             raise ValueError(
@@ -53,9 +59,9 @@ class ArithmeticConfig:
                 f"task.arithmetic.operators={self.operators!r} names an operator twice: problems"
                 " that are held out would be trained on too."
             )
-        if not 0 <= self.least_operand <= self.greatest_operand:
+        if self.least_operand > self.greatest_operand:
             raise ValueError(
-                f"task.arithmetic.least_operand={self.least_operand} must be at least 0 and at most"
+                f"task.arithmetic.least_operand={self.least_operand} must be at most"
                 f" greatest_operand={self.greatest_operand}."
             )
         if (self.greatest_operand - self.least_operand + 1) ** 2 > _MOST_PAIRS:
@@ -64,12 +70,6 @@ class ArithmeticConfig:
                 f"{self.greatest_operand} make more than {_MOST_PAIRS:,} pairs, and all problems"
                 " are made beforehand: use a narrower range."
             )
-        if not 0 <= self.forgotten <= 1:
-            raise ValueError(
-                f"task.arithmetic.forgotten={self.forgotten} is a probability: from 0 to 1."
-            )
-        if self.held_out_problems < 1:
-            raise ValueError("task.arithmetic.held_out_problems must be at least 1.")
 
 
 def load(config: ArithmeticConfig, seed: int) -> Problems:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 
-from rl_sync.spelling import hint
+from rl_sync.setting import section, setting
 from rl_sync.tasks import arithmetic, dataset, jsonl, pretrained, worked
 from rl_sync.tasks.arithmetic import ArithmeticConfig
 from rl_sync.tasks.dataset import DatasetConfig
@@ -23,37 +23,22 @@ _loading = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig:
-    """`config.task`: which task, how long its texts may be, and the settings of each.
-
-    Attributes:
-      name: one of `TASKS`.
-      max_prompt_tokens, max_completion_tokens, too_long: see `LengthLimits`.
+class TaskConfig(LengthLimits):
+    """`config.task`: the task, the limits of its texts, and the settings of each task.
 
     Raises:
       ValueError: an unknown name, or a limit that cannot be.
     """
 
-    name: str
-    max_prompt_tokens: int | None
-    max_completion_tokens: int | None
-    too_long: str
-    arithmetic: ArithmeticConfig
-    worked: WorkedConfig
-    jsonl: JsonlConfig
-    dataset: DatasetConfig
-
-    def __post_init__(self) -> None:
-        if self.name not in TASKS:
-            raise ValueError(
-                f"task.name={self.name!r} is not one of {', '.join(TASKS)}{hint(self.name, TASKS)}"
-            )
-        _ = self.limits
-
-    @property
-    def limits(self) -> LengthLimits:
-        """How long prompts and completions may be."""
-        return LengthLimits(self.max_prompt_tokens, self.max_completion_tokens, self.too_long)
+    name: str = setting("arithmetic", "Task that the run learns.", choices=TASKS)
+    arithmetic: ArithmeticConfig = section(
+        ArithmeticConfig, "Sums and differences, demonstrated by a careless pupil."
+    )
+    worked: WorkedConfig = section(
+        WorkedConfig, "Long sums that are worked out, demonstrated by a pupil who tires."
+    )
+    jsonl: JsonlConfig = section(JsonlConfig, "Problems of a file of your own.")
+    dataset: DatasetConfig = section(DatasetConfig, "Problems of a data set.")
 
 
 def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
@@ -73,7 +58,7 @@ def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task
 @functools.lru_cache(maxsize=1)  # A role asks more than once.
 def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
     problems = _problems(config, seed)
-    return fit(problems, _tokenizer(tokenizer, problems), config.limits)
+    return fit(problems, _tokenizer(tokenizer, problems), config)
 
 
 def _problems(config: TaskConfig, seed: int) -> Problems:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_sync.spelling import hint
+from rl_sync.rewards.router import REWARD_MODELS
+from rl_sync.setting import check, setting
 from rl_sync.tasks.formats import FORMATS, RowFormat
 from rl_sync.tasks.mapping import Example, example
 from rl_sync.tasks.problems import Problems
@@ -23,48 +24,88 @@ _WAY_OUT = (
 
 @dataclasses.dataclass(frozen=True)
 class DatasetConfig:
-    """`config.task.dataset`: where rows are and how they become problems.
-
-    Attributes:
-      path, subset, split: see `Source`.
-      held_out_path, held_out_split: another path, another split, or both, for the held-out
-        problems; None for both to hold out some of the training ones.
-      held_out_fraction: how many of the different prompts then, between 0 and 1; a seeded choice.
-        All rows of a prompt go the same way.
-      limit: how many rows are read to train on, the first ones; 0 for all.
-      format: one of `FORMATS`, which says what the fields below are where they are None.
-      prompt, template, answer, answer_pattern, choices, demonstration: see `RowFormat`; an empty
-        text unsets what the format says.
-      reward: the reward model's name.
+    """`config.task.dataset`.
 
     Raises:
       ValueError: an unknown format, or a field of it that cannot be.
     """
 
-    path: str | None
-    subset: str | None
-    split: str
-    held_out_path: str | None
-    held_out_split: str | None
-    held_out_fraction: float
-    limit: int
-    format: str
-    prompt: str | None
-    template: str | None
-    answer: str | None
-    answer_pattern: str | None
-    choices: str | None
-    demonstration: str | None
-    reward: str
+    path: str | None = setting(
+        None,
+        "Rows of the training problems: a .jsonl, .json or .parquet file, a directory, or the name"
+        " of a data set.",
+        implied="none, and task.name=dataset needs one",
+    )
+    subset: str | None = setting(
+        None,
+        "Configuration of a data set that has several.",
+        implied="its only one",
+    )
+    split: str = setting("train", "Split of the training problems; a file has none.")
+    held_out_path: str | None = setting(
+        None,
+        "Rows of the held-out problems, as for `path`.",
+        implied="path",
+    )
+    held_out_split: str | None = setting(
+        None,
+        "Split of the held-out problems. Without it and `held_out_path`, some of the training"
+        " problems are held out.",
+        implied="split",
+    )
+    held_out_fraction: float = setting(
+        0.1,
+        "Share of the different prompts that is then held out, each with all its rows, in a seeded"
+        " choice.",
+        least=0,
+        greatest=1,
+    )
+    limit: int = setting(0, "Rows that are read to train on, the first ones; 0 for all.", least=0)
+    format: str = setting(
+        "plain",
+        "Named format of the rows; it says which fields are the prompt, the answer and the"
+        " demonstration.",
+        choices=tuple(FORMATS),
+    )
+    prompt: str | None = setting(
+        None,
+        "Field that is asked, such as `meta.question`, or `question|problem` for the first of these"
+        " that a row has; a template goes before it.",
+        implied="the format's",
+    )
+    template: str | None = setting(
+        None,
+        "Text that is asked, with fields in braces, such as `Solve: {question}`; empty for none.",
+        implied="the format's",
+    )
+    answer: str | None = setting(
+        None,
+        "Field that the reward model compares completions with; a list of texts becomes lines.",
+        implied="the format's",
+    )
+    answer_pattern: str | None = setting(
+        None,
+        "Regular expression: the answer is the last group of its last match in the field, such as"
+        r" `####\s*(.+)`; empty for all of the field.",
+        implied="the format's",
+    )
+    choices: str | None = setting(
+        None,
+        "Field of a question's options, which are asked as lettered lines; the answer becomes the"
+        " right one's letter; empty for none.",
+        implied="the format's",
+    )
+    demonstration: str | None = setting(
+        None,
+        "Field that is imitated in the warm-up; empty for the answer.",
+        implied="the format's",
+    )
+    reward: str = setting(
+        "exact", "Reward model that judges completions.", choices=tuple(REWARD_MODELS)
+    )
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(
-                f"task.dataset.format={self.format!r} is not one of {', '.join(FORMATS)}"
-                + hint(self.format, FORMATS)
-            )
-        if self.limit < 0:
-            raise ValueError(f"task.dataset.limit must be at least 0, not {self.limit}.")
+        check(self, "task.dataset")
         try:
             row_format = self.row_format
         except ValueError as error:
@@ -150,8 +191,6 @@ def _split(
 ) -> tuple[list[Example], list[Example]]:
     """Holds out some of the prompts, each with all its rows: no prompt is on both sides."""
     fraction, prompts = config.held_out_fraction, _distinct(examples)
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"{section}.held_out_fraction={fraction} must be between 0 and 1.")
     held_out = round(len(prompts) * fraction)
     if not 0 < held_out < len(prompts):
         raise ValueError(

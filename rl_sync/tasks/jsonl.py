@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from rl_sync.rewards.router import REWARD_MODELS
+from rl_sync.setting import check, setting
 from rl_sync.tasks import dataset
 from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.problems import Problems
@@ -17,19 +19,31 @@ _WAY_OUT = 'Give --config.task.jsonl.path=FILE, with one {"prompt": …, "answer
 
 @dataclasses.dataclass(frozen=True)
 class JsonlConfig:
-    """`config.task.jsonl`.
+    """`config.task.jsonl`."""
 
-    Attributes:
-      path: the training problems.
-      held_out_path: the held-out problems; None to hold out some of the training ones.
-      held_out_fraction: how many of the different prompts, between 0 and 1; a seeded choice.
-      reward: the reward model's name.
-    """
+    path: str | None = setting(
+        None,
+        'File of the training problems: an object `{"prompt": …, "answer": …}` a line.',
+        implied="none, and task.name=jsonl needs one",
+    )
+    held_out_path: str | None = setting(
+        None,
+        "File of the held-out problems.",
+        implied="some of the training problems are held out",
+    )
+    held_out_fraction: float = setting(
+        0.1,
+        "Share of the different prompts that is held out where there is no file of them, in a"
+        " seeded choice.",
+        least=0,
+        greatest=1,
+    )
+    reward: str = setting(
+        "exact", "Reward model that judges completions.", choices=tuple(REWARD_MODELS)
+    )
 
-    path: str | None
-    held_out_path: str | None
-    held_out_fraction: float
-    reward: str
+    def __post_init__(self) -> None:
+        check(self, "task.jsonl")
 
 
 def load(config: JsonlConfig, seed: int) -> Problems:
@@ -49,19 +63,8 @@ def load(config: JsonlConfig, seed: int) -> Problems:
     return dataset.load(
         DatasetConfig(
             path=config.path,
-            subset=None,
-            split="train",
             held_out_path=config.held_out_path,
-            held_out_split=None,
             held_out_fraction=config.held_out_fraction,
-            limit=0,
-            format="plain",
-            prompt=None,
-            template=None,
-            answer=None,
-            answer_pattern=None,
-            choices=None,
-            demonstration=None,
             reward=config.reward,
         ),
         seed,

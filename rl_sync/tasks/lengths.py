@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 from collections.abc import Sequence
 
-from rl_sync.spelling import hint
+from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
@@ -17,34 +17,36 @@ TOO_LONG_CHOICES = ("drop", "truncate")
 
 @dataclasses.dataclass(frozen=True)
 class LengthLimits:
-    """How long prompts and completions may be.
-
-    Attributes:
-      max_prompt_tokens: the most tokens of a prompt, chat template included; None for no limit.
-        Rows have room for the longest prompt of the data that is left, not for more.
-      max_completion_tokens: C, end of sequence included; None for the longest answer or
-        demonstration of the data.
-      too_long: what happens to a prompt of more tokens: `drop` leaves the problem out, `truncate`
-        cuts its text from the left, inside the chat template.
+    """Lengths of prompts and completions: settings of `config.task`.
 
     Raises:
       ValueError: a limit below 1, or an unknown choice.
     """
 
-    max_prompt_tokens: int | None
-    max_completion_tokens: int | None
-    too_long: str
+    max_prompt_tokens: int | None = setting(
+        None,
+        "The most tokens of a prompt, chat template included. Rows have room for the longest prompt"
+        " that is left, not for more.",
+        unit="tokens",
+        least=1,
+        implied="no limit",
+    )
+    max_completion_tokens: int | None = setting(
+        None,
+        "The most tokens of a completion, end of sequence included.",
+        unit="tokens",
+        least=1,
+        implied="those of the longest answer or demonstration",
+    )
+    too_long: str = setting(
+        "drop",
+        "Treatment of longer prompts: `drop` leaves the problem out, `truncate` cuts its text from"
+        " the left, inside the chat template.",
+        choices=TOO_LONG_CHOICES,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_prompt_tokens", "max_completion_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"task.{name} must be at least 1, not {value}.")
-        if self.too_long not in TOO_LONG_CHOICES:
-            raise ValueError(
-                f"task.too_long={self.too_long!r} is not one of {', '.join(TOO_LONG_CHOICES)}"
-                + hint(self.too_long, TOO_LONG_CHOICES)
-            )
+        check(self, "task")
 
 
 def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:

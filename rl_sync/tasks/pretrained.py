@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.models.huggingface.files import read_object
-from rl_sync.spelling import hint
+from rl_sync.setting import check, setting
 
 CHAT_CHOICES = ("auto", "yes", "no")
 _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
@@ -23,29 +23,29 @@ _REPLACEMENT = "\ufffd"
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """`config.tokenizer`: which tokenizer, and how it asks a prompt.
-
-    Attributes:
-      path: a directory, or the name of a checkpoint on the hub; None for the tokenizer of
-        `model.path` where that is set, else for one token a character.
-      chat: whether prompts go through the tokenizer's chat template, as a user's message that the
-        assistant is to answer: `yes`, `no`, or `auto` for yes if there is a template.
-      system: the system message before a prompt; None for none.
+    """`config.tokenizer`.
 
     Raises:
       ValueError: an unknown choice, or one that a tokenizer of characters does not have.
     """
 
-    path: str | None
-    chat: str
-    system: str | None
+    path: str | None = setting(
+        None,
+        "Tokenizer of a Hugging Face checkpoint: a directory, or a name on the hub.",
+        implied="that of model.path if it is set, else one token a character",
+    )
+    chat: str = setting(
+        "auto",
+        "Sends prompts through the tokenizer's chat template, as a user's message that the"
+        " assistant is to answer: `yes`, `no`, or `auto` for yes if there is a template.",
+        choices=CHAT_CHOICES,
+    )
+    system: str | None = setting(
+        None, "System message before each prompt.", implied="no system message"
+    )
 
     def __post_init__(self) -> None:
-        if self.chat not in CHAT_CHOICES:
-            raise ValueError(
-                f"tokenizer.chat={self.chat!r} is not one of {', '.join(CHAT_CHOICES)}"
-                + hint(self.chat, CHAT_CHOICES)
-            )
+        check(self, "tokenizer")
         if self.system is not None and self.chat == "no":
             raise ValueError(
                 f"tokenizer.system={self.system!r} has no place in a prompt without a chat"

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 
 import numpy as np
 
+from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
 
@@ -29,51 +29,46 @@ _MOST_ADDITIONS = 99  # Two digits.
 
 @dataclasses.dataclass(frozen=True)
 class WorkedConfig:
-    """`config.task.worked`: how long the workings are, and how well they are demonstrated.
-
-    Attributes:
-      problems: how many there are to train on.
-      held_out_problems: how many others are measured on, in a seeded choice.
-      median_additions, spread: half of the problems have fewer additions than the median; the
-        logarithm of their number has the spread as its standard deviation.
-      most_additions: no problem has more.
-      tired_after: the pupil is tired where there are more additions.
-      slip, tired_slip: the probability that a demonstration leaves out the last addition, of the
-        pupil when he is fresh and when he is tired.
+    """`config.task.worked`.
 
     Raises:
       ValueError: a value outside its range.
     """
 
-    problems: int
-    held_out_problems: int
-    median_additions: float
-    spread: float
-    most_additions: int
-    tired_after: int
-    slip: float
-    tired_slip: float
+    problems: int = setting(6000, "Problems to train on.", least=1)
+    held_out_problems: int = setting(
+        512, "Other problems, to measure accuracy on, in a seeded choice.", least=1
+    )
+    median_additions: float = setting(
+        5.0, "Median of the additions in a problem, whose number is log-normal.", above=0
+    )
+    spread: float = setting(
+        0.9, "Standard deviation of the logarithm of the number of additions.", above=0
+    )
+    most_additions: int = setting(
+        34,
+        "The most additions in a problem; two digits count what is left.",
+        least=1,
+        greatest=_MOST_ADDITIONS,
+    )
+    tired_after: int = setting(
+        6, "Additions in a problem after which the pupil of the demonstrations is tired.", least=0
+    )
+    slip: float = setting(
+        0.25,
+        "Probability that a demonstration leaves out the last addition, while the pupil is fresh.",
+        least=0,
+        greatest=1,
+    )
+    tired_slip: float = setting(
+        0.75,
+        "Probability that a demonstration leaves out the last addition, once the pupil is tired.",
+        least=0,
+        greatest=1,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("problems", "held_out_problems", "most_additions"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"task.worked.{name} must be at least 1, not {value}.")
-        if self.most_additions > _MOST_ADDITIONS:
-            raise ValueError(
-                f"task.worked.most_additions={self.most_additions} must be at most"
-                f" {_MOST_ADDITIONS}: two digits count what is left."
-            )
-        for name in ("median_additions", "spread"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"task.worked.{name} must be above 0 and finite, not {value}.")
-        if self.tired_after < 0:
-            raise ValueError(f"task.worked.tired_after must be at least 0, not {self.tired_after}.")
-        for name in ("slip", "tired_slip"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"task.worked.{name}={value} is a probability: from 0 to 1.")
+        check(self, "task.worked")
 
 
 def load(config: WorkedConfig, seed: int) -> Problems:

@@ -18,6 +18,20 @@ from tests.launcher.command import ROOT, launcher, said_here
 CONFIG = "--config=configs/arithmetic.py"
 
 
+def test_the_settings_that_a_pattern_fits_are_listed_with_default_bounds_and_meaning(capsys):
+    said = said_here(capsys, "settings", "Adapters", "rank")
+    assert said.status == 0, said.err
+    assert "\nmodel.lora.rank: whole number, at least 0; default 0\n    Rank of the" in said.out
+    assert "learning_rate" not in said.out
+
+
+def test_a_pattern_that_fits_no_setting_is_a_mistake_that_gets_the_nearest(capsys):
+    said = said_here(capsys, "settings", "lerning", "rate")
+    assert (said.status, said.out) == (2, "")
+    assert "'lerning rate'" in said.err
+    assert said.err.endswith("did you mean critic.learning_rate or optimizer.learning_rate?\n")
+
+
 def test_a_mistake_ends_the_process_with_status_2_and_one_line():
     done = launcher(CONFIG, "--config.sync.mode=asinchronous")
     assert done.returncode == 2, done.stdout + done.stderr

@@ -146,10 +146,10 @@ def test_with_lora_the_critic_s_own_model_is_adapters_on_the_same_base():
     ("change", "message"),
     [
         ({"model": "other"}, "critic.model='other' is not one of own, head"),
-        ({"coefficient": 0.0}, "critic.coefficient=0.0 must be above 0"),
-        ({"learning_rate": -1.0}, "critic.learning_rate=-1.0 must not be negative"),
-        ({"clip": -0.1}, "critic.clip=-0.1 must not be negative"),
-        ({"warm_up_steps": -1}, "critic.warm_up_steps=-1 must not be negative"),
+        ({"coefficient": 0.0}, "critic.coefficient=0 must be above 0"),
+        ({"learning_rate": -1.0}, "critic.learning_rate=-1 must be at least 0"),
+        ({"clip": -0.1}, "critic.clip=-0.1 must be at least 0"),
+        ({"warm_up_steps": -1}, "critic.warm_up_steps=-1 must be at least 0"),
     ],
 )
 def test_a_critic_that_cannot_be_is_refused(change, message):

@@ -85,11 +85,11 @@ def test_weight_decay_pulls_weights_to_zero():
     [
         ({"name": "adamx"}, r"name='adamx' is not one of adamw, adam, sgd, adafactor, lion"),
         ({"schedule": "step"}, r"schedule='step' is not one of constant, linear, cosine"),
-        ({"learning_rate": -1.0}, r"learning_rate must be at least 0, not -1.0"),
-        ({"updates_per_batch": 0}, r"updates_per_batch must be above 0, not 0"),
-        ({"max_gradient_norm": 0.0}, r"max_gradient_norm must be above 0"),
-        ({"b2": 1.0}, r"b2 must be at least 0 and below 1, not 1.0"),
-        ({"final_share": 1.5}, r"final_share must be between 0 and 1, not 1.5"),
+        ({"learning_rate": -1.0}, r"learning_rate=-1 must be at least 0"),
+        ({"updates_per_batch": 0}, r"updates_per_batch=0 must be at least 1"),
+        ({"max_gradient_norm": 0.0}, r"max_gradient_norm=0 must be above 0"),
+        ({"b2": 1.0}, r"b2=1 must be at least 0 and below 1"),
+        ({"final_share": 1.5}, r"final_share=1.5 must be at least 0 and at most 1"),
         ({"name": "sgd", "weight_decay": 0.1}, r"weight_decay=0.1 means nothing.*use adamw or"),
     ],
 )

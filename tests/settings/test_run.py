@@ -122,8 +122,8 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"tokenizer__chat": "maybe"}, ["tokenizer.chat='maybe'", "auto, yes, no"]),
         ({"trainer__group_size": 1}, ["trainer.group_size", "at least 2"]),
         ({"model__num_kv_heads": 3}, ["num_kv_heads=3"]),
-        ({"rollout__temperature": 0.0}, ["temperature must be above 0"]),
-        ({"rollout__min_p": 1.5}, ["min_p must be in [0, 1), not 1.5"]),
+        ({"rollout__temperature": 0.0}, ["temperature=0 must be above 0", "evaluations"]),
+        ({"rollout__min_p": 1.5}, ["min_p=1.5 must be at least 0 and below 1"]),
         ({"rollout__stop_ids": "2, x"}, ["rollout.stop_ids='2, x'", "separated by commas"]),
         (
             {"algorithm__name": "dpo", "trainer__microbatch_rows": 4},
@@ -137,13 +137,19 @@ def settings_with(**fields: Any) -> RunSettings:
             {"algorithm__name": "sft", "explorer__count": 1},
             ["explorer.count=1", "nothing to generate", "algorithm.name=sft"],
         ),
-        ({"rollout__slots": 0}, ["rollout.slots must be at least 1"]),
-        ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens must be at least 1, not 0"]),
+        (
+            {"rollout__slots": 0},
+            ["rollout.slots=0 must be at least 1, or left out for all of a lease"],
+        ),
+        ({"rollout__chunk_tokens": 0}, ["rollout.chunk_tokens=0 must be at least 1"]),
         (
             {"sync__mode": "synchronous", "rollout__swap": "in_flight"},
             ["rollout.swap=in_flight", "sync.pull=exact", "sync.mode=asynchronous"],
         ),
-        ({"rollout__budget_tokens": -1}, ["rollout.budget_tokens must be at least 1, or 0", "-1"]),
+        (
+            {"rollout__budget_tokens": -1},
+            ["rollout.budget_tokens=-1 must be at least 0", "0 for no budget"],
+        ),
         (
             {"sync__mode": "one_step_off_policy", "rollout__budget_tokens": 64},
             ["rollout.budget_tokens=64", "sync.pull=exact", "sync.mode=asynchronous"],

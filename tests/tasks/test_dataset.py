@@ -253,7 +253,7 @@ def test_a_row_of_a_list_or_a_table_is_named_by_its_number(tmp_path):
         ({"prompt": "{question}"}, "prompt='{question}' must be the name of a field"),
         ({"answer": ""}, "needs a field for the answer"),
         ({"prompt": ""}, "one for the prompt or a template"),
-        ({"limit": -1}, "limit must be at least 0, not -1"),
+        ({"limit": -1}, "limit=-1 must be at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):

@@ -37,7 +37,9 @@ def test_a_fraction_is_held_out_by_the_seed(tmp_path):
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.5])
 def test_a_fraction_that_is_none_is_refused(tmp_path, fraction):
-    with pytest.raises(ValueError, match=rf"held_out_fraction={fraction} must be between 0 and 1"):
+    with pytest.raises(
+        ValueError, match=rf"held_out_fraction={fraction} must be at least 0 and at most 1"
+    ):
         _load(_file(tmp_path, _rows(4)), fraction=fraction)
 
 

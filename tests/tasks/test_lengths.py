@@ -86,8 +86,11 @@ def test_limits_that_leave_nothing_are_refused():
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ((0, None, "drop"), "task.max_prompt_tokens must be at least 1, not 0"),
-        ((None, -1, "drop"), "task.max_completion_tokens must be at least 1, not -1"),
+        (
+            (0, None, "drop"),
+            "task.max_prompt_tokens=0 must be at least 1 token, or left out for no limit",
+        ),
+        ((None, -1, "drop"), "task.max_completion_tokens=-1 must be at least 1"),
         ((None, None, "cut"), "task.too_long='cut' is not one of drop, truncate"),
     ],
 )

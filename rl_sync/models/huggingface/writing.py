@@ -34,7 +34,7 @@ from rl_sync.models.huggingface.reading import (
     TensorFiles,
     read_values,
 )
-from rl_sync.spelling import hint
+from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
 MAX_FILE_BYTES = 5 * 10**9
@@ -134,8 +134,8 @@ def write_checkpoint(
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not empty; name a new directory.")
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}{hint(dtype, DTYPES)}")
+    if dtype is not None:
+        require_one_of("dtype", dtype, DTYPES)
     values = _config_values(config, source, dtype, token_ids or {})
     tensors = _tensors(config, params, source, dtype)
     unfinished = target.with_name(f".unfinished-{target.name}")

@@ -1,0 +1,110 @@
+"""All settings with their defaults, bounds and meanings: for a terminal, and as a page.
+
+python -m launcher.listing > docs/settings.md
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from launcher.suggestions import settings_meant
+from rl_sync.setting import Entry, Section, sections
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run import RunSettings
+from rl_sync.spelling import question
+
+_COLUMNS = 100
+_KINDS: dict[type, str] = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+_INTRODUCTION = """\
+# All settings
+
+Each can be changed on the command line, as in `--config.trainer.steps=50`, or in a config file. \
+`python -m launcher settings PATTERN` searches this list. What they are for, by purpose: \
+[using.md](using.md).
+
+This page is made from the source by `python -m launcher.listing > docs/settings.md`."""
+
+
+def text(pattern: str = "") -> str:
+    """Lists the settings whose name, meaning or choices have all words of a pattern.
+
+    A word may be the beginning of a longer one. Capitals are as good as small letters.
+
+    Raises:
+      ConfigError: there are none; names the nearest.
+    """
+    words = pattern.lower().split()
+    parts = [_in_terminal(section) for section in _matching(words)]
+    if not parts:
+        names = [entry.name for section in sections(RunSettings) for entry in section.entries]
+        meant = settings_meant("_".join(words), names)
+        way_out = question(*meant) if meant else "without a pattern all are listed."
+        raise ConfigError(f"No setting has {pattern!r} in its name or its meaning; {way_out}")
+    return "\n\n".join(parts)
+
+
+def page() -> str:
+    """The list as a page of Markdown."""
+    return "\n\n".join([_INTRODUCTION, *map(_on_page, _matching([]))])
+
+
+def _matching(words: list[str]) -> Iterator[Section]:
+    """Yields the sections that have settings with all these words, with these settings alone."""
+    for section in sections(RunSettings):
+        entries = [entry for entry in section.entries if _has(entry, words)]
+        if entries:
+            yield section._replace(entries=entries)
+
+
+def _has(entry: Entry, words: list[str]) -> bool:
+    name, rule = entry.name, entry.setting
+    all_text = " ".join([name, name.replace("_", " "), rule.meaning, *rule.choices]).lower()
+    return all(re.search(rf"(?<![a-z0-9]){re.escape(word)}", all_text) for word in words)
+
+
+def _in_terminal(section: Section) -> str:
+    lines = _wrapped(f"[{section.name}] {section.meaning}") if section.name else []
+    for entry in section.entries:
+        colon = ":" if entry.default is None else ""
+        lines += _wrapped(f"{entry.name}: {_values(entry)}; default{colon} {_default(entry)}")
+        lines += _wrapped(entry.setting.meaning, " " * 4)
+    return "\n".join(lines)
+
+
+def _wrapped(line: str, indent: str = "") -> list[str]:
+    more = indent or " " * 8
+    return textwrap.wrap(line, _COLUMNS, initial_indent=indent, subsequent_indent=more)
+
+
+def _on_page(section: Section) -> str:
+    lines = [f"## {section.name}", "", section.meaning, ""] if section.name else []
+    lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
+    for entry in section.entries:
+        default = _default(entry) if entry.default is None else f"`{_default(entry)}`"
+        cells = [f"`{entry.name}`", default, _values(entry), entry.setting.meaning]
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _values(entry: Entry) -> str:
+    """The values that a setting takes, in words."""
+    rule, kind = entry.setting, _KINDS[entry.kind]
+    if rule.choices:
+        return f"one of {', '.join(rule.choices)}"
+    if rule.bounds:
+        return f"{kind}, {rule.bounds}"
+    return f"{kind} of {rule.unit}" if rule.unit else kind
+
+
+def _default(entry: Entry) -> str:
+    if entry.default is None:
+        return entry.setting.implied
+    if entry.kind is bool:
+        return str(entry.default).lower()
+    return str(entry.default) if entry.default != "" else '""'
+
+
+if __name__ == "__main__":
+    print(page())
