@@ -1,4 +1,4 @@
-"""The wiring: from a run's settings to the programs of its trainer and its explorers."""
+"""The programs of the trainer and of explorers, put together from a run's settings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rl_sync.processes.session import Session
 from rl_sync.processes.topology import TRAINER, explorer_name, layout_of
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
+from rl_sync.runtime import wiring
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.demonstrations import DemonstrationReader
@@ -63,7 +64,7 @@ _log = logging.getLogger(__name__)
 def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
     """Runs the trainer, or one process of it."""
     layout, team = place.layout, place.team
-    workdir, task = Path(settings.workdir), settings.load_task()
+    workdir, task = Path(settings.workdir), wiring.load_task(settings)
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
         transfer = decide_transfer(session, addresses.master)
@@ -71,7 +72,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         parameters = parameters_of(settings, task, layout)
         problems = settings.trainer.evaluation_problems
         rows = min(problems, settings.warm_up.probe_problems)
-        greedy = settings.greedy_sampling(task)
+        greedy = wiring.greedy_sampling(settings, task)
         evaluator = Evaluator(session, trainer.model, task, greedy, problems, rows, layout)
         replay = ReplayClient(addresses.replay)
         snapshots = workdir / CHECKPOINTS_DIR
@@ -104,7 +105,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         TrainerProgram(
             session,
             trainer,
-            settings.batching(task.row_tokens),
+            wiring.batching(settings, task.row_tokens),
             parameters,
             WarmUp(session, trainer, evaluator, task, snapshots / WARM_UP_DIR, place.processes),
             evaluator,
@@ -122,12 +123,12 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
 def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     """The trainer actor of a run."""
     return Trainer(
-        model=settings.trainer_model(task),
+        model=wiring.trainer_model(settings, task),
         algorithm=settings.algorithm,
         optimizer=settings.optimizer,
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
-        end_ids=settings.sampling(task).stop_ids,
+        end_ids=wiring.sampling(settings, task).stop_ids,
         # Demonstrations are imitated as they are.
         temperature=1.0 if settings.algorithm.imitates else settings.rollout.temperature,
         steps=settings.trainer.steps,
@@ -151,15 +152,15 @@ def shown_of(settings: RunSettings, task: Task) -> Shown | None:
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
     """Runs one explorer, or one process of it."""
     layout, team = place.layout, place.team
-    workdir, task = Path(settings.workdir), settings.load_task()
+    workdir, task = Path(settings.workdir), wiring.load_task(settings)
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
             number,
-            settings.engine(task, layout),
+            wiring.engine(settings, task, layout),
             task,
-            settings.sampling(task),
+            wiring.sampling(settings, task),
             settings.trainer.group_size,
             settings.groups_per_lease,
             settings.seed,
@@ -217,7 +218,7 @@ def _link(settings: RunSettings, task: Task, explorer: int) -> Link:
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
     """The parameters of a run's policy."""
     path, seed, dtype = settings.model.path, settings.seed, settings.explorer_dtype
-    return Parameters(settings.model_config(task), path, seed, layout, dtype)
+    return Parameters(wiring.model_config(settings, task), path, seed, layout, dtype)
 
 
 def _await_master(session: Session) -> None:

@@ -23,7 +23,7 @@ TRANSFERS = ("collective", "checkpoint", "server")
 
 
 def process_name(program: str, process: int) -> str:
-    """How a process of a program is called: the program, and which one unless it is the first."""
+    """The name of a process: that of its program, with its index unless it is the first."""
     return f"{program}/{process}" if process else program
 
 
