@@ -70,10 +70,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
         parameters = parameters_of(settings, task, layout)
-        problems = settings.trainer.evaluation_problems
-        rows = min(problems, settings.warm_up.probe_problems)
-        greedy = wiring.greedy_sampling(settings, task)
-        evaluator = Evaluator(session, trainer.model, task, greedy, problems, rows, layout)
+        evaluator = _evaluator(session, trainer, task, layout)
         replay = ReplayClient(addresses.replay)
         snapshots = workdir / CHECKPOINTS_DIR
 
@@ -100,20 +97,27 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             _await_replay(session, replay)
             # A server that is not ours may hold another run's groups.
             session.agree("reset", lambda: replay.reset(TABLE))
-            return BatchReader(session, replay, TABLE, schedule, idle)
+            return BatchReader(session, replay, table=TABLE, schedule=schedule, idle=idle)
 
         TrainerProgram(
-            session,
-            trainer,
-            wiring.batching(settings, task.row_tokens),
-            parameters,
-            WarmUp(session, trainer, evaluator, task, snapshots / WARM_UP_DIR, place.processes),
-            evaluator,
-            publishing,
-            reader,
-            snapshots,
-            place.processes,
-            shown_of(settings, task),
+            session=session,
+            trainer=trainer,
+            batching=wiring.batching(settings, task.row_tokens),
+            parameters=parameters,
+            warm_up=WarmUp(
+                session=session,
+                trainer=trainer,
+                evaluator=evaluator,
+                task=task,
+                snapshots=snapshots / WARM_UP_DIR,
+                processes=place.processes,
+            ),
+            evaluator=evaluator,
+            publishing=publishing,
+            reader=reader,
+            snapshots=snapshots,
+            processes=place.processes,
+            shown=shown_of(settings, task),
         ).run()
         replay.close()
         team.close()
@@ -142,6 +146,20 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
+def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Evaluator:
+    settings = session.settings
+    problems = settings.trainer.evaluation_problems
+    return Evaluator(
+        session=session,
+        model=trainer.model,
+        task=task,
+        sampling=wiring.greedy_sampling(settings, task),
+        problems=problems,
+        rows=min(problems, settings.warm_up.probe_problems),
+        layout=layout,
+    )
+
+
 def shown_of(settings: RunSettings, task: Task) -> Shown | None:
     """From a trainer step to what it imitates beside its rollouts; None for a run that does not."""
     rows, seed = settings.algorithm.expert_rows, settings.seed
@@ -157,15 +175,15 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
-            number,
-            wiring.engine(settings, task, layout),
-            task,
-            wiring.sampling(settings, task),
-            settings.trainer.group_size,
-            settings.groups_per_lease,
-            settings.seed,
-            settings.rollout.budget_tokens,
-            settings.algorithm.needs_baselines,
+            number=number,
+            engine=wiring.engine(settings, task, layout),
+            task=task,
+            sampling=wiring.sampling(settings, task),
+            group_size=settings.trainer.group_size,
+            groups=settings.groups_per_lease,
+            seed=settings.seed,
+            budget_tokens=settings.rollout.budget_tokens,
+            with_baselines=settings.algorithm.needs_baselines,
         )
         transfer = decided_transfer(session)
         rendezvous = ExplorerRendezvous(session)
@@ -189,16 +207,16 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             )
         _await_replay(session, replay)
         ExplorerProgram(
-            session,
-            number,
-            task,
-            explorer,
-            parameters.blank,
-            parameters.receiving(puller),
-            lambda: rendezvous.granted_secs,
-            SYNC_SPANS[transfer],
-            replay,
-            TABLE,
+            session=session,
+            number=number,
+            task=task,
+            explorer=explorer,
+            blank=parameters.blank,
+            puller=parameters.receiving(puller),
+            granted_secs=lambda: rendezvous.granted_secs,
+            sync_kind=SYNC_SPANS[transfer],
+            replay=replay,
+            table=TABLE,
         ).run()
         puller.close()
         replay.close()
@@ -217,8 +235,13 @@ def _link(settings: RunSettings, task: Task, explorer: int) -> Link:
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
     """The parameters of a run's policy."""
-    path, seed, dtype = settings.model.path, settings.seed, settings.explorer_dtype
-    return Parameters(wiring.model_config(settings, task), path, seed, layout, dtype)
+    return Parameters(
+        model=wiring.model_config(settings, task),
+        path=settings.model.path,
+        seed=settings.seed,
+        layout=layout,
+        dtype=settings.explorer_dtype,
+    )
 
 
 def _await_master(session: Session) -> None:
