@@ -55,9 +55,12 @@ from rl_sync.observe.timeline import draw_timeline
 from rl_sync.processes import compilation_cache
 from rl_sync.rewards.router import RewardRequest, RewardRouter
 from rl_sync.roles import is_explorer
+from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
+from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import CHECKPOINTS_DIR
 from rl_sync.schedule import MODES
+from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.snapshots import load_part
 from rl_sync.types import Params
@@ -213,8 +216,8 @@ def _ideal_secs(spans: Sequence[Span]) -> float:
 
 def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     """The share of held-out problems that a snapshot's policy solves without sampling."""
-    task = settings.load_task()
-    model = settings.model_config(task)
+    task = wiring.load_task(settings)
+    model = wiring.model_config(settings, task)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     like: Params = jax.tree.map(
@@ -223,7 +226,7 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     _, part, _ = load_part(workdir / CHECKPOINTS_DIR, step, {"params": like})
     prompts = task.held_out[: settings.trainer.evaluation_problems]
     tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
-    greedy = settings.greedy_sampling(task)
+    greedy = wiring.greedy_sampling(settings, task)
     engine = _engine(settings)
     engine.load(lora.merge(model, part["params"]) if model.lora else part["params"], step)
     done = engine.generate(
@@ -239,17 +242,19 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
 
 
 @functools.lru_cache(maxsize=1)  # Whose programs are compiled once a run.
-def _engine(settings: RunSettings) -> Any:
+def _engine(settings: RunSettings) -> Engine:
     compilation_cache.use(settings.launch.compilation_cache, os.environ)
-    task = settings.load_task()
+    task = wiring.load_task(settings)
     rows = min(settings.trainer.evaluation_problems, settings.warm_up.probe_problems)
-    model = lora.merged_config(settings.model_config(task))
+    model = lora.merged_config(wiring.model_config(settings, task))
     layout = Layout(MeshShape().mesh(jax.devices()[:1]), settings.sharding.rules)
-    return settings.rollout.engine(model, rows, task.tokenizer.decode, layout)
+    chunk_tokens = settings.rollout.chunk_tokens
+    decode = task.tokenizer.decode
+    return Engine(model, rows, chunk_tokens=chunk_tokens, decode=decode, layout=layout)
 
 
 def _settings(workdir: Path) -> RunSettings:
-    return RunSettings.from_config(json.loads((workdir / "config.json").read_text()))
+    return read_settings(json.loads((workdir / "config.json").read_text()))
 
 
 def _measured_run(case: Case) -> dict[str, Any]:

@@ -40,7 +40,9 @@ from rl_sync.models.sharding import Layout
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.router import RewardRequest, RewardRouter
 from rl_sync.rollout.request import Request
+from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
+from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 from rl_sync.tasks.order import prompt_at
@@ -84,13 +86,13 @@ def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
         {"steps": steps, "groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE}
     )
     config.optimizer.updates_per_batch = UPDATES
-    return RunSettings.from_config(config.to_dict())
+    return read_settings(config.to_dict())
 
 
 @functools.cache
 def task_of(seed: int) -> Task:
     """The problems, of which other ones are held out with each seed."""
-    return settings_of(next(iter(ALGORITHMS)), seed, steps=1).load_task()
+    return wiring.load_task(settings_of(next(iter(ALGORITHMS)), seed, steps=1))
 
 
 class Study:
@@ -105,7 +107,7 @@ class Study:
         self._steps, self._warm_starts = steps, warm_starts
         first = settings_of(next(iter(ALGORITHMS)), 0, steps)
         self._layout = Layout(first.trainer.mesh.shape.mesh(jax.devices()), first.sharding.rules)
-        self._engine = first.engine(task_of(0), self._layout)
+        self._engine = wiring.engine(first, task_of(0), self._layout)
         self._judge = RewardRouter()
         self._compiled: dict[str, Step] = {}
 
@@ -117,7 +119,7 @@ class Study:
     def _step(self, algorithm: str) -> Step:
         if algorithm not in self._compiled:
             settings, trainer = settings_of(algorithm, 0, self._steps), self.trainer(algorithm)
-            largest = settings.batching(task_of(0).row_tokens).largest()
+            largest = wiring.batching(settings, task_of(0).row_tokens).largest()
             self._compiled[algorithm] = trainer.compile_step(trainer.like(), largest)
         return self._compiled[algorithm]
 
@@ -125,9 +127,15 @@ class Study:
         """One run: what it was, and what it came to."""
         settings, task = settings_of(case.algorithm, case.seed, self._steps), task_of(case.seed)
         step, state = self._step(case.algorithm), self._warm(case)
-        batching = settings.batching(task.row_tokens)
+        batching = wiring.batching(settings, task.row_tokens)
         explorer = Explorer(
-            1, self._engine, task, settings.sampling(task), GROUP_SIZE, GROUPS_PER_STEP, case.seed
+            number=1,
+            engine=self._engine,
+            task=task,
+            sampling=wiring.sampling(settings, task),
+            group_size=GROUP_SIZE,
+            groups=GROUPS_PER_STEP,
+            seed=case.seed,
         )
         started = time.monotonic()
         curve = [self._accuracy(task, settings, state.params)]
@@ -192,7 +200,7 @@ class Study:
         """The share of held-out problems that are solved without sampling."""
         prompts = list(task.held_out)
         tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
-        greedy = settings.greedy_sampling(task)
+        greedy = wiring.greedy_sampling(settings, task)
         engine = self._engine
         engine.load(params, version=-1)
         done = engine.generate(

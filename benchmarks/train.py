@@ -35,7 +35,7 @@ from configs import base
 from rl_sync.actors.trainer import Trainer
 from rl_sync.models.sharding import Layout
 from rl_sync.processes import allocator
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
 from rl_sync.types import Rows, TrainBatch
 
 _KEPT = "RL_SYNC_BENCHMARK"
@@ -51,7 +51,7 @@ class OurStep:
         config.workdir = "none"
         config.algorithm.update({"kl_coefficient": 0.0, "clip_low": CLIP, "clip_high": CLIP})
         config.optimizer.update({"updates_per_batch": 1, "learning_rate": LEARNING_RATE})
-        settings = RunSettings.from_config(config.to_dict())
+        settings = read_settings(config.to_dict())
         self.trainer = Trainer(
             model_config(),
             settings.algorithm,

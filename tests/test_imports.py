@@ -1,6 +1,7 @@
 """Imports run one way, from the launcher down to the types."""
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ ALLOWED = {
     "weights": {"types", "models"},
     "observe": {"types", "models"},
     "actors": LOWEST | SIDE - {"replay", "observe"},
-    "settings": LOWEST | {"tasks", "weights", "actors"},
+    "settings": LOWEST - {"types"} | {"tasks", "weights"},
     "processes": {"types", "models", "weights", "observe", "settings", "actors"},
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
     "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},
@@ -39,14 +40,20 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT / "rl_sync").parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> set[str]:
-    """The parts of rl_sync that a file imports, and `launcher` if it does."""
+def imported_names(path: Path) -> set[str]:
+    """The dotted names of all that a file imports, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of rl_sync that a file imports, and `launcher` if it does."""
+    names = imported_names(path)
     parts = {name.split(".")[1] for name in names if name.startswith("rl_sync.")}
     return parts | {"launcher" for name in names if name.split(".")[0] == "launcher"}
 
@@ -59,6 +66,13 @@ def imported(path: Path) -> set[str]:
 def test_a_file_imports_only_what_lies_below_it(path):
     part = part_of(path)
     assert imported(path) <= ALLOWED[part] | {part} | LEAVES
+
+
+def test_no_module_imports_one_that_imports_it():
+    paths = [p for p in (ROOT / "rl_sync").rglob("*.py") if p.name != "__init__.py"]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    graph = {name: imported_names(path) & modules.keys() for name, path in modules.items()}
+    list(graphlib.TopologicalSorter(graph).static_order())  # Raises where there is a cycle.
 
 
 @pytest.mark.parametrize("part", ["rewards", "replay", "schedule.py", "actors/events.py"])

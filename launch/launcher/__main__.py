@@ -18,6 +18,7 @@ from typing import Any
 from absl import logging
 
 from launcher import command_line
+from rl_sync.runtime import wiring
 from rl_sync.settings.records import ConfigError
 
 FAILED = 1
@@ -74,7 +75,7 @@ def _plan(config: Mapping[str, Any]) -> int:
     from launcher.plan import describe
 
     settings = workdir.settings_of(config)
-    task = settings.load_task()
+    task = wiring.load_task(settings)
     print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
     return 0
 

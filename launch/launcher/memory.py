@@ -9,6 +9,7 @@ from rl_sync.learning.opt_state import opt_state_like
 from rl_sync.models import lora, memory
 from rl_sync.models.placement import like_cast, param_like, undivided
 from rl_sync.models.sharding import MeshShape
+from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 
@@ -23,7 +24,7 @@ def describe_memory(settings: RunSettings, task: Task) -> str:
 
 
 def _trainer(settings: RunSettings, task: Task) -> str:
-    model, layout = settings.trainer_model(task), settings.trainer_layout
+    model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
     params = param_like(model, layout)
     trained = lora.split(params)[0] if model.lora else params
     updates = settings.optimizer.updates_per_batch
@@ -77,7 +78,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
 
 
 def _explorer(settings: RunSettings, task: Task) -> str:
-    model, layout = settings.explorer_model(task), settings.explorer_layout
+    model, layout = wiring.explorer_model(settings, task), settings.explorer_layout
     slots = settings.slots
     adapters, base = lora.split(param_like(model, layout))
     size = memory.device_bytes(like_cast(base, model.dtype))
@@ -112,7 +113,7 @@ def _on_cpus(process: Resident, held: int, moment: str) -> str:
 
 def _undivided(settings: RunSettings, task: Task) -> list[str]:
     """What the meshes would cut and cannot."""
-    model = settings.model_config(task)
+    model = wiring.model_config(settings, task)
     lines = []
     for role, layout in (
         ("trainer", settings.trainer_layout),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rl_sync.models import memory
+from rl_sync.runtime import wiring
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -44,7 +45,7 @@ class Resident(NamedTuple):
 def explorer(settings: RunSettings, task: Task) -> Resident:
     """What an explorer's process holds besides parameters, those that arrive, and its cache."""
     slots = settings.slots // settings.explorer_layout.batch_shards
-    vocab_size = settings.explorer_model(task).vocab_size
+    vocab_size = wiring.explorer_model(settings, task).vocab_size
     sampling = round(SAMPLING_ARRAYS * 4 * slots * vocab_size)
     arriving = _ends(settings).arriving_bytes(_travelling(settings, task))
     if settings.launch.colocate:
@@ -69,7 +70,7 @@ def trainer(settings: RunSettings, task: Task, rows: int, state: int, step: int)
 
 def _logits(settings: RunSettings, task: Task, rows: int) -> int:
     """Bytes that logits take in a backward pass which computes them again, a chunk at a time."""
-    model = settings.trainer_model(task)
+    model = wiring.trainer_model(settings, task)
     position = 4 * rows * model.vocab_size
     if position * (task.row_tokens - 1) <= settings.trainer.logits_bytes:
         return 0  # They are kept, and counted with the activations.
@@ -90,6 +91,6 @@ def _ends(settings: RunSettings) -> Ends:
 def _travelling(settings: RunSettings, task: Task) -> int:
     """Bytes of a version, as it travels."""
     layout = settings.explorer_layout
-    model = settings.model_config(task)
+    model = wiring.model_config(settings, task)
     like = Parameters(model, None, 0, layout, settings.explorer_dtype).travelling_like()
     return memory.device_bytes(like)

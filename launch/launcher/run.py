@@ -37,8 +37,10 @@ from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
 from rl_sync.roles import MASTER, is_explorer, number_of, role_of
+from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import check_replay, replay_tables
-from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run import RunSettings
 
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
@@ -389,7 +391,7 @@ def _check_replay(settings: RunSettings, address: str) -> None:
 def start(config: Mapping[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = work.settings_of(config)
-    task = settings.load_task()  # Fails here rather than in the logs of five processes.
+    task = wiring.load_task(settings)  # Fails here rather than in the logs of five processes.
     if settings.launch.host:
         check_own("launch.host", settings.launch.host)
     if settings.replay.address:

@@ -18,8 +18,9 @@ import filelock
 from launcher.changes import Change, changes_between, describe
 from launcher.fit import check_fit
 from rl_sync.observe.jsonlines import JsonLinesWriter
-from rl_sync.settings.records import read_config
-from rl_sync.settings.run import WEIGHTS_DIR, ConfigError, RunSettings
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.run import WEIGHTS_DIR, RunSettings
 from rl_sync.storage.snapshots import (
     WARM_UP_DIR,
     SnapshotError,
@@ -71,10 +72,10 @@ def settings_of(config: Mapping[str, Any]) -> RunSettings:
     """The settings of a resolved config, with a new directory under `runs/` if it names none.
 
     Raises:
-      ConfigError: what `RunSettings.from_config` raises.
+      ConfigError: what `read_settings` raises.
     """
     named = config.get("workdir") is not None
-    settings = RunSettings.from_config(config if named else {**config, "workdir": ""})
+    settings = read_settings(config if named else {**config, "workdir": ""})
     if settings.workdir:
         chosen = Path(settings.workdir)
     else:

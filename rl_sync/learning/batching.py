@@ -11,13 +11,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rl_sync.spelling import hint
 from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed"]
@@ -44,9 +43,6 @@ class Batching:
       updates: of a step.
       microbatch_rows: a divisor of the rows of an update; 0 for any number of rows.
       with_baselines: whether groups have baselines.
-
-    Raises:
-      ValueError: an unknown kind, or rows that do not make whole microbatches.
     """
 
     kind: str
@@ -55,22 +51,6 @@ class Batching:
     updates: int
     microbatch_rows: int
     with_baselines: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(BatchingKind):
-            kinds = get_args(BatchingKind)
-            raise ValueError(
-                f"trainer.batching={self.kind!r} is not one of {', '.join(kinds)}"
-                + hint(self.kind, kinds)
-            )
-        rows, most = self.microbatch_rows, self._most_rows
-        packed = self.kind == "packed"
-        if rows < 0 or rows > most or (rows and most % rows and not packed):
-            raise ValueError(
-                f"trainer.microbatch_rows={rows} must be {'at most' if packed else 'a divisor of'}"
-                f" {most}, the trajectories of an optimizer update (trainer.groups_per_step ·"
-                " trainer.group_size / optimizer.updates_per_batch); 0 for no microbatches."
-            )
 
     @property
     def _most_rows(self) -> int:

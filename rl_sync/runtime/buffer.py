@@ -7,7 +7,8 @@ from typing import cast
 
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.tables import Selector, TableSpec, queue, to_json
-from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run import RunSettings
 
 TABLE = "groups"
 

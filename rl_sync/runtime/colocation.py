@@ -21,7 +21,7 @@ from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import secret_of
 from rl_sync.processes.team import Team
 from rl_sync.roles import TRAINER, split
-from rl_sync.runtime import programs
+from rl_sync.runtime import programs, wiring
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.weights.local import LocalPublisher
@@ -39,7 +39,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
       ConfigError: there are too few devices.
       Exception: what the first role to fail failed with.
     """
-    settings.load_task()  # Before there are threads, which find it loaded and share it.
+    wiring.load_task(settings)  # Before there are threads, which find it loaded and share it.
     # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
     needed = [settings.mesh_of(role).devices for role in settings.roles]
     wanted = max(needed) if settings.launch.share_devices else sum(needed)

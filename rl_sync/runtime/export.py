@@ -12,9 +12,11 @@ from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import CHECKPOINTS_DIR, parameters_of
-from rl_sync.settings.records import read_config
-from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.run import RunSettings
 from rl_sync.storage.snapshots import SnapshotError, load_part
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer
@@ -41,8 +43,8 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
       ConfigError: there is no run or no snapshot, or it cannot be written there or so.
     """
     settings = _settings(workdir)
-    task = settings.load_task()
-    model = settings.model_config(task)
+    task = wiring.load_task(settings)
+    model = wiring.model_config(settings, task)
     # Beside a run that still holds the accelerators, and in the host's memory.
     here = jax.local_devices(backend="cpu")[:1]
     layout = Layout(MeshShape().mesh(here), settings.sharding.rules)
@@ -80,7 +82,7 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
 
 def _settings(workdir: Path) -> RunSettings:
     try:
-        return RunSettings.from_config(read_config(workdir / _CONFIG_FILE))
+        return read_settings(read_config(workdir / _CONFIG_FILE))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{workdir} is not the work directory of a run: it holds no {_CONFIG_FILE}."

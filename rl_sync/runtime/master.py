@@ -37,6 +37,7 @@ from rl_sync.processes.secret import secret_of
 from rl_sync.rewards.pool import RewardPool
 from rl_sync.rewards.router import RewardRequest
 from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
+from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
 from rl_sync.tasks.order import prompt_at
@@ -59,9 +60,9 @@ class MasterProgram:
 
     def __init__(self, settings: RunSettings):
         self._settings = settings
-        self._task = settings.load_task()
+        self._task = wiring.load_task(settings)
         self._changed = threading.Condition()
-        self._state = master.MasterState(settings.master_settings())
+        self._state = master.MasterState(wiring.master_settings(settings))
         self._ledger = Ledger(settings.workdir)
         self._metrics = MetricsWriter(settings.workdir)
         self._meeting = MeetingPoint()

@@ -1,4 +1,4 @@
-"""The wiring: from a run's settings to the programs of its trainer and its explorers."""
+"""The programs of the trainer and of explorers, put together from a run's settings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rl_sync.processes.session import Session
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.roles import TRAINER, explorer_name
+from rl_sync.runtime import wiring
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.demonstrations import DemonstrationReader
@@ -45,16 +46,13 @@ _log = logging.getLogger(__name__)
 def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
     """Runs the trainer, or one process of it."""
     layout, team = place.layout, place.team
-    workdir, task = Path(settings.workdir), settings.load_task()
+    workdir, task = Path(settings.workdir), wiring.load_task(settings)
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
         transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
         parameters = parameters_of(settings, task, layout)
-        problems = settings.trainer.evaluation_problems
-        rows = min(problems, settings.warm_up.probe_problems)
-        greedy = settings.greedy_sampling(task)
-        evaluator = Evaluator(session, trainer.model, task, greedy, problems, rows, layout)
+        evaluator = _evaluator(session, trainer, task, layout)
         replay = ReplayClient(addresses.replay)
         snapshots = workdir / CHECKPOINTS_DIR
 
@@ -71,20 +69,27 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             _await_replay(session, replay)
             # A server that is not ours may hold another run's groups.
             session.agree("reset", lambda: replay.reset(TABLE))
-            return BatchReader(session, replay, TABLE, schedule, idle)
+            return BatchReader(session, replay, table=TABLE, schedule=schedule, idle=idle)
 
         TrainerProgram(
-            session,
-            trainer,
-            settings.batching(task.row_tokens),
-            parameters,
-            WarmUp(session, trainer, evaluator, task, snapshots / WARM_UP_DIR, place.processes),
-            evaluator,
-            end,
-            reader,
-            snapshots,
-            place.processes,
-            shown_of(settings, task),
+            session=session,
+            trainer=trainer,
+            batching=wiring.batching(settings, task.row_tokens),
+            parameters=parameters,
+            warm_up=WarmUp(
+                session=session,
+                trainer=trainer,
+                evaluator=evaluator,
+                task=task,
+                snapshots=snapshots / WARM_UP_DIR,
+                processes=place.processes,
+            ),
+            evaluator=evaluator,
+            end=end,
+            reader=reader,
+            snapshots=snapshots,
+            processes=place.processes,
+            shown=shown_of(settings, task),
         ).run()
         replay.close()
         team.close()
@@ -94,12 +99,12 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
 def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     """The trainer actor of a run."""
     return Trainer(
-        model=settings.trainer_model(task),
+        model=wiring.trainer_model(settings, task),
         algorithm=settings.algorithm,
         optimizer=settings.optimizer,
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
-        end_ids=settings.sampling(task).stop_ids,
+        end_ids=wiring.sampling(settings, task).stop_ids,
         # Demonstrations are imitated as they are.
         temperature=1.0 if settings.algorithm.imitates else settings.rollout.temperature,
         steps=settings.trainer.steps,
@@ -113,6 +118,20 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
+def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Evaluator:
+    settings = session.settings
+    problems = settings.trainer.evaluation_problems
+    return Evaluator(
+        session=session,
+        model=trainer.model,
+        task=task,
+        sampling=wiring.greedy_sampling(settings, task),
+        problems=problems,
+        rows=min(problems, settings.warm_up.probe_problems),
+        layout=layout,
+    )
+
+
 def shown_of(settings: RunSettings, task: Task) -> Shown | None:
     """From a trainer step to what it imitates beside its rollouts; None for a run that does not."""
     rows, seed = settings.algorithm.expert_rows, settings.seed
@@ -122,20 +141,20 @@ def shown_of(settings: RunSettings, task: Task) -> Shown | None:
 
 def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
     """Runs one explorer, or one process of it."""
-    layout, team, task = place.layout, place.team, settings.load_task()
+    layout, team, task = place.layout, place.team, wiring.load_task(settings)
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
-            number,
-            settings.engine(task, layout),
-            task,
-            settings.sampling(task),
-            settings.trainer.group_size,
-            settings.groups_per_lease,
-            settings.seed,
-            settings.rollout.budget_tokens,
-            settings.algorithm.needs_baselines,
+            number=number,
+            engine=wiring.engine(settings, task, layout),
+            task=task,
+            sampling=wiring.sampling(settings, task),
+            group_size=settings.trainer.group_size,
+            groups=settings.groups_per_lease,
+            seed=settings.seed,
+            budget_tokens=settings.rollout.budget_tokens,
+            with_baselines=settings.algorithm.needs_baselines,
         )
         transfer = decided_transfer(session)
         parameters = parameters_of(settings, task, layout)
@@ -143,16 +162,16 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
         ExplorerProgram(
-            session,
-            number,
-            task,
-            explorer,
-            parameters.blank,
-            parameters.receiving(end.puller),
-            end.granted_secs,
-            site.kind,
-            replay,
-            TABLE,
+            session=session,
+            number=number,
+            task=task,
+            explorer=explorer,
+            blank=parameters.blank,
+            puller=parameters.receiving(end.puller),
+            granted_secs=end.granted_secs,
+            sync_kind=site.kind,
+            replay=replay,
+            table=TABLE,
         ).run()
         end.puller.close()
         replay.close()
@@ -178,8 +197,13 @@ def _site(
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
     """The parameters of a run's policy."""
-    path, seed, dtype = settings.model.path, settings.seed, settings.explorer_dtype
-    return Parameters(settings.model_config(task), path, seed, layout, dtype)
+    return Parameters(
+        model=wiring.model_config(settings, task),
+        path=settings.model.path,
+        seed=settings.seed,
+        layout=layout,
+        dtype=settings.explorer_dtype,
+    )
 
 
 def _await_master(session: Session) -> None:

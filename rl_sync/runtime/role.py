@@ -40,10 +40,10 @@ def main() -> int:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
     from rl_sync.processes import compilation_cache
     from rl_sync.processes.failures import log_failure
-    from rl_sync.settings.run import RunSettings
+    from rl_sync.settings.reading import read_settings
 
     config = json.loads((Path(arguments.workdir) / "config.json").read_text())
-    settings = RunSettings.from_config(config)
+    settings = read_settings(config)
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:
         _run(arguments, settings)

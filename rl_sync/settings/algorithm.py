@@ -14,9 +14,7 @@ from rl_sync.settings.sections import (
     ExplorerSettings,
     SyncSettings,
     TrainerSettings,
-    WarmUpSettings,
 )
-from rl_sync.tasks.task import Task
 
 _SCREENS = ("need_spread", "group_mean_low", "group_mean_high")
 _ATTEMPTS = 10
@@ -96,26 +94,4 @@ def require_no_explorers(algorithm: Algorithm, explorer: ExplorerSettings) -> No
         not explorer.count,
         f"explorer.count={explorer.count} explorers would have nothing to generate:"
         f" algorithm.name={algorithm.name} trains on demonstrations alone.",
-    )
-
-
-def require_demonstrations(task: Task, warm_up: WarmUpSettings, algorithm: Algorithm) -> None:
-    """Refuses a task without demonstrations where a setting wants some.
-
-    Raises:
-      ConfigError: says what to do.
-    """
-    if task.demonstrations:
-        return
-    wanted = {"warm_up.steps": warm_up.steps, "algorithm.expert_rows": algorithm.expert_rows}
-    for name, value in wanted.items():
-        rule = (
-            f"{name}={value}, but the task has no demonstrations to imitate: use {name}=0 to go"
-            " without."
-        )
-        require(not value, " ".join([rule, *task.notes]))
-    require(
-        not algorithm.imitates,
-        f"algorithm.name={algorithm.name} trains on demonstrations, but the task has none: name the"
-        " field that they are in, or another algorithm.",
     )

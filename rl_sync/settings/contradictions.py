@@ -1,9 +1,8 @@
-"""What settings must not say together: each rule, the values that break it, and the way out."""
+"""Rules between settings: each with the values that break it, and the way out."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from rl_sync.roles import process_name
 from rl_sync.schedule import MODES
@@ -13,26 +12,26 @@ from rl_sync.settings.algorithm import (
     require_shares,
 )
 from rl_sync.settings.records import require
+from rl_sync.settings.run import RunSettings
 from rl_sync.spelling import require_one_of
 from rl_sync.transfer import TRANSFERS
-
-if TYPE_CHECKING:
-    from rl_sync.settings.run import RunSettings
 
 
 def check(settings: RunSettings) -> None:
     """Checks a run's settings against each other.
 
     Raises:
-      ConfigError: names the rule, the value, and the way out.
+      ValueError: names the rule, the value, and the way out.
     """
     _check_synchronization(settings)  # First: the rest relies on a mode that there is.
     _check_run(settings)
     _check_explorers(settings)
     _check_algorithm(settings)
+    _check_microbatches(settings)
     _check_processes(settings)
     _check_hosts(settings)
     _check_meshes(settings)
+    settings.model.config(vocab_size=1, max_length=1)  # Refuses what makes no model.
 
 
 def _check_run(settings: RunSettings) -> None:
@@ -152,6 +151,18 @@ def _check_algorithm(settings: RunSettings) -> None:
         or settings.critic.warm_up_steps < settings.trainer.steps,
         f"critic.warm_up_steps={settings.critic.warm_up_steps} leaves the policy none of"
         f" trainer.steps={settings.trainer.steps} to learn in: use fewer.",
+    )
+
+
+def _check_microbatches(settings: RunSettings) -> None:
+    trainer, rows = settings.trainer, settings.trainer.microbatch_rows
+    most = trainer.groups_per_step * trainer.group_size // settings.optimizer.updates_per_batch
+    packed = trainer.batching == "packed"
+    require(
+        rows <= most and (not rows or packed or most % rows == 0),
+        f"trainer.microbatch_rows={rows} must be {'at most' if packed else 'a divisor of'} {most},"
+        " the trajectories of an optimizer update (trainer.groups_per_step · trainer.group_size /"
+        " optimizer.updates_per_batch); 0 for no microbatches.",
     )
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast, get_args
+from typing import get_args
 
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import Layout
-from rl_sync.rollout.engine import CachePolicy, Engine
-from rl_sync.rollout.sampling import Sampling
-from rl_sync.rollout.sequence import Decode
+from rl_sync.rollout.engine import CachePolicy
 from rl_sync.setting import check, setting
-from rl_sync.settings.records import ConfigError, require
+from rl_sync.settings.records import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,42 +86,15 @@ class RolloutSettings:
     def __post_init__(self) -> None:
         check(self, "rollout")
         require(
-            all(part.isdecimal() and int(part) < 2**31 for part in self._stop_ids),
+            all(part.isdecimal() and int(part) < 2**31 for part in self._stop_parts),
             f"rollout.stop_ids={self.stop_ids!r} must be token ids separated by commas.",
         )
 
     @property
-    def _stop_ids(self) -> list[str]:
+    def more_stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end a completion besides the tokenizer's."""
+        return tuple(map(int, self._stop_parts))
+
+    @property
+    def _stop_parts(self) -> list[str]:
         return [part.strip() for part in self.stop_ids.split(",") if part.strip()]
-
-    def sampling(self, max_new_tokens: int, eos_ids: tuple[int, ...]) -> Sampling:
-        """How completions of a task are drawn.
-
-        Raises:
-          ConfigError: a value outside its range.
-        """
-        try:
-            return Sampling(
-                max_new_tokens=max_new_tokens,
-                stop_ids=(*eos_ids, *map(int, self._stop_ids)),
-                stop_strings=tuple(part for part in self.stop_strings.split("|") if part),
-                min_new_tokens=self.min_new_tokens,
-                repetition_penalty=self.repetition_penalty,
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-            )
-        except ValueError as error:
-            raise ConfigError(f"rollout.{error}") from error
-
-    def engine(self, model: ModelConfig, slots: int, decode: Decode, layout: Layout) -> Engine:
-        """What an explorer generates with."""
-        return Engine(
-            model,
-            slots,
-            chunk_tokens=self.chunk_tokens,
-            cache=cast(CachePolicy, self.cache),
-            decode=decode,
-            layout=layout,
-        )

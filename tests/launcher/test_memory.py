@@ -19,6 +19,8 @@ from launcher.resident import (
 
 from rl_sync.models import memory
 from rl_sync.rollout import slots as core
+from rl_sync.runtime import wiring
+from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from tests.launcher.command import launcher
 from tests.runs import tiny
@@ -45,13 +47,13 @@ def settings_with(**fields: object) -> RunSettings:
         for part in sections:
             section = section[part]
         section[field] = value
-    return RunSettings.from_config(config)
+    return read_settings(config)
 
 
 def described(**fields: object) -> dict[str, dict[str, str]]:
     """For each role, each part's size as it is printed."""
     settings = settings_with(**fields)
-    return parts_of(describe_memory(settings, settings.load_task()))
+    return parts_of(describe_memory(settings, wiring.load_task(settings)))
 
 
 def parts_of(text: str) -> dict[str, dict[str, str]]:
@@ -168,7 +170,7 @@ def test_rematerialization_and_microbatches_save_activations_and_nothing_else():
 def resident(role: str, **fields: object) -> float:
     """Bytes that a role's process is said to hold on CPUs."""
     settings = settings_with(**fields)
-    _, _, lines = describe_memory(settings, settings.load_task()).partition(f"\n  {role} ")
+    _, _, lines = describe_memory(settings, wiring.load_task(settings)).partition(f"\n  {role} ")
     return size(re.findall(r"about (\d[\d.]* [kMG]B) resident", lines)[0])
 
 
@@ -194,13 +196,13 @@ def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
 )
 def test_versions_that_travel_take_what_their_transfer_does(mode, transfer, versions):
     settings = settings_with(sync__mode=mode, sync__transfer=transfer)
-    process = trainer(settings, settings.load_task(), rows=1, state=0, step=0)
+    process = trainer(settings, wiring.load_task(settings), rows=1, state=0, step=0)
     assert process.weights == versions * PARAMETERS
 
 
 def test_a_snapshot_may_take_more_than_a_step():
     settings = settings_with(sync__mode="asynchronous", sync__transfer="server")
-    task = settings.load_task()
+    task = wiring.load_task(settings)
     stepping = trainer(settings, task, rows=1, state=PARAMETERS, step=5 * PARAMETERS)
     saving = trainer(settings, task, rows=1, state=4 * PARAMETERS, step=2 * PARAMETERS)
     assert stepping.weights + stepping.work == 6 * PARAMETERS
@@ -209,8 +211,8 @@ def test_a_snapshot_may_take_more_than_a_step():
 
 def test_sampling_takes_as_much_as_the_compiled_program_does():
     settings = settings_with(**BIG, rollout__slots=64)
-    task = settings.load_task()
-    model = dataclasses.replace(settings.explorer_model(task), vocab_size=20_000)
+    task = wiring.load_task(settings)
+    model = dataclasses.replace(wiring.explorer_model(settings, task), vocab_size=20_000)
     slots = jax.eval_shape(lambda: core.empty_slots(model, 64, model.max_length, 4))
     compiled = core.decode_chunk.lower(
         model,

@@ -17,7 +17,7 @@ from rl_sync.processes.calls import AskSilences, AskStatus, Close, Happened
 from rl_sync.processes.ports import free_ports
 from rl_sync.processes.results import Balance, Result, Summary
 from rl_sync.processes.rpc import Desk, RpcClient, RpcServer
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
 from tests.runs import tiny
 
 HOST = "127.0.0.1"
@@ -33,7 +33,7 @@ def ending_with(summary: Summary) -> Desk:
 @pytest.fixture
 def ending(tmp_path):
     """A run whose roles have ended, but for the master, which is at a port."""
-    settings = RunSettings.from_config({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
+    settings = read_settings({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
     run = LocalRun(settings)
     (port,) = free_ports(HOST, 1)
     with contextlib.closing(RpcClient(f"{HOST}:{port}", "master")) as run._master:
@@ -125,7 +125,7 @@ def test_who_was_killed_is_named_even_if_those_it_brought_down_were_seen_before(
 
 def test_the_way_to_go_on_can_be_pasted_whatever_the_directory_is_called(tmp_path):
     odd = str(tmp_path / "it's a place")
-    settings = RunSettings.from_config({**tiny.get_config().to_dict(), "workdir": odd})
+    settings = read_settings({**tiny.get_config().to_dict(), "workdir": odd})
     told = stopping.how_to_go_on(settings).partition("the same command with ")[2]
     assert shlex.split(told)[0] == f"--config.workdir={odd}"
 

@@ -11,7 +11,7 @@ from launcher import stopping
 
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.movement import Movement
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
 from tests.runs import tiny
 
 
@@ -112,7 +112,7 @@ def test_what_the_trainer_is_at_is_said():
 
 @pytest.fixture
 def settings(tmp_path):
-    return RunSettings.from_config({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
+    return read_settings({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
 
 
 def snapshot(settings, name):

@@ -12,7 +12,9 @@ from launcher import workdir as work
 
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.jsonlines import read_json_lines
-from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.runtime import wiring
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError
 from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 from tests.runs import tiny
 
@@ -31,8 +33,8 @@ def config_of(workdir, fields):
 def prepare(workdir, **fields):
     """Readies the directory for a run with fields such as sync__mode."""
     named = {name.replace("__", "."): value for name, value in fields.items()}
-    settings = RunSettings.from_config(config_of(workdir, named))
-    return work.prepare(workdir, settings, settings.load_task())
+    settings = read_settings(config_of(workdir, named))
+    return work.prepare(workdir, settings, wiring.load_task(settings))
 
 
 @pytest.fixture
@@ -43,8 +45,8 @@ def began(tmp_path):
 
     def begin(step=STEP, warm_up=None, **fields):
         assert prepare(directory, **fields) is None
-        settings = RunSettings.from_config(json.loads((directory / "config.json").read_text()))
-        model = settings.trainer_model(settings.load_task())
+        settings = read_settings(json.loads((directory / "config.json").read_text()))
+        model = wiring.trainer_model(settings, wiring.load_task(settings))
         shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         state = {"step": jnp.int32(0), "params": params}

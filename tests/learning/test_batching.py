@@ -121,20 +121,6 @@ def test_the_largest_batch_is_that_of_the_longest_trajectories(kind):
     assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), batch)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "ragged"}, r"batching='ragged' is not one of padded, bucketed, packed"),
-        ({"microbatch_rows": 3}, r"microbatch_rows=3 must be a divisor of 4, the trajectories"),
-        ({"kind": "packed", "microbatch_rows": 5}, r"microbatch_rows=5 must be at most 4"),
-        ({"microbatch_rows": -1}, r"microbatch_rows=-1"),
-    ],
-)
-def test_a_layout_that_cannot_be_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(Batching("padded", 8, T, 2, 0), **change)
-
-
 def test_baselines_stand_beside_rewards_where_groups_have_them():
     groups = [
         dataclasses.replace(_group([3, 5]), baselines=np.full(2, value, np.float32))

@@ -3,7 +3,7 @@
 import pytest
 
 from rl_sync.processes.devices import role_environment
-from rl_sync.settings.run import ConfigError
+from rl_sync.settings.records import ConfigError
 from tests.settings.test_run import settings_with
 
 MESHES = {"trainer__mesh__fsdp": 4, "explorer__mesh__tensor": 2}

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rl_sync.processes import hosts
-from rl_sync.settings.run import ConfigError
+from rl_sync.settings.records import ConfigError
 
 
 def test_this_machine_and_its_addresses_are_known():

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from rl_sync.observe.spans import Span, SpanKind, read_spans
+from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import parameters_of, trainer_of
+from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import read_consumed, read_ledger
 from rl_sync.storage.snapshots import latest_snapshot, load_snapshot
@@ -101,7 +103,7 @@ class RunRecord:
 
     @property
     def settings(self) -> RunSettings:
-        return RunSettings.from_config(json.loads((self.workdir / "config.json").read_text()))
+        return read_settings(json.loads((self.workdir / "config.json").read_text()))
 
     @property
     def consumed(self) -> list[dict[str, Any]]:
@@ -161,7 +163,7 @@ def assert_same_bits(one, other):
 
 def parameters(run) -> list[np.ndarray]:
     """The parameters in the last snapshot, as the files hold them."""
-    settings, task = run.settings, run.settings.load_task()
+    settings, task = run.settings, wiring.load_task(run.settings)
     like = trainer_of(settings, task, layout()).like()
     kept = parameters_of(settings, task, layout()).kept(like.params)
     directory = run.workdir / "checkpoints"

@@ -8,6 +8,7 @@ import collections
 import pytest
 
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.runtime import wiring
 from rl_sync.tasks.order import prompt_at
 from tests.runs.conftest import RunRecord
 
@@ -53,7 +54,7 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
     assert set(run.leases("out of attempts")) <= set(run.leases("buffered"))
     tried = collections.Counter(replacements(run).values())
     assert set(tried) == {0, 1, 2}
-    order, problems = replacements(run), len(settings.load_task().train)
+    order, problems = replacements(run), len(wiring.load_task(settings).train)
     for step in run.consumed:
         for group in step["groups"]:
             place = group["ordinal"], problems, settings.seed, order[group["lease_id"]]

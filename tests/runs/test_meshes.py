@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.storage.snapshots import load_snapshot
 from tests.models.meshes import layout
@@ -31,7 +32,7 @@ def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(run
     assert [step["step"] for step in steps] == list(range(1, 7))
     used = set(itertools.chain.from_iterable(run.versions(step) for step in steps))
     assert max(used) > 0, "no version was ever pulled"
-    task, states = run.settings.load_task(), []
+    task, states = wiring.load_task(run.settings), []
     for on in (layout(fsdp=2), layout(data=2, tensor=2)):
         like = trainer_of(run.settings, task, on).like()
         step, state, _ = load_snapshot(run.workdir / "checkpoints", None, like)

@@ -19,6 +19,7 @@ from rl_sync.processes.rpc import RpcClient
 from rl_sync.processes.secret import secret_of
 from rl_sync.replay.process import start_server
 from rl_sync.runtime.buffer import replay_tables
+from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import CONSUMED_FILE, read_consumed, read_ledger
 from tests.runs import tiny
@@ -35,7 +36,7 @@ def settings(tmp_path) -> RunSettings:
     config.trainer.steps = 100_000
     config.master.lease_secs = 2.0
     config.replay.backend = "embedded"
-    settings = RunSettings.from_config(config.to_dict())
+    settings = read_settings(config.to_dict())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / work.CONFIG_FILE).write_text(json.dumps(settings.resolved()))
     return settings

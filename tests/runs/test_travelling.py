@@ -7,6 +7,7 @@ import numpy as np
 from rl_sync.models import lora
 from rl_sync.models.heads import HEAD
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import parameters_of, trainer_of
 from rl_sync.storage.snapshots import load_snapshot
 from rl_sync.weights.checkpoint import CheckpointPuller
@@ -21,7 +22,7 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
     assert_same_bits(one, other)
     settings = other.settings
-    travelling = parameters_of(settings, settings.load_task(), layout()).travelling_like()
+    travelling = parameters_of(settings, wiring.load_task(settings), layout()).travelling_like()
     assert travelling == lora.split(travelling)[0]
     # It refuses versions that hold anything else.
     puller = CheckpointPuller(settings.weights_directory(other.workdir), travelling)
@@ -41,7 +42,7 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
         "--config.trainer.offload_reference=True",
         "--config.trainer.offload_optimizer=True",
     )
-    settings, task = run.settings, run.settings.load_task()
+    settings, task = run.settings, wiring.load_task(run.settings)
     travelling = parameters_of(settings, task, layout()).travelling_like()
     # It refuses versions that hold anything else.
     puller = CheckpointPuller(settings.weights_directory(run.workdir), travelling)

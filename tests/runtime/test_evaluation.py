@@ -10,8 +10,8 @@ import pytest
 
 from configs import gsm8k
 from rl_sync.rollout.request import Completion
-from rl_sync.runtime import evaluation
-from rl_sync.settings.run import RunSettings
+from rl_sync.runtime import evaluation, wiring
+from rl_sync.settings.reading import read_settings
 from tests.settings.test_run import config_with
 
 
@@ -28,21 +28,21 @@ def settings(tmp_path_factory):
         "rollout__stop_strings": ".|!",
         "rollout__temperature": 0.7,
     }
-    return RunSettings.from_config(config_with(gsm8k.get_config(), **fields))
+    return read_settings(config_with(gsm8k.get_config(), **fields))
 
 
 @pytest.fixture(scope="module")
 def task(settings):
-    return settings.load_task()
+    return wiring.load_task(settings)
 
 
 def test_every_end_of_the_tokenizer_and_every_one_of_the_users_ends_a_completion(settings, task):
-    for sampling in (settings.sampling(task), settings.greedy_sampling(task)):
+    for sampling in (wiring.sampling(settings, task), wiring.greedy_sampling(settings, task)):
         assert set(sampling.stop_ids) == {2, 7, 9, 11}
         assert sampling.stop_strings == (".", "!")
         assert sampling.max_new_tokens == task.max_completion_tokens
-    assert not settings.sampling(task).greedy
-    assert settings.greedy_sampling(task).greedy
+    assert not wiring.sampling(settings, task).greedy
+    assert wiring.greedy_sampling(settings, task).greedy
 
 
 def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
@@ -72,7 +72,7 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
     monkeypatch.setattr(evaluation, "Engine", Scripted)
     span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
     session = types.SimpleNamespace(spans=span, call=judge)
-    sampling = settings.greedy_sampling(task)
+    sampling = wiring.greedy_sampling(settings, task)
     evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
     assert evaluator.accuracy("params") == {"accuracy": 0.5, "problems": 2}
     assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
@@ -86,7 +86,7 @@ def test_problems_that_are_trained_on_too_are_also_counted_apart(settings, task,
     task = dataclasses.replace(task, held_out=[*task.held_out, seen])
     span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
     session = types.SimpleNamespace(spans=span)
-    sampling = settings.greedy_sampling(task)
+    sampling = wiring.greedy_sampling(settings, task)
     evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
     monkeypatch.setattr(evaluation.Evaluator, "_rewards", lambda *_: [1.0, 0.5, 1.0])
     assert evaluator.accuracy("params") == {

@@ -12,9 +12,11 @@ from safetensors.numpy import load_file
 
 from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
+from rl_sync.runtime import wiring
 from rl_sync.runtime.export import export
 from rl_sync.runtime.programs import parameters_of
-from rl_sync.settings.run import ConfigError, RunSettings
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError
 from rl_sync.storage.snapshots import save_snapshot
 from rl_sync.tasks import pretrained
 from tests.models import tiny as tiny_model
@@ -37,11 +39,11 @@ def run_in(
     config["model"] |= model
     config["task"] |= task or {}
     config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
-    settings = RunSettings.from_config(config)
+    settings = read_settings(config)
     workdir.mkdir()
     (workdir / "config.json").write_text(json.dumps(settings.resolved()))
-    task = settings.load_task()
-    model_config = settings.model_config(task)
+    task = wiring.load_task(settings)
+    model_config = wiring.model_config(settings, task)
     parameters = parameters_of(settings, task, layout())
     for step in (1, 2):
         params = tiny_model.params(model_config, seed=step)
@@ -60,7 +62,7 @@ def test_a_run_from_scratch_becomes_a_checkpoint_with_its_own_tokenizer(tmp_path
     assert config == dataclasses.replace(model, max_length=2048)
     _, again = golden.load(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, again, params)
-    tokenizer = settings.load_task().tokenizer
+    tokenizer = wiring.load_task(settings).tokenizer
     stored = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
     assert stored["model"]["vocab"]["7"] == tokenizer.encode("7")[0]
     values = json.loads((tmp_path / "out" / "generation_config.json").read_text())
@@ -77,7 +79,7 @@ def test_a_run_from_a_checkpoint_keeps_its_config_and_dtype(tmp_path):
     settings, _, params = run_in(tmp_path / "run", path=str(CHECKPOINT))
     export(tmp_path / "run", tmp_path / "out", "bfloat16")
     assert load_config(tmp_path / "out") == load_config(CHECKPOINT)
-    assert load_config(CHECKPOINT).max_length > settings.load_task().row_tokens
+    assert load_config(CHECKPOINT).max_length > wiring.load_task(settings).row_tokens
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (values["model_type"], values["dtype"]) == ("qwen2", "bfloat16")
     norm = load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"]
@@ -119,7 +121,7 @@ def test_the_tokenizer_of_a_run_is_exported_with_the_ids_that_end_a_completion(p
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "out" / name).read_text() == (tokenizer / name).read_text()
     stored = pretrained.load(str(tmp_path / "out"), "auto", None)
-    used = settings.load_task().tokenizer
+    used = wiring.load_task(settings).tokenizer
     assert (stored.eos_ids, stored.pad_id) == (used.eos_ids, used.pad_id)
     values, generation = (
         json.loads((tmp_path / "out" / name).read_text())

@@ -42,7 +42,7 @@ from rl_sync.processes.messages import decode, encode
 from rl_sync.processes.results import LogprobGap, Result, Skipped, Summary
 from rl_sync.processes.rpc import Call
 from rl_sync.runtime.master import MasterProgram
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import read_ledger
 from tests.observe.full_disk import files_of_at_most
 
@@ -55,7 +55,7 @@ def master(tmp_path):
     config.task.arithmetic.held_out_problems = 8
     config.master.reward_workers = 0
     config.trainer.steps = 10
-    settings = RunSettings.from_config({**config.to_dict(), "workdir": str(tmp_path)})
+    settings = read_settings({**config.to_dict(), "workdir": str(tmp_path)})
     program = MasterProgram(settings)
     program.answer(Begin(Position(step=0, next_ordinal=0, again=(), next_lease=0)))
     yield program.answer

@@ -1,20 +1,28 @@
-"""What a run's settings make of the trainer."""
+"""A run's settings make its task, its models and its trainer."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from configs import gsm8k, jsonl
+from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError
 from tests.models.meshes import layout
 from tests.runs import tiny
+from tests.settings.changed import config_with, settings_with
+
+CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "models"
 
 
 def _trainer(**fields):
-    config = {**tiny.get_config().to_dict(), "workdir": "none"}
-    for name, value in fields.items():
-        section, field = name.split("__")
-        config[section][field] = value
-    settings = RunSettings.from_config(config)
-    return settings, trainer_of(settings, settings.load_task(), layout())
+    settings = read_settings(config_with(tiny.get_config(), **fields))
+    return settings, trainer_of(settings, wiring.load_task(settings), layout())
 
 
 def test_the_trainer_has_a_critic_where_its_algorithm_needs_values_and_offloads_as_it_is_told():
@@ -24,3 +32,97 @@ def test_the_trainer_has_a_critic_where_its_algorithm_needs_values_and_offloads_
     _, trainer = _trainer(trainer__offload_reference=True)
     assert trainer.critic is None
     assert (trainer.offload_reference, trainer.offload_optimizer) == (True, False)
+
+
+def test_the_users_own_file_without_a_path_is_refused():
+    settings = read_settings(config_with(jsonl.get_config()))
+    with pytest.raises(ConfigError, match=r"task.jsonl.path is not set"):
+        wiring.load_task(settings)
+
+
+def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"write f{i}", "test": f"assert f{i}()"} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fields = {
+        "task__name": "dataset",
+        "task__dataset__format": "code",
+        "task__dataset__path": str(path),
+        "task__max_completion_tokens": 32,
+    }
+    with pytest.raises(
+        ConfigError,
+        match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
+    ):
+        wiring.load_task(settings_with(**fields))
+    experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
+    with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
+        wiring.load_task(settings_with(**fields, **experts, warm_up__steps=0))
+    with pytest.raises(ConfigError, match=r"name=sft trains on demonstrations, but the task has"):
+        wiring.load_task(settings_with(**fields, algorithm__name="sft", warm_up__steps=0))
+    task = wiring.load_task(settings_with(warm_up__steps=0, **fields))
+    assert (len(task.train), len(task.demonstrations)) == (18, 0)
+
+
+def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
+    path = tmp_path / "train.jsonl"
+    rows = [{"question": f"3 x {i}?", "answer": f"So:\n#### {3 * i}"} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fields = {"task__dataset__path": str(path), "tokenizer__path": "tests/data/tokenizer"}
+    task = wiring.load_task(read_settings(config_with(gsm8k.get_config(), **fields)))
+    asked = task.train[0]
+    assert asked.text == "3 x 0?\n\nAnswer with the number alone."
+    assert asked.answer == "0"
+    tokens, lengths = task.encode_prompts([asked.text])
+    assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")
+
+
+def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
+    path = str(CHECKPOINTS / "qwen2")
+    settings = settings_with(model__path=path, model__embed_dim=7, model__dtype="bfloat16")
+    task = wiring.load_task(settings)
+    model = wiring.model_config(settings, task)
+    assert (model.vocab_size, model.embed_dim, model.qkv_bias) == (96, 32, True)
+    assert (model.max_length, model.dtype) == (task.row_tokens, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"vocab_size": 5}, ["tokens, but the model", "knows 5"]),
+        ({"max_position_embeddings": 4}, ["at most 4 (max_position_embeddings)", "shorten"]),
+        ({"rope_scaling": {"type": "yarn"}}, ["config.model.path=", "rope_type='yarn'"]),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(changes, parts, tmp_path):
+    values = json.loads((CHECKPOINTS / "qwen2" / "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(CHECKPOINTS / "qwen2" / name, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
+    with pytest.raises(ConfigError) as refused:
+        wiring.load_task(settings_with(model__path=str(tmp_path)))
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def test_completions_cannot_have_to_be_longer_than_the_task_s():
+    settings = settings_with(rollout__min_new_tokens=1000)
+    with pytest.raises(ConfigError, match="min_new_tokens=1000 must be from 0 to max_new_tokens="):
+        wiring.load_task(settings)
+
+
+def test_the_roles_compute_in_dtypes_of_their_own():
+    settings = settings_with(trainer__compute_dtype="bfloat16", explorer__dtype="float16")
+    task = wiring.load_task(settings)
+    assert wiring.model_config(settings, task).dtype == "float32"
+    assert wiring.trainer_model(settings, task).dtype == "bfloat16"
+    assert wiring.explorer_model(settings, task).dtype == "float16"
+
+
+def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into():
+    mode = {"sync__mode": "asynchronous", "trainer__batching": "packed"}
+    assert wiring.batching(settings_with(**mode), 10).microbatch_rows == 0
+    on_mesh = settings_with(**mode, trainer__mesh__data=2, trainer__mesh__fsdp=2)
+    assert wiring.batching(on_mesh, 10).microbatch_rows == 4
+    in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
+    assert wiring.batching(in_parts, 10).microbatch_rows == 16

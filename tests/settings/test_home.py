@@ -2,7 +2,7 @@
 
 from configs import arithmetic
 from rl_sync.settings.home import expand
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
 
 
 def test_every_path_is_written_out_and_nothing_else(monkeypatch):
@@ -35,7 +35,7 @@ def test_settings_have_paths_written_out(monkeypatch):
     config = arithmetic.get_config()
     config.workdir, config.sync.directory = "~/run", "~/weights"
     config.sync.transfer = "checkpoint"
-    settings = RunSettings.from_config(config.to_dict())
+    settings = read_settings(config.to_dict())
     assert (settings.workdir, settings.sync.directory) == ("/home/ada/run", "/home/ada/weights")
 
 

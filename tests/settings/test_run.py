@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs import base, gsm8k, jsonl
+from configs import base
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
+from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import replay_tables
-from rl_sync.settings.run import ConfigError, RunSettings
-
-
-def config_with(config: Any, **fields: Any) -> dict[str, Any]:
-    """The config with some fields set; `sync__mode` stands for sync.mode."""
-    for name, value in fields.items():
-        *sections, field = name.split("__")
-        section = config
-        for part in sections:
-            section = section[part]
-        section[field] = value
-    return {**config.to_dict(), "workdir": "somewhere"}
-
-
-def settings_with(**fields: Any) -> RunSettings:
-    return RunSettings.from_config(config_with(base.get_config(), **fields))
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError
+from tests.settings.changed import config_with, settings_with
 
 
 @pytest.mark.parametrize(
@@ -99,6 +85,11 @@ def settings_with(**fields: Any) -> RunSettings:
         ({"optimizer__schedule": "step"}, ["optimizer.schedule='step'", "cosine"]),
         ({"trainer__batching": "ragged"}, ["trainer.batching='ragged'", "packed"]),
         ({"trainer__microbatch_rows": 3}, ["trainer.microbatch_rows=3", "a divisor of 128"]),
+        ({"trainer__microbatch_rows": -1}, ["trainer.microbatch_rows=-1", "0 for all"]),
+        (
+            {"trainer__batching": "packed", "trainer__microbatch_rows": 129},
+            ["trainer.microbatch_rows=129 must be at most 128"],
+        ),
         ({"trainer__processes": 0}, ["trainer.processes", "at least 1", "0"]),
         (
             {"explorer__mesh__tensor": 3, "explorer__processes": 2},
@@ -186,13 +177,13 @@ def test_unknown_missing_and_mistyped_settings_are_named():
     with pytest.raises(
         ConfigError, match=r"config.trainer.stepz.*did you mean config.trainer.steps"
     ):
-        RunSettings.from_config({**config, "trainer": {**config["trainer"], "stepz": 3}})
+        read_settings({**config, "trainer": {**config["trainer"], "stepz": 3}})
     with pytest.raises(ConfigError, match="config lacks seed"):
-        RunSettings.from_config({name: v for name, v in config.items() if name != "seed"})
+        read_settings({name: v for name, v in config.items() if name != "seed"})
     with pytest.raises(ConfigError, match=r"config.seed='0' must be int, not str"):
-        RunSettings.from_config({**config, "seed": "0"})
+        read_settings({**config, "seed": "0"})
     with pytest.raises(ConfigError, match=r"config.model must be a section"):
-        RunSettings.from_config({**config, "model": 3})
+        read_settings({**config, "model": 3})
 
 
 @pytest.mark.parametrize("transfer", ["checkpoint", "server"])
@@ -237,7 +228,7 @@ def test_a_resolved_config_says_everything_and_makes_the_same_run(fields):
     assert unsaid == ["directory"]  # The work directory, which runs differ in.
     assert None not in resolved["explorer"].values()
     assert None not in resolved["algorithm"].values()
-    again = RunSettings.from_config(resolved)
+    again = read_settings(resolved)
     assert again.schedule == settings.schedule
     assert again.resolved() == resolved
 
@@ -306,81 +297,7 @@ def test_numbers_that_are_not_finite_are_refused_in_every_setting():
     config = config_with(base.get_config())
     config["optimizer"]["learning_rate"] = 10**400
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=inf must be"):
-        RunSettings.from_config(config)
-
-
-def test_the_users_own_file_without_a_path_is_refused():
-    settings = RunSettings.from_config(config_with(jsonl.get_config()))
-    with pytest.raises(ConfigError, match=r"task.jsonl.path is not set"):
-        settings.load_task()
-
-
-def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"write f{i}", "test": f"assert f{i}()"} for i in range(20)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    fields = {
-        "task__name": "dataset",
-        "task__dataset__format": "code",
-        "task__dataset__path": str(path),
-        "task__max_completion_tokens": 32,
-    }
-    with pytest.raises(
-        ConfigError,
-        match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
-    ):
-        settings_with(**fields).load_task()
-    experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
-    with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
-        settings_with(**fields, **experts, warm_up__steps=0).load_task()
-    with pytest.raises(ConfigError, match=r"name=sft trains on demonstrations, but the task has"):
-        settings_with(**fields, algorithm__name="sft", warm_up__steps=0).load_task()
-    task = settings_with(warm_up__steps=0, **fields).load_task()
-    assert (len(task.train), len(task.demonstrations)) == (18, 0)
-
-
-def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
-    path = tmp_path / "train.jsonl"
-    rows = [{"question": f"3 x {i}?", "answer": f"So:\n#### {3 * i}"} for i in range(20)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    fields = {"task__dataset__path": str(path), "tokenizer__path": "tests/data/tokenizer"}
-    task = RunSettings.from_config(config_with(gsm8k.get_config(), **fields)).load_task()
-    asked = task.train[0]
-    assert asked.text == "3 x 0?\n\nAnswer with the number alone."
-    assert asked.answer == "0"
-    tokens, lengths = task.encode_prompts([asked.text])
-    assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")
-
-
-CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "models"
-
-
-def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
-    path = str(CHECKPOINTS / "qwen2")
-    settings = settings_with(model__path=path, model__embed_dim=7, model__dtype="bfloat16")
-    task = settings.load_task()
-    model = settings.model_config(task)
-    assert (model.vocab_size, model.embed_dim, model.qkv_bias) == (96, 32, True)
-    assert (model.max_length, model.dtype) == (task.row_tokens, "bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"vocab_size": 5}, ["tokens, but the model", "knows 5"]),
-        ({"max_position_embeddings": 4}, ["at most 4 (max_position_embeddings)", "shorten"]),
-        ({"rope_scaling": {"type": "yarn"}}, ["config.model.path=", "rope_type='yarn'"]),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_is_refused(changes, parts, tmp_path):
-    values = json.loads((CHECKPOINTS / "qwen2" / "config.json").read_text())
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(CHECKPOINTS / "qwen2" / name, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
-    with pytest.raises(ConfigError) as refused:
-        settings_with(model__path=str(tmp_path)).load_task()
-    for part in parts:
-        assert part in str(refused.value)
+        read_settings(config)
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_at_once():
@@ -388,41 +305,18 @@ def test_a_checkpoint_that_is_not_there_is_refused_at_once():
         settings_with(model__path="no/such/model")
 
 
-def test_completions_cannot_have_to_be_longer_than_the_task_s():
-    settings = settings_with(rollout__min_new_tokens=1000)
-    with pytest.raises(ConfigError, match="min_new_tokens=1000 must be from 0 to max_new_tokens="):
-        settings.load_task()
-
-
-def test_the_roles_compute_in_dtypes_of_their_own():
-    settings = settings_with(trainer__compute_dtype="bfloat16", explorer__dtype="float16")
-    task = settings.load_task()
-    assert settings.model_config(task).dtype == "float32"
-    assert settings.trainer_model(task).dtype == "bfloat16"
-    assert settings.explorer_model(task).dtype == "float16"
-
-
-def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into():
-    mode = {"sync__mode": "asynchronous", "trainer__batching": "packed"}
-    assert settings_with(**mode).batching(10).microbatch_rows == 0
-    on_mesh = settings_with(**mode, trainer__mesh__data=2, trainer__mesh__fsdp=2)
-    assert on_mesh.batching(10).microbatch_rows == 4
-    in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
-    assert in_parts.batching(10).microbatch_rows == 16
-
-
 def test_the_shape_of_batches_decides_how_much_is_generated():
     usual = settings_with(algorithm__name="dr_grpo", sync__mode="asynchronous")
     assert (usual.groups_generated, usual.groups_per_lease, usual.slots) == (64, 64, 512)
     more = settings_with(algorithm__over_sampling=1.26, sync__mode="asynchronous")
     assert (more.groups_generated, more.groups_per_lease, more.slots) == (81, 81, 648)
-    assert more.master_settings().groups_per_step == 81
+    assert wiring.master_settings(more).groups_per_step == 81
     assert replay_tables(more)[0].max_size == (more.schedule.batches_ahead + 1) * 81
     remax = settings_with(algorithm__name="remax", sync__mode="synchronous")
     assert remax.slots == 64 * 9
-    assert remax.batching(row_tokens=8).with_baselines
+    assert wiring.batching(remax, row_tokens=8).with_baselines
     dapo = settings_with(algorithm__name="dapo", algorithm__group_mean_high=0.9)
-    assert dapo.master_settings().screening == Screening(True, -UNBOUNDED, 0.9, 10)
+    assert wiring.master_settings(dapo).screening == Screening(True, -UNBOUNDED, 0.9, 10)
 
 
 def test_one_completion_a_prompt_will_do_where_none_are_compared():

@@ -20,7 +20,7 @@ from rl_sync.processes.calls import (
     Trained,
 )
 from rl_sync.runtime.master import MasterProgram
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import LOST, ConsumptionRecord, read_consumed, read_ledger
 from rl_sync.types import Group
 
@@ -33,7 +33,7 @@ def attempt(tmp_path):
     config.trainer.groups_per_step, config.trainer.steps = 2, 10
     config.optimizer.updates_per_batch = 1
     config.task.arithmetic.greatest_operand, config.task.arithmetic.held_out_problems = 19, 8
-    settings = RunSettings.from_config({**config.to_dict(), "workdir": str(tmp_path)})
+    settings = read_settings({**config.to_dict(), "workdir": str(tmp_path)})
     masters = []
 
     def start(position, **resumed):

@@ -8,10 +8,11 @@ from tests.tasks.loading import dataset, write_lines
 _LOAD = """
 import sys
 from configs import {name} as module
-from rl_sync.settings.run import RunSettings
+from rl_sync.runtime import wiring
+from rl_sync.settings.reading import read_settings
 config = module.get_config()
 config.task.jsonl.path = {path!r}
-RunSettings.from_config(config.to_dict() | {{"workdir": "x"}}).load_task()
+wiring.load_task(read_settings(config.to_dict() | {{"workdir": "x"}}))
 print([name for name in ("transformers", "tokenizers", "datasets", "pyarrow", "torch")
        if name in sys.modules])
 """

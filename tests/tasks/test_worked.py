@@ -6,7 +6,8 @@ import pytest
 
 from configs import long_tail
 from rl_sync.rewards.router import RewardRequest, RewardRouter
-from rl_sync.settings.run import RunSettings
+from rl_sync.runtime import wiring
+from rl_sync.settings.reading import read_settings
 from rl_sync.tasks.tokenizer import completion_tokens
 from rl_sync.tasks.worked import WorkedConfig, answer, load, text, tired_working, working
 from tests.tasks import loading
@@ -130,8 +131,8 @@ def _count(prompt):
 def test_the_shipped_config_has_room_for_every_right_working(mode):
     config = long_tail.get_config()
     config.workdir, config.sync.mode = "none", mode
-    settings = RunSettings.from_config(config.to_dict())
-    task, most = settings.load_task(), settings.task.worked.most_additions
+    settings = read_settings(config.to_dict())
+    task, most = wiring.load_task(settings), settings.task.worked.most_additions
     longest = working(9, most, 99, done=most)
     assert completion_tokens(task.tokenizer, longest) <= task.max_completion_tokens
     assert task.reward == "final_answer"

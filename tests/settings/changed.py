@@ -1,0 +1,24 @@
+"""Configs and settings with some fields changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs import base
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.run import RunSettings
+
+
+def config_with(config: Any, **fields: Any) -> dict[str, Any]:
+    """The config with some fields set; `sync__mode` stands for sync.mode."""
+    for name, value in fields.items():
+        *sections, field = name.split("__")
+        section = config
+        for part in sections:
+            section = section[part]
+        section[field] = value
+    return {**config.to_dict(), "workdir": "somewhere"}
+
+
+def settings_with(**fields: Any) -> RunSettings:
+    return read_settings(config_with(base.get_config(), **fields))
