@@ -113,7 +113,7 @@ def puller_of(case: Case, places: Places) -> Any:
             time.sleep(0.01)
         holder = RemoteHolder(address.read_text(), TIMEOUT_SECS, SECRET)
         return ServerPuller(
-            like, f"explorer{places.number}", lambda: [holder], lambda least, _: least, host=HOST
+            like, f"explorer{places.number}", lambda: [holder], _asked, host=HOST
         )
     from rl_sync.weights.collective import CollectivePuller
     from rl_sync.weights.link import Link
