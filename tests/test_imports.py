@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAVES = {"spelling", "setting", "transfer", "roles"}
+LEAVES = {"spelling", "setting", "transfer", "roles", "workdir"}
 LOWEST = {"types", "schedule", "algorithms", "models", "rollout", "learning"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
@@ -18,6 +18,7 @@ ALLOWED = {
     "roles": set(),
     "types": set(),
     "schedule": set(),
+    "workdir": set(),
     "algorithms": {"types"},
     "models": {"types", "algorithms"},
     "rollout": {"types", "models"},

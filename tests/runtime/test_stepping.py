@@ -10,11 +10,12 @@ import pytest
 
 from rl_sync.actors.events import BatchTrained
 from rl_sync.observe.jsonlines import RecordsError
-from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans, spans_path
+from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans
 from rl_sync.processes.calls import Fail, Report, Trained
 from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.runtime.stepping import Stepping
 from rl_sync.types import NO_LEASE, Group, TrainBatch
+from rl_sync.workdir import Workdir
 
 
 class Computation:
@@ -35,7 +36,7 @@ class Run:
 
     def __init__(self, workdir):
         self.computations, self.events = [], []
-        self.spans = SpanRecorder(spans_path(workdir, "trainer"), "trainer")
+        self.spans = SpanRecorder(Workdir(workdir).spans_of("trainer"), "trainer")
         self.settings = SimpleNamespace(
             optimizer=SimpleNamespace(updates_per_batch=2, max_skipped_updates=5),
             algorithm=SimpleNamespace(logprob_gap_alarm=0.0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import replay_tables
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
+from rl_sync.workdir import Workdir
 from tests.settings.changed import config_with, settings_with
 
 
@@ -326,7 +326,7 @@ def test_one_completion_a_prompt_will_do_where_none_are_compared():
 
 
 def test_weights_go_to_the_work_directory_or_to_one_of_the_runs_name():
-    workdir = Path("/runs/mine")
+    workdir = Workdir("/runs/mine")
     assert settings_with().weights_directory(workdir) == "/runs/mine/weights"
     for place in ("/shared", "/shared/", "gs://bucket", "gs://bucket/"):
         settings = settings_with(sync__transfer="checkpoint", sync__directory=place)
