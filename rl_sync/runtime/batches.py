@@ -85,7 +85,7 @@ class BatchReader:
         self._times = session.settings.replay.times_sampled
         self._aside: list[Group] = []
         self._trained = collections.Counter[int]()  # How often, of leases that are kept.
-        # Of the last batch. The master, which hears of a step when it is computed, may not know it.
+        # Leases of the last batch that are over: the master hears of a step when it is computed.
         self._over: set[int] = set()
 
     def next(self, step: int) -> Consumed:

@@ -6,6 +6,9 @@
 
 A snapshot appears by one rename. The processes of one program take and load snapshots together,
 each its own shards; others of their cluster take no part.
+
+Orbax writes the arrays. Its CheckpointManager would also choose which snapshots stay, which is one
+line here, but it renames a snapshot as soon as that is written, before there are checksums in it.
 """
 
 from __future__ import annotations
