@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from rl_sync.workdir import Workdir
+
 _LOOK_SECS = 0.2
 
 
@@ -54,7 +56,7 @@ def look(process: Path, step: int) -> Look | None:
 
 def steps_of(workdir: Path) -> int:
     """Trainer steps so far."""
-    consumed = workdir / "consumed.jsonl"
+    consumed = Workdir(workdir).consumed
     return consumed.read_text().count("\n") if consumed.exists() else 0
 
 

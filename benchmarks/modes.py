@@ -58,12 +58,12 @@ from rl_sync.roles import is_explorer
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
 from rl_sync.runtime import wiring
-from rl_sync.runtime.programs import CHECKPOINTS_DIR
 from rl_sync.schedule import MODES
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
-from rl_sync.storage.snapshots import load_part
+from rl_sync.storage.snapshots import load_part, snapshot_path
 from rl_sync.types import Params
+from rl_sync.workdir import Workdir
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [mode for mode in MODES if mode != "custom"]
@@ -199,7 +199,7 @@ def learning_curve(workdir: Path) -> list[Point]:
     points = []
     for train in of_kind(spans, SpanKind.TRAIN):
         assert train.step is not None
-        path = workdir / CHECKPOINTS_DIR / f"snapshot_{train.step:08d}"
+        path = snapshot_path(Workdir(workdir).snapshots, train.step)
         if path.is_dir():
             accuracy = _accuracy(settings, workdir, train.step)
             ideal_secs = _ideal_secs(clipped(spans, start, train.end_secs))
@@ -223,7 +223,7 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     like: Params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
     )
-    _, part, _ = load_part(workdir / CHECKPOINTS_DIR, step, {"params": like})
+    _, part, _ = load_part(Workdir(workdir).snapshots, step, {"params": like})
     prompts = task.held_out[: settings.trainer.evaluation_problems]
     tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
     greedy = wiring.greedy_sampling(settings, task)
@@ -254,7 +254,7 @@ def _engine(settings: RunSettings) -> Engine:
 
 
 def _settings(workdir: Path) -> RunSettings:
-    return read_settings(json.loads((workdir / "config.json").read_text()))
+    return read_settings(json.loads(Workdir(workdir).config.read_text()))
 
 
 def _measured_run(case: Case) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAVES = {"spelling", "setting", "transfer", "roles"}
+LEAVES = {"spelling", "setting", "transfer", "roles", "workdir"}
 LOWEST = {"types", "schedule", "algorithms", "models", "rollout", "learning"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
@@ -18,6 +18,7 @@ ALLOWED = {
     "roles": set(),
     "types": set(),
     "schedule": set(),
+    "workdir": set(),
     "algorithms": {"types"},
     "models": {"types", "algorithms"},
     "rollout": {"types", "models"},
@@ -28,7 +29,7 @@ ALLOWED = {
     "weights": {"types", "models"},
     "observe": {"types", "models"},
     "actors": LOWEST | SIDE - {"replay", "observe"},
-    "settings": LOWEST - {"types"} | {"tasks", "weights"},
+    "settings": LOWEST - {"types"} | {"tasks", "weights", "replay"},
     "processes": {"types", "models", "weights", "observe", "settings", "actors"},
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
     "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},

@@ -89,12 +89,13 @@ def _timeline(flags: Mapping[str, str]) -> int:
 
     from rl_sync.observe.timeline import draw_timeline, parse_steps
     from rl_sync.observe.trace import write_trace
+    from rl_sync.workdir import Workdir
 
     out = flags.get("out") or workdir
     try:
         steps = parse_steps(flags["steps"]) if "steps" in flags else None
         pictures = draw_timeline(workdir, out, steps=steps)
-        trace = write_trace(workdir, Path(out) / "trace.json")
+        trace = write_trace(workdir, Workdir(out).trace)
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
     for path in (*pictures, trace):

@@ -36,6 +36,7 @@ _FREE = (
     "replay.backend",
     "replay.port",
     "replay.address",
+    "replay.max_size",
     "warm_up.steps",
     "warm_up.probe_every_steps",
     "warm_up.probe_problems",

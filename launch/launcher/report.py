@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
 
 from launcher import workdir as work
 from launcher.plan import describe
 from rl_sync.observe import accuracy
 from rl_sync.observe import summary as span_summary
-from rl_sync.observe.metrics import METRICS_FILE, TENSORBOARD_DIR
-from rl_sync.observe.spans import SPANS_DIR, read_spans
+from rl_sync.observe.spans import read_spans
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.results import Balance, Result, Summary
 from rl_sync.runtime.skipped import PHASES
 from rl_sync.settings.run import RunSettings
+from rl_sync.workdir import Workdir
 
 
 def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
@@ -34,21 +33,19 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     lines = ["", *_accuracy(result, settings.algorithm.imitates), *_throughput(settings)]
     if settings.explorers:
         lines.append(_account(balance))
-    workdir = Path(settings.workdir)
-    quoted = shlex.quote(str(workdir))  # Commands are there to be pasted.
+    workdir = Workdir(settings.workdir)
+    quoted = shlex.quote(settings.workdir)  # Commands are there to be pasted.
     warm_up, step = work.saved(workdir)
     none = "none was saved" if warm_up is None else "of the warm-up alone"
-    places: dict[str, object] = {
-        "checkpoint": none if step is None else str(workdir / work.CHECKPOINTS_DIR)
-    }
+    places: dict[str, object] = {"checkpoint": none if step is None else str(workdir.snapshots)}
     if step is not None:
         places["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
     places |= {
-        "metrics": f"{workdir / METRICS_FILE}, TensorBoard: {workdir / TENSORBOARD_DIR}",
+        "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",
         "digest": result.digest or "none",
-        "spans": workdir / SPANS_DIR,
-        "logs": workdir / work.LOGS_DIR,
+        "spans": workdir.spans,
+        "logs": workdir.logs,
     }
     lines += [f"{name + ':':<12} {place}" for name, place in places.items()]
     return "\n".join(lines)

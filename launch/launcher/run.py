@@ -30,7 +30,6 @@ from rl_sync.processes.hosts import check_own
 from rl_sync.processes.ports import HeldPorts
 from rl_sync.processes.results import Summary
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.processes.secret import FILE as SECRET_FILE
 from rl_sync.processes.secret import forget, is_open, secret_of
 from rl_sync.processes.topology import members_of, programs_of
 from rl_sync.replay.client import ReplayClient
@@ -41,6 +40,7 @@ from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import check_replay, replay_tables
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
+from rl_sync.workdir import Workdir
 
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
@@ -80,7 +80,7 @@ class LocalRun:
 
     def __init__(self, settings: RunSettings):
         self._settings = settings
-        self._workdir = Path(settings.workdir)
+        self._workdir = Workdir(settings.workdir)
         self._host = settings.launch.host or _LOOPBACK
         self._ports = HeldPorts(self._host)
         self._supervisor = Supervisor()
@@ -120,7 +120,7 @@ class LocalRun:
         self._signals.append(number)
 
     def _start(self) -> None:
-        settings, logs = self._settings, self._workdir / work.LOGS_DIR
+        settings = self._settings
         secret = self._new_secret()
         try:
             free = self._ports.take(2)
@@ -132,7 +132,7 @@ class LocalRun:
         replay = settings.replay.address
         if not replay and settings.explorers:
             # The replay server takes longest to start, so it goes first.
-            replay = self._start_replay(logs / "replay.log", free[1])
+            replay = self._start_replay(free[1])
         # Where nothing is generated there is no replay server, and nobody looks for one.
         replay = replay or f"{self._host}:{free[1]}"
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
@@ -147,7 +147,7 @@ class LocalRun:
         secret = secret_of(self._workdir)
         if is_open(self._workdir):
             print(
-                f"Others on this machine can read {self._workdir / SECRET_FILE}, with which they"
+                f"Others on this machine can read {self._workdir.secret}, with which they"
                 " can call the run's processes: its file system keeps no modes."
             )
         return secret
@@ -174,16 +174,16 @@ class LocalRun:
         """Starts one process of a role."""
         command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
         command += [f"--workdir={self._workdir}", *arguments, "--lifeline"]
-        log = self._workdir / work.LOGS_DIR / f"{name.replace('/', '.')}.log"
+        log = self._workdir.log(name)
         environment = self._devices.get(name, {})
         launch = self._settings.launch
         if (host := launch.elsewhere.get(name)) is not None:
             command = remote_command(launch.remote_shell, host, command)
         self._supervisor.add(RoleProcess.start(name, command, log, environment))
 
-    def _start_replay(self, log: Path, free: int) -> str:
+    def _start_replay(self, free: int) -> str:
         """Starts the replay server and returns its address; it is not ready yet."""
-        settings = self._settings.replay
+        settings, log = self._settings.replay, self._workdir.log("replay")
         port = _port(settings.port, "replay.port", free, self._host)
         try:
             self._server = start_server(
@@ -192,7 +192,7 @@ class LocalRun:
                 port,
                 host=self._host,
                 log_path=log,
-                checkpoint_dir=self._workdir / work.REPLAY_DIR,
+                checkpoint_dir=self._workdir.replay,
             )
         except ReplayServerError as error:
             raise RunFailedError(str(error)) from error
@@ -344,7 +344,7 @@ class LocalRun:
                 self._fail(deaths)
             raise RunFailedError(
                 f"The master did not close the run's ledger. {error}\n"
-                f"Its log: {self._workdir / work.LOGS_DIR / 'master.log'}\n"
+                f"Its log: {self._workdir.log('master')}\n"
                 f"{self._how_to_go_on()}"
             ) from error
         print(report.final_report(self._settings, summary))
@@ -397,9 +397,9 @@ def start(config: Mapping[str, Any]) -> int:
     if settings.replay.address:
         _check_replay(settings, settings.replay.address)
     compilation_cache.check(settings.launch.compilation_cache, os.environ)
-    directory = Path(settings.workdir)
-    with work.held(directory):
-        resumed = work.prepare(directory, settings, task)
+    workdir = Workdir(settings.workdir)
+    with work.held(workdir):
+        resumed = work.prepare(workdir, settings, task)
         print(report.opening(settings, resumed))
         print(f"{task.describe()}\n")
         return LocalRun(settings).run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from launcher.supervisor import Supervisor
 from launcher.workdir import saved
@@ -14,6 +13,7 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.movement import Movement, trainer_of
 from rl_sync.roles import TRAINER
 from rl_sync.settings.run import TOGETHER, RunSettings
+from rl_sync.workdir import Workdir
 
 SAVERS = (TRAINER, TOGETHER)
 """The programs that the trainer's state is in."""
@@ -83,7 +83,7 @@ def lost(settings: RunSettings, status: RunStatus | None) -> str:
     """The steps that a run has taken and no snapshot holds; empty if there are none."""
     if status is None or is_nothing_new(status):
         return ""
-    warm_up, step = saved(Path(settings.workdir))
+    warm_up, step = saved(Workdir(settings.workdir))
     if status.phase == _WARM_UP:
         first = (warm_up or 0) + 1
         return _steps("warm-up step", first, status.step)
@@ -110,7 +110,7 @@ def how_to_go_on(settings: RunSettings, status: RunStatus | None = None) -> str:
       status: the last that is known of it.
     """
     flag = f"--config.workdir={shlex.quote(settings.workdir)}"
-    warm_up, step = saved(Path(settings.workdir))
+    warm_up, step = saved(Workdir(settings.workdir))
     missing = lost(settings, status)
     told = f"Lost, since no snapshot holds it: {missing}.\n" if missing else ""
     if step is not None or warm_up is not None:

@@ -20,9 +20,8 @@ from launcher.fit import check_fit
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
-from rl_sync.settings.run import WEIGHTS_DIR, RunSettings
+from rl_sync.settings.run import RunSettings
 from rl_sync.storage.snapshots import (
-    WARM_UP_DIR,
     SnapshotError,
     latest_snapshot,
     newest_whole,
@@ -30,14 +29,7 @@ from rl_sync.storage.snapshots import (
 )
 from rl_sync.tasks.task import Task
 from rl_sync.weights.versions import VersionDirectory
-
-CONFIG_FILE = "config.json"
-CHECKPOINTS_DIR = "checkpoints"
-REPLAY_DIR = "replay"
-LOGS_DIR = "logs"
-_LOCK_FILE = ".lock"
-_EARLIER_DIR = "earlier"
-RESUMED_FILE = "resumed.jsonl"
+from rl_sync.workdir import Workdir
 
 
 class Resumption(NamedTuple):
@@ -59,13 +51,12 @@ class Resumption(NamedTuple):
         return "\n".join([f"Goes on from {where}.", *told])
 
 
-def saved(workdir: Path) -> tuple[int | None, int | None]:
+def saved(workdir: Workdir) -> tuple[int | None, int | None]:
     """What a run can go on from: the warm-up step and the trainer step of its newest snapshots.
 
     Each is None where there is no such snapshot; a trainer step goes before a warm-up step.
     """
-    snapshots = workdir / CHECKPOINTS_DIR
-    return latest_snapshot(snapshots / WARM_UP_DIR), latest_snapshot(snapshots)
+    return latest_snapshot(workdir.warm_up_snapshots), latest_snapshot(workdir.snapshots)
 
 
 def settings_of(config: Mapping[str, Any]) -> RunSettings:
@@ -85,19 +76,19 @@ def settings_of(config: Mapping[str, Any]) -> RunSettings:
 
 
 @contextlib.contextmanager
-def held(workdir: Path) -> Iterator[None]:
+def held(workdir: Workdir) -> Iterator[None]:
     """Makes the directory and holds it; the lock goes with the process.
 
     Raises:
       ConfigError: another run holds it, or it cannot be made.
     """
-    lock = filelock.FileLock(workdir / _LOCK_FILE, timeout=0)
+    lock = filelock.FileLock(workdir.lock, timeout=0)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
+        Path(workdir).mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        (workdir / _LOCK_FILE).write_text(f"{os.getpid()}\n")
+        workdir.lock.write_text(f"{os.getpid()}\n")
     except filelock.Timeout as error:
-        holder = (workdir / _LOCK_FILE).read_text().strip()
+        holder = workdir.lock.read_text().strip()
         raise ConfigError(
             f"Another run (process {holder or 'unknown'}) holds the work directory {workdir}. Wait"
             " for it or stop it, or give another --config.workdir."
@@ -113,7 +104,7 @@ def held(workdir: Path) -> Iterator[None]:
         lock.release()
 
 
-def prepare(workdir: Path, settings: RunSettings, task: Task) -> Resumption | None:
+def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption | None:
     """Readies a held directory: for a new run, or to go on from the newest snapshot.
 
     Records of an earlier attempt that left no snapshot are moved to `earlier/`, and so is the
@@ -126,7 +117,7 @@ def prepare(workdir: Path, settings: RunSettings, task: Task) -> Resumption | No
       ConfigError: the run in the directory is another one, none of its snapshots is whole, or
         weights cannot be written where they are to go. The directory is as it was.
     """
-    config, path = json.loads(json.dumps(settings.resolved())), workdir / CONFIG_FILE
+    config, path = json.loads(json.dumps(settings.resolved())), workdir.config
     resumption = None
     if path.exists() and saved(workdir) != (None, None):
         changes = tuple(changes_between(read_config(path), config))
@@ -136,12 +127,12 @@ def prepare(workdir: Path, settings: RunSettings, task: Task) -> Resumption | No
         if damaged:
             newest_whole(_snapshots(workdir, resumption), aside=True, say=_warn)
         if changes:
-            shutil.copy2(path, _earlier(workdir) / CONFIG_FILE)
-    elif any(path.name != _LOCK_FILE for path in workdir.iterdir()):
+            shutil.copy2(path, _earlier(workdir))
+    else:
         _set_aside(workdir)
     # Weights and groups in transit belong to processes that are gone.
-    for name in (WEIGHTS_DIR, REPLAY_DIR):
-        shutil.rmtree(workdir / name, ignore_errors=True)
+    for folder in (workdir.weights, workdir.replay):
+        shutil.rmtree(folder, ignore_errors=True)
     if settings.sync.directory is not None:
         _clear_weights(settings.weights_directory(workdir))
     if resumption is not None:
@@ -152,7 +143,7 @@ def prepare(workdir: Path, settings: RunSettings, task: Task) -> Resumption | No
     return resumption
 
 
-def _whole(workdir: Path) -> tuple[int | None, int | None, bool]:
+def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
     """See `saved`, but of snapshots that are whole; and whether newer ones are damaged."""
     warm_up, step = saved(workdir)
     newest = Resumption(warm_up if step is None else None, step)
@@ -164,17 +155,16 @@ def _whole(workdir: Path) -> tuple[int | None, int | None, bool]:
     return (found, None, bool(damaged)) if step is None else (None, found, bool(damaged))
 
 
-def _snapshots(workdir: Path, resumption: Resumption) -> Path:
+def _snapshots(workdir: Workdir, resumption: Resumption) -> Path:
     """The folder of the snapshots that a run goes on from."""
-    snapshots = workdir / CHECKPOINTS_DIR
-    return snapshots / WARM_UP_DIR if resumption.step is None else snapshots
+    return workdir.warm_up_snapshots if resumption.step is None else workdir.snapshots
 
 
 def _warn(line: str) -> None:
     print(f"WARNING: {line}")
 
 
-def _check(workdir: Path, settings: RunSettings, task: Task, resumption: Resumption) -> None:
+def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resumption) -> None:
     """Raises ConfigError unless the settings can go on with the run in a directory."""
     steps, step = settings.trainer.steps, resumption.step
     if step is not None and steps < step:
@@ -201,8 +191,8 @@ def _check(workdir: Path, settings: RunSettings, task: Task, resumption: Resumpt
         ) from error
 
 
-def _record(workdir: Path, resumption: Resumption) -> None:
-    with contextlib.closing(JsonLinesWriter(workdir / RESUMED_FILE)) as lines:
+def _record(workdir: Workdir, resumption: Resumption) -> None:
+    with contextlib.closing(JsonLinesWriter(workdir.resumed)) as lines:
         changes = [change._asdict() for change in resumption.changes]
         lines.write({"time": time.time(), **resumption._asdict(), "changes": changes})
 
@@ -217,21 +207,19 @@ def _clear_weights(directory: str) -> None:
         ) from error
 
 
-def _earlier(workdir: Path) -> Path:
+def _earlier(workdir: Workdir) -> Path:
     """A new directory for what was there before."""
     now = time.strftime("%Y%m%d-%H%M%S")
     for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
         with contextlib.suppress(FileExistsError):  # Of another start in the same second.
-            target = workdir / _EARLIER_DIR / f"{now}{suffix}"
+            target = workdir.earlier / f"{now}{suffix}"
             target.mkdir(parents=True)
             return target
     raise AssertionError("there is always another name")
 
 
-def _set_aside(workdir: Path) -> None:
-    ours = {CONFIG_FILE, CHECKPOINTS_DIR, WEIGHTS_DIR, REPLAY_DIR, LOGS_DIR, "spans", "tensorboard"}
-    ours |= {"metrics.jsonl", "ledger.jsonl", "consumed.jsonl", RESUMED_FILE}
-    found = [path for path in workdir.iterdir() if path.name in ours]
+def _set_aside(workdir: Workdir) -> None:
+    found = [path for path in workdir.of_attempt if path.exists()]
     if not found:
         return
     target = _earlier(workdir)

@@ -29,6 +29,7 @@ class MasterSettings:
       carries_over: whether explorers leave groups unfinished and go on with them in their next
         rollouts; under latest pulls.
       screening: which groups are replaced before they reach the replay buffer.
+      times_sampled: how many steps may train on a group; more than one under latest pulls.
     """
 
     schedule: SyncSchedule
@@ -39,6 +40,7 @@ class MasterSettings:
     lease_secs: float
     carries_over: bool = False
     screening: Screening = NO_SCREENING
+    times_sampled: int = 1
 
     def step_of(self, ordinal: int) -> int:
         """The explorer step that an ordinal belongs to under exact pulls."""
@@ -70,6 +72,7 @@ class LiveLease(NamedTuple):
     Attributes:
       version: no token of its group is of an older one.
       replacement: see `Place`.
+      trained: how many steps have trained on its group; above 0 only where others may do so again.
     """
 
     lease_id: int
@@ -80,6 +83,7 @@ class LiveLease(NamedTuple):
     buffered: bool
     deadline_secs: float
     replacement: int = 0
+    trained: int = 0
 
     def next_place(self, replaced: bool) -> Place:
         """What is to be generated for its ordinal if it is dropped.
@@ -146,11 +150,13 @@ class BatchTrained(NamedTuple):
     Attributes:
       lease_ids: of the groups that it has trained on.
       left_out: of those that were generated for it and that it has no need for.
+      kept: of `lease_ids`, those whose groups later steps may train on again.
     """
 
     step: int
     lease_ids: tuple[int, ...]
     left_out: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 class GroupsRefused(NamedTuple):

@@ -5,13 +5,15 @@ with which version of the weights, whether it may start at all, and the ledger t
 every lease. It knows no clock (events carry the time), no threads and no network.
 
 A lease ends in exactly one way: *trained*, or *dropped* for a reason that is recorded. Until then
-it is *leased* (an explorer works on it) or *buffered* (it stands in the replay buffer).
+it is *leased* (an explorer works on it) or *buffered* (it stands in the replay buffer). Where steps
+may train on a group several times, its lease stays buffered after the first of them, and ends as
+trained, however many follow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rl_sync.actors.events import (
     EXPLORER_DIED,
@@ -132,7 +134,9 @@ def transition(state: MasterState, event: Event) -> Outcome:
 def position(state: MasterState) -> Position:
     """Where the run stands: everything that is not trained is to be leased again."""
     untrained = {(place.ordinal, place.replacement) for place in state.again}
-    untrained |= {(lease.ordinal, lease.replacement) for lease in state.live.values()}
+    untrained |= {
+        (lease.ordinal, lease.replacement) for lease in state.live.values() if not lease.trained
+    }
     return Position(
         state.trained_steps, state.next_ordinal, tuple(sorted(untrained)), state.next_lease
     )
@@ -141,9 +145,11 @@ def position(state: MasterState) -> Position:
 def end(state: MasterState) -> Outcome:
     """Closes the ledger: explorers have stopped, so what they still held is dropped.
 
-    Groups that stand in the buffer stay `buffered`.
+    Groups that stand in the buffer, and that no step has trained on, stay `buffered`.
     """
-    held = tuple(lease.lease_id for lease in state.live.values() if not lease.buffered)
+    held = tuple(
+        lease.lease_id for lease in state.live.values() if lease.trained or not lease.buffered
+    )
     return _drop(state, held, state.stopping or RUN_ENDED)
 
 
@@ -188,23 +194,29 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     """As many groups as the staleness bound leaves room for.
 
     A group that gets the n-th place among those that are trained or live will be trained at step
-    n // B + 1 at the latest, if none that is leased later overtakes it.
+    n // B + 1 at the latest, if none that is leased later overtakes it. One that several steps may
+    train on has a place for each of them; but a batch is of B different ones.
 
     An explorer with something unfinished is never held back: it may be what others wait for.
     """
     settings, newest = state.settings, state.newest
     assert newest is not None
-    per_step = settings.groups_per_step
-    placed = state.trained_steps * per_step + len(state.live)
+    per_step, times = settings.groups_per_step, settings.times_sampled
+    uses_left = sum(times - lease.trained for lease in state.live.values())
+    placed = state.trained_steps * per_step + uses_left
     last_step = min(
         settings.steps, _oldest_under_way(state, newest) + settings.schedule.max_staleness + 1
     )
-    room = min(settings.groups_per_lease - request.unfinished, last_step * per_step - placed)
+    room = (last_step * per_step - placed) // times
+    if last_step > state.trained_steps:
+        room = max(room, per_step - len(state.live))
+    room = min(settings.groups_per_lease - request.unfinished, room)
     if room <= 0 and not request.unfinished:
         ends = placed >= settings.steps * per_step
         return state, (HoldBack("the end of training" if ends else "synchronization"),)
     count = max(0, room)
-    step = max(0, placed + count - 1) // per_step + 1
+    step = max(0, placed + (count - 1) * times) // per_step + 1
+    step = min(step, last_step) if count else step
     assert not count or settings.schedule.may_start(step, newest)
     todo = list(state.again[:count])
     todo += [Place(state.next_ordinal + i) for i in range(count - len(todo))]
@@ -306,38 +318,47 @@ def _train(state: MasterState, event: BatchTrained) -> Outcome:
         raise ValueError(
             f"trainer step {event.step} consumed groups whose leases are over: {unknown}."
         )
-    trained = tuple(state.live[lease_id] for lease_id in event.lease_ids)
-    left_out = tuple(state.live[lease_id] for lease_id in event.left_out)
-    state = dataclasses.replace(
-        state,
-        trained_steps=event.step,
-        live={i: lease for i, lease in state.live.items() if i not in consumed},
-        trained=state.trained + len(trained),
-    )
-    records: tuple[Command, ...] = (Record("trained", trained, f"step {event.step}"),)
-    if left_out:
-        # Their places are not to be filled again: the step that they were for is over.
-        dropped = state.dropped.get(LEFT_OUT, 0) + len(left_out)
-        state = dataclasses.replace(state, dropped={**state.dropped, LEFT_OUT: dropped})
-        records += (Record("dropped", left_out, LEFT_OUT),)
-    return state, records
+    trained = [state.live[lease_id] for lease_id in event.lease_ids]
+    used = {lease.lease_id: lease._replace(trained=lease.trained + 1) for lease in trained}
+    over = [lease for lease_id, lease in used.items() if lease_id not in event.kept]
+    over += [state.live[lease_id] for lease_id in event.left_out]
+    state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
+    # The places of what is left out are not to be filled again: the step they were for is over.
+    state, dropped = _settle(state, over, LEFT_OUT)
+    records: tuple[Command, ...] = (Record("trained", tuple(trained), f"step {event.step}"),)
+    return state, records + ((Record("dropped", dropped, LEFT_OUT),) if dropped else ())
 
 
 def _drop(
     state: MasterState, lease_ids: tuple[int, ...], reason: str, replaced: bool = False
 ) -> Outcome:
-    leases = tuple(state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
-    if not leases:
+    leases = [state.live[lease_id] for lease_id in lease_ids if lease_id in state.live]
+    state, dropped = _settle(state, leases, reason)
+    if not dropped:
         return state, ()
+    again = {*state.again, *(lease.next_place(replaced) for lease in dropped)}
+    state = dataclasses.replace(state, again=tuple(sorted(again)))
+    return state, (Record("dropped", dropped, reason),)
+
+
+def _settle(
+    state: MasterState, leases: Sequence[LiveLease], reason: str
+) -> tuple[MasterState, tuple[LiveLease, ...]]:
+    """Ends leases: as trained where a step has trained on the group, else as dropped.
+
+    Returns:
+      The state, and those that are dropped.
+    """
     gone = {lease.lease_id for lease in leases}
-    again = {*state.again, *(lease.next_place(replaced) for lease in leases)}
+    dropped = tuple(lease for lease in leases if not lease.trained)
+    counts = {reason: state.dropped.get(reason, 0) + len(dropped)} if dropped else {}
     state = dataclasses.replace(
         state,
         live={i: lease for i, lease in state.live.items() if i not in gone},
-        again=tuple(sorted(again)),
-        dropped={**state.dropped, reason: state.dropped.get(reason, 0) + len(leases)},
+        trained=state.trained + len(leases) - len(dropped),
+        dropped={**state.dropped, **counts},
     )
-    return state, (Record("dropped", leases, reason),)
+    return state, dropped
 
 
 def _renew(state: MasterState, explorer: int, now: float) -> MasterState:

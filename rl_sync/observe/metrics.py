@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, standing
+from rl_sync.workdir import Workdir
 
-METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_DIR = "tensorboard"
 PHASES = ("warm_up", "rl", "evaluation")
 
 
@@ -23,7 +21,7 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
       FileNotFoundError: the work directory has no metrics.
       ValueError: a line is not a JSON object; the message says which.
     """
-    found = read_json_lines(Path(workdir) / METRICS_FILE, strict=False)
+    found = read_json_lines(Workdir(workdir).metrics, strict=False)
     lines = standing(found, _is_void)
     return [line for line in lines if phase is None or line.get("phase") == phase]
 

@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
@@ -15,8 +14,9 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain
-from rl_sync.observe.metrics import METRICS_FILE, PHASES, TENSORBOARD_DIR, read_metrics
+from rl_sync.observe.metrics import PHASES, read_metrics
 from rl_sync.observe.resumption import mark
+from rl_sync.workdir import Workdir
 
 _RESERVED = ("phase", "step", "time")
 _FLUSH_SECS = 10.0
@@ -32,9 +32,9 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: str | os.PathLike[str]):
-        self._workdir = Path(workdir)
-        self._lines = JsonLinesWriter(self._workdir / METRICS_FILE, vital=False)
-        self._events = _Events(self._workdir / TENSORBOARD_DIR)
+        self._workdir = Workdir(workdir)
+        self._lines = JsonLinesWriter(self._workdir.metrics, vital=False)
+        self._events = _Events(self._workdir)
 
     def resume(self, step: int, warm_up: int | None = None) -> None:
         """Marks where the run goes on: what is there of later steps does not count any more.
@@ -95,10 +95,10 @@ class _Events:
     Written at once: tensorboardX's own thread dies of a full disk, and its queue then blocks.
     """
 
-    def __init__(self, directory: Path):
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self._writer = EventsWriter(str(directory / "events"))
+    def __init__(self, workdir: Workdir):
+        self._workdir = workdir
+        workdir.tensorboard.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(workdir.tensorboard / "events"))
         self._broken, self._flushed = False, 0.0
 
     def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
@@ -129,7 +129,7 @@ class _Events:
             self._broken = True
             _log.warning(
                 "%s cannot be written: %s. The run goes on; %s has the same numbers.",
-                self._directory,
+                self._workdir.tensorboard,
                 error.strerror or error,
-                METRICS_FILE,
+                self._workdir.metrics.name,
             )

@@ -14,14 +14,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, mark
 from rl_sync.transfer import TRANSFERS
-
-SPANS_DIR = "spans"
+from rl_sync.workdir import Workdir
 
 
 class SpanKind(enum.StrEnum):
@@ -233,11 +231,6 @@ class SpanRecorder:
         self.close()
 
 
-def spans_path(workdir: str | os.PathLike[str], role: str) -> Path:
-    """Where a role of the run in `workdir` writes its spans."""
-    return Path(workdir) / SPANS_DIR / f"{role}.jsonl"
-
-
 def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
     """Reads the spans of all roles, ordered by their start.
 
@@ -248,11 +241,13 @@ def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
       FileNotFoundError: the work directory has no spans.
       ValueError: a line is not a span; the message says which.
     """
-    paths = sorted((Path(workdir) / SPANS_DIR).glob("*.jsonl"))
+    files = Workdir(workdir).spans_of("*")
+    paths = sorted(files.parent.glob(files.name))
     if not paths:
         raise FileNotFoundError(
-            f"{workdir} holds no {SPANS_DIR}/*.jsonl: it is not the work directory of a run, or"
-            " the run ended before any role started. Give the --workdir that the run was given."
+            f"{workdir} holds no {files.relative_to(workdir)}: it is not the work directory of a"
+            " run, or the run ended before any role started. Give the --workdir that the run was"
+            " given."
         )
     spans, seams = [], []
     for path in paths:

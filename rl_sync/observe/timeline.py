@@ -14,9 +14,8 @@ from rl_sync.observe.figure import draw
 from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind, read_spans
 from rl_sync.observe.summary import of_kind
 from rl_sync.roles import TRAINER
+from rl_sync.workdir import Workdir
 
-TIMELINE_FILES = ("timeline.png", "timeline.svg")
-CONFIG_FILE = "config.json"
 _MODE_NAMES = {
     "one_step_off_policy": "One-step off-policy",
     "multi_explorer": "Multi-explorer",
@@ -137,7 +136,7 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
 def run_title(workdir: str | os.PathLike[str]) -> str:
     """The mode and the schedule in `workdir/config.json`; the folder's name without one."""
     try:
-        config = json.loads((Path(workdir) / CONFIG_FILE).read_text())
+        config = json.loads(Workdir(workdir).config.read_text())
     except (OSError, ValueError):  # A picture does without.
         config = None
     sync = config.get("sync") if isinstance(config, dict) else None
@@ -158,7 +157,7 @@ def run_title(workdir: str | os.PathLike[str]) -> str:
 def _save(figure: Figure, folder: Path) -> tuple[Path, Path]:
     """Writes both pictures, each under a temporary name first."""
     folder.mkdir(parents=True, exist_ok=True)
-    png, svg = (folder / name for name in TIMELINE_FILES)
+    png, svg = Workdir(folder).timeline
     with mpl.rc_context({"hatch.linewidth": 0.5, "svg.hashsalt": "rl_sync"}):
         for path, kind in ((png, "png"), (svg, "svg")):
             temporary = path.with_name(path.name + ".tmp")

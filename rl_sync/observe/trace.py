@@ -17,8 +17,8 @@ from rl_sync.observe import buffer
 from rl_sync.observe.looks import LOOKS
 from rl_sync.observe.spans import Span, SpanKind, read_spans
 from rl_sync.roles import is_explorer, role_order
+from rl_sync.workdir import Workdir
 
-TRACE_FILE = "trace.json"
 _BUFFER, _ARRIVALS, _DEPARTURES = "buffer", 0, 1
 _SLICE_SECS = 0.001
 
@@ -35,7 +35,7 @@ def write_trace(
     Raises:
       FileNotFoundError, ValueError: see `read_spans`.
     """
-    target = Path(path) if path is not None else Path(workdir) / TRACE_FILE
+    target = Path(path) if path is not None else Workdir(workdir).trace
     trace = {"traceEvents": trace_events(read_spans(workdir)), "displayTimeUnit": "ms"}
     temporary = target.with_name(target.name + ".tmp")
     temporary.write_text(json.dumps(trace))

@@ -153,10 +153,14 @@ class _Cluster:
 
 
 def _let_every_process_write() -> None:
-    """Lets explorers keep their programs.
+    """Lets explorers keep their programs; replaces a private name of JAX, for want of a public one.
 
-    Of a cluster's processes JAX lets only the first write, since it takes all to run the same
-    programs; in ours, each role has its own.
+    JAX takes all processes of a cluster to run the same programs, and has only process 0 write
+    them. In ours each role has its own. No option of JAX says so, and no function writes an entry:
+    `jax._src.compiler` asks `distributed.global_state.process_id` before it writes a program and
+    before it lets XLA write what it has tuned. (jax-ml/jax#18819 asked for an option.) So that
+    module alone sees the process as the first. If a later JAX asks elsewhere, explorers in a
+    cluster compile anew at each start, and a test notices.
     """
     seen: Any = SimpleNamespace(global_state=_Cluster())
     compiler.distributed = seen

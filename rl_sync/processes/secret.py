@@ -13,7 +13,8 @@ import stat
 import time
 from pathlib import Path
 
-FILE = ".secret"
+from rl_sync.workdir import Workdir
+
 _BYTES = 32
 _WRITTEN_SECS = 10.0
 _POLL_SECS = 0.02
@@ -25,7 +26,7 @@ def secret_of(workdir: str | os.PathLike[str]) -> str:
     Raises:
       OSError: the directory cannot be written, or somebody began to make one and did not finish.
     """
-    path = Path(workdir) / FILE
+    path = Workdir(workdir).secret
     try:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -39,12 +40,12 @@ def secret_of(workdir: str | os.PathLike[str]) -> str:
 def forget(workdir: str | os.PathLike[str]) -> None:
     """Removes the secret: the next run in the directory has another one."""
     with contextlib.suppress(FileNotFoundError):
-        (Path(workdir) / FILE).unlink()
+        Workdir(workdir).secret.unlink()
 
 
 def is_open(workdir: str | os.PathLike[str]) -> bool:
     """Whether others than its owner can read the secret, as where a file system has no modes."""
-    return bool((Path(workdir) / FILE).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    return bool(Workdir(workdir).secret.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def _read(path: Path) -> str:

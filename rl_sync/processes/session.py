@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rl_sync.observe.display import RoleStatus
-from rl_sync.observe.spans import SpanKind, SpanRecorder, spans_path
+from rl_sync.observe.spans import SpanKind, SpanRecorder
 from rl_sync.processes.attendance import SILENT_SECS, Silence
 from rl_sync.processes.calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.processes.rpc import Call, PeerLostError, RemoteError, RpcClient
@@ -23,6 +23,7 @@ from rl_sync.processes.secret import secret_of
 from rl_sync.processes.team import Team
 from rl_sync.roles import process_name
 from rl_sync.settings.run import RunSettings
+from rl_sync.workdir import Workdir
 
 HEARTBEAT_SECS = 0.5
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Session:
         self.settings = settings
         self.role = role
         self.name = process_name(role, team.process)
-        path = spans_path(settings.workdir, role) if team.leads else None
+        path = Workdir(settings.workdir).spans_of(role) if team.leads else None
         self.spans = SpanRecorder(path, role)
         self.facts: dict[str, Any] = {}
         self.team = team

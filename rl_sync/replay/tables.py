@@ -79,27 +79,23 @@ class TableSpec:
             refuse("priority_exponent", "it is at least 0")
 
 
-def queue(name: str, capacity: int) -> TableSpec:
-    """A first-in-first-out queue: each item is drawn once; a full queue makes writers wait."""
-    return TableSpec(
-        name, max_size=capacity, max_times_sampled=1, min_diff=0.0, max_diff=float(capacity)
-    )
+def queue(name: str, capacity: int, sampler: Selector = "fifo", times: int = 1) -> TableSpec:
+    """A queue: each item is drawn so many times; a full queue makes writers wait.
 
-
-def throttled(spec: TableSpec, samples_per_insert: float, error_buffer: float) -> TableSpec:
-    """Returns the table with samples and inserts held at a ratio.
+    It is full when `capacity * times` draws are left in it, and never removes an item for another.
 
     Args:
-      spec: the table; its `min_size_to_sample` is where the ratio starts to count.
-      samples_per_insert: how often an item is drawn on average.
-      error_buffer: how many samples either side may be ahead before it waits.
+      sampler: in which order items are drawn; first in, first out if left out.
     """
-    middle = samples_per_insert * spec.min_size_to_sample
-    return dataclasses.replace(
-        spec,
-        samples_per_insert=samples_per_insert,
-        min_diff=middle - error_buffer,
-        max_diff=middle + error_buffer,
+    draws = capacity * times
+    return TableSpec(
+        name,
+        max_size=draws,
+        sampler=sampler,
+        max_times_sampled=times,
+        samples_per_insert=float(times),
+        min_diff=0.0,
+        max_diff=float(draws),
     )
 
 

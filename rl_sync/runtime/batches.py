@@ -6,7 +6,8 @@ when it is laid out (`rl_sync.runtime.shares`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from rl_sync.actors.events import TOO_STALE, GroupsRefused
@@ -28,10 +29,12 @@ class Consumed(NamedTuple):
     Attributes:
       groups: what it trains on, in the batch's order; none in a process that does not read.
       left_out: the lease ids of the others, where more are generated than it needs.
+      kept: the lease ids of those that a later step may train on again.
     """
 
     groups: list[Group]
     left_out: list[int]
+    kept: Sequence[int] = ()
 
 
 class Reader(Protocol):
@@ -56,6 +59,10 @@ class BatchReader:
     Under latest pulls it is the first groups that are fresh enough; others are refused. Of more
     groups than a step trains on, it chooses some when all are there.
 
+    The buffer may give a group several times. A batch has it once; another draw of it waits for a
+    later step, and counts for nothing once the group is over: trained on as often as it may be,
+    left out, or too stale for the next step.
+
     Args:
       session: the trainer's.
       replay: the replay buffer.
@@ -75,7 +82,11 @@ class BatchReader:
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
+        self._times = session.settings.replay.times_sampled
         self._aside: list[Group] = []
+        self._trained = collections.Counter[int]()  # How often, of leases that are kept.
+        # Leases of the last batch that are over: the master hears of a step when it is computed.
+        self._over: set[int] = set()
 
     def next(self, step: int) -> Consumed:
         """See `Reader`."""
@@ -97,7 +108,7 @@ class BatchReader:
                 is_whole, refused = self._session.agree("batch", turn)
                 dropped += refused
                 if is_whole:
-                    return self._chosen(batch) if self._session.leads else Consumed([], [])
+                    return self._consume(step, batch) if self._session.leads else Consumed([], [])
                 self._idle()
 
     def close(self, reason: str) -> None:
@@ -120,16 +131,33 @@ class BatchReader:
         batch = self._fitting(step)
         if len(batch) < self._groups_needed:
             return None, refused
-        taken = {group.lease_id for group in batch}
-        self._aside = [group for group in self._aside if group.lease_id not in taken]
         return batch, refused
 
-    def _chosen(self, batch: list[Group]) -> Consumed:
+    def _consume(self, step: int, batch: list[Group]) -> Consumed:
+        """Chooses from a whole batch, and takes it from what is at hand."""
         algorithm, trainer = self._session.settings.algorithm, self._session.settings.trainer
         rewards = [group.rewards.tolist() for group in batch]
         chosen = choose(algorithm.screening, rewards, trainer.groups_per_step, algorithm.keep)
+        groups = [batch[i] for i in chosen]
         left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]
-        return Consumed([batch[i] for i in chosen], left_out)
+        self._trained.update(group.lease_id for group in groups)
+        kept = [group.lease_id for group in groups if self._is_kept(step, group)]
+        self._over = {group.lease_id for group in batch} - set(kept)
+        self._forget(self._over)
+        taken = {id(group) for group in batch}  # Other draws of the same groups stay.
+        self._aside = [group for group in self._aside if id(group) not in taken]
+        return Consumed(groups, left_out, kept)
+
+    def _is_kept(self, step: int, group: Group) -> bool:
+        """Whether a group that a step trains on may be trained on by the next one."""
+        is_fresh = self._schedule.accepts(step + 1, group.oldest_version)
+        return self._trained[group.lease_id] < self._times and is_fresh
+
+    def _forget(self, lease_ids: Collection[int]) -> None:
+        """Forgets groups that no step trains on any more."""
+        self._aside = [group for group in self._aside if group.lease_id not in lease_ids]
+        for lease_id in lease_ids:
+            del self._trained[lease_id]
 
     @property
     def _exact(self) -> bool:
@@ -138,7 +166,8 @@ class BatchReader:
     def _fitting(self, step: int) -> list[Group]:
         """The groups at hand that the step consumes, in the batch's order."""
         if not self._exact:
-            return self._aside[: self._groups_needed]
+            distinct = {group.lease_id: group for group in self._aside}
+            return [*distinct.values()][: self._groups_needed]
         ordinals = range((step - 1) * self._groups_needed, step * self._groups_needed)
         fitting = [group for group in self._aside if group.ordinal in ordinals]
         return sorted(fitting, key=lambda group: group.ordinal)
@@ -151,13 +180,13 @@ class BatchReader:
         late = [g for g in self._aside if schedule.staleness(step, g.oldest_version) >= 0]
         late = [g for g in late if not schedule.accepts(step, g.oldest_version)]
         early = [g for g in self._aside if schedule.staleness(step, g.oldest_version) < 0]
-        self._aside = [g for g in self._aside if schedule.accepts(step, g.oldest_version)]
         return self._refuse(late, TOO_STALE) + self._refuse(early, FROM_THE_FUTURE)
 
     def _refuse(self, groups: list[Group], reason: str) -> list[int]:
-        lease_ids = [group.lease_id for group in groups]
+        lease_ids = [*dict.fromkeys(group.lease_id for group in groups)]
         if lease_ids:
             self._session.call(Happened(GroupsRefused(tuple(lease_ids), reason)))
+        self._forget(lease_ids)
         return lease_ids
 
     def _take(self, count: int) -> None:
@@ -166,5 +195,6 @@ class BatchReader:
         except ReplayTimeoutError:
             return
         groups = [Group.from_columns(sample.columns) for sample in samples]
-        over = self._session.call(Claim([group.lease_id for group in groups]))
+        claimed = self._session.call(Claim([group.lease_id for group in groups]))
+        over = self._over.union(claimed)
         self._aside += [group for group in groups if group.lease_id not in over]

@@ -6,7 +6,7 @@ import dataclasses
 from typing import cast
 
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.tables import Selector, TableSpec, queue, to_json
+from rl_sync.replay.tables import Selector, TableInfo, TableSpec, queue, to_json
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 
@@ -14,15 +14,19 @@ TABLE = "groups"
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
-    """The replay buffer's tables: one, from which each group is taken once.
+    """The replay buffer's tables: one, from which each group is taken `replay.times_sampled` times.
 
-    It has room for every batch that may be ahead of the trainer, and for groups whose lease is
-    over, so that no explorer waits for room while the schedule lets it go on.
+    Unless `replay.max_size` says otherwise, it has room for every batch that may be ahead of the
+    trainer, and for groups whose lease is over, so that no explorer waits for room while the
+    schedule lets it go on. It makes explorers wait rather than remove a group: the master has an
+    account of every one.
     """
+    replay = settings.replay
+    sampler = cast(Selector, replay.sampler)
     ahead = settings.schedule.batches_ahead * settings.groups_generated
     spare = settings.explorers * settings.groups_per_lease
-    table = queue(TABLE, ahead + spare)
-    return [dataclasses.replace(table, sampler=cast(Selector, settings.replay.sampler))]
+    table = queue(TABLE, replay.max_size or ahead + spare, sampler, replay.times_sampled)
+    return [dataclasses.replace(table, priority_exponent=replay.priority_exponent)]
 
 
 def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
@@ -34,8 +38,15 @@ def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
     """
     (wanted,) = replay_tables(settings)
     found = replay.info().get(TABLE)
-    if found is None or found.max_size < wanted.max_size or found.max_times_sampled != 1:
+    if found is None or not _serves(found, wanted):
         raise ConfigError(
             f"The replay server at {replay.address} has no table for this run. Start it with"
             f" --tables '{to_json([wanted])}', or leave out --config.replay.address."
         )
+
+
+def _serves(found: TableInfo, wanted: TableSpec) -> bool:
+    """Whether a table gives groups as the run wants them, and has room for as many."""
+    has_room = found.max_size >= wanted.max_size
+    drawn = (found.sampler, found.max_times_sampled)
+    return has_room and drawn == (wanted.sampler, wanted.max_times_sampled)

@@ -15,6 +15,7 @@ from rl_sync.processes.calls import AskLease, Happened, Judge, Judgeable, LeaseG
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
+from rl_sync.replay.priorities import priority_of
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Params
@@ -210,11 +211,16 @@ class ExplorerProgram:
         with self.session.spans.span(SpanKind.INSERT, leases=leases):
             patience = self.session.patience("room in the replay buffer", "the trainer")
             try:
-                items = [group.to_columns() for group in groups]
-                self.replay.insert_many(self.table, items, timeout_secs=_POLL_SECS)
+                self._put(groups)
             except ReplayTimeoutError:
                 self._flush(patience)
             self.session.call(Happened(GroupsBuffered(tuple(leases))))
+
+    def _put(self, groups: list[Group]) -> None:
+        settings = self.session.settings.replay
+        items = [group.to_columns() for group in groups]
+        priorities = [priority_of(one, settings.priority, settings.sampler) for one in groups]
+        self.replay.insert_many(self.table, items, priorities=priorities, timeout_secs=_POLL_SECS)
 
     def _flush(self, patience: Callable[[], None]) -> None:
         """Waits until the groups that found no room have found it."""

@@ -13,7 +13,7 @@ from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.runtime import wiring
-from rl_sync.runtime.programs import CHECKPOINTS_DIR, parameters_of
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.settings.run import RunSettings
@@ -21,9 +21,9 @@ from rl_sync.storage.snapshots import SnapshotError, load_part
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizer_files import token_ids, tokenizer_files
+from rl_sync.workdir import Workdir
 
 _LEAST_POSITIONS = 2048
-_CONFIG_FILE = "config.json"
 
 
 def export(workdir: Path, target: Path, dtype: str | None) -> int:
@@ -51,7 +51,7 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
     parameters = parameters_of(settings, task, layout)
     kept = {"params": parameters.kept(parameters.like)}
     try:
-        step, part, metadata = load_part(workdir / CHECKPOINTS_DIR, None, kept)
+        step, part, metadata = load_part(Workdir(workdir).snapshots, None, kept)
     except SnapshotError as error:
         raise ConfigError(str(error)) from error
     except FileNotFoundError as error:
@@ -81,11 +81,12 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
 
 
 def _settings(workdir: Path) -> RunSettings:
+    config = Workdir(workdir).config
     try:
-        return read_settings(read_config(workdir / _CONFIG_FILE))
+        return read_settings(read_config(config))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{workdir} is not the work directory of a run: it holds no {_CONFIG_FILE}."
+            f"{workdir} is not the work directory of a run: it holds no {config.name}."
         ) from error
 
 

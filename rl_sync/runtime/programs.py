@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.trainer import Trainer
@@ -30,15 +29,14 @@ from rl_sync.runtime.trainer import TrainerProgram
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run import RunSettings
-from rl_sync.storage.snapshots import WARM_UP_DIR
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.ends import NoTransfer, Site, TrainerEnd, ends_of
 from rl_sync.types import Params
 from rl_sync.weights.cluster import leave_cluster
+from rl_sync.workdir import Workdir
 
-CHECKPOINTS_DIR = "checkpoints"
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ _log = logging.getLogger(__name__)
 def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
     """Runs the trainer, or one process of it."""
     layout, team = place.layout, place.team
-    workdir, task = Path(settings.workdir), wiring.load_task(settings)
+    workdir, task = Workdir(settings.workdir), wiring.load_task(settings)
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
         transfer = decide_transfer(session, addresses.master)
@@ -54,7 +52,6 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         parameters = parameters_of(settings, task, layout)
         evaluator = _evaluator(session, trainer, task, layout)
         replay = ReplayClient(addresses.replay)
-        snapshots = workdir / CHECKPOINTS_DIR
 
         site = _site(settings, session, addresses, place, task, transfer)
 
@@ -81,13 +78,13 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
                 trainer=trainer,
                 evaluator=evaluator,
                 task=task,
-                snapshots=snapshots / WARM_UP_DIR,
+                snapshots=workdir.warm_up_snapshots,
                 processes=place.processes,
             ),
             evaluator=evaluator,
             end=end,
             reader=reader,
-            snapshots=snapshots,
+            snapshots=workdir.snapshots,
             processes=place.processes,
             shown=shown_of(settings, task),
         ).run()

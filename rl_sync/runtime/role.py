@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from absl import logging as absl_logging
@@ -41,8 +40,9 @@ def main() -> int:
     from rl_sync.processes import compilation_cache
     from rl_sync.processes.failures import log_failure
     from rl_sync.settings.reading import read_settings
+    from rl_sync.workdir import Workdir
 
-    config = json.loads((Path(arguments.workdir) / "config.json").read_text())
+    config = json.loads(Workdir(arguments.workdir).config.read_text())
     settings = read_settings(config)
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -63,13 +63,18 @@ class Stepping:
         self._skipped = SkippedUpdates(session, "rl")
 
     def take(
-        self, state: TrainState, step: int, groups: list[Group], left_out: list[int]
+        self,
+        state: TrainState,
+        step: int,
+        groups: list[Group],
+        left_out: list[int],
+        kept: Sequence[int] = (),
     ) -> TrainState:
         """Dispatches a step; then waits for the report of the one before.
 
         Args:
           groups: what the batch is laid out from, in the first process.
-          left_out: lease ids of groups that were generated for the step, and are not needed.
+          left_out, kept: see `Consumed`.
 
         Raises:
           Exception: whatever the step before failed with.
@@ -94,7 +99,9 @@ class Stepping:
             raise
         dispatched.set_result(metrics)
         before = self._reported
-        self._reported = self._reporter.submit(self._report, step, groups, left_out, ready)
+        self._reported = self._reporter.submit(
+            self._report, step, groups, left_out=left_out, kept=kept, ready=ready
+        )
         if before is not None:
             before.result()
         return state
@@ -122,7 +129,9 @@ class Stepping:
         self,
         step: int,
         groups: list[Group],
+        *,
         left_out: list[int],
+        kept: Sequence[int],
         ready: Future[dict[str, float]],
     ) -> None:
         values = ready.result()
@@ -135,7 +144,8 @@ class Stepping:
             staleness=values["staleness_mean"],
         )
         leases = tuple(_leases(groups))
-        self._session.tell(Trained(BatchTrained(step, leases, tuple(left_out)), values))
+        trained = BatchTrained(step, leases, tuple(left_out), tuple(kept))
+        self._session.tell(Trained(trained, values))
         self._compare(step, values["logprob_gap"])
         updates = self._session.settings.optimizer.updates_per_batch
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)

@@ -144,4 +144,5 @@ def master_settings(settings: RunSettings) -> MasterSettings:
         lease_secs=settings.master.lease_secs,
         carries_over=settings.rollout.budget_tokens > 0,
         screening=settings.algorithm.screening,
+        times_sampled=settings.replay.times_sampled,
     )

@@ -99,11 +99,7 @@ def _check_explorers(settings: RunSettings) -> None:
 
 def _check_synchronization(settings: RunSettings) -> None:
     schedule = settings.schedule
-    require(
-        schedule.pull == "latest" or settings.replay.sampler == "fifo",
-        f"replay.sampler={settings.replay.sampler} does not fit sync.mode={settings.sync.mode}:"
-        " exact pulls consume batches in their order. Use replay.sampler=fifo.",
-    )
+    _check_replay(settings)
     require(
         schedule.pull == "latest" or schedule.offset <= settings.trainer.steps,
         f"sync.offset={schedule.offset} is beyond trainer.steps={settings.trainer.steps}: explorers"
@@ -128,6 +124,36 @@ def _check_synchronization(settings: RunSettings) -> None:
         f" later weights, but sync.pull={schedule.pull} fixes the groups and the version of"
         " every batch: use sync.mode=asynchronous or multi_explorer, or rollout.budget_tokens=0"
         " (no budget).",
+    )
+
+
+def _check_replay(settings: RunSettings) -> None:
+    schedule, replay, mode = settings.schedule, settings.replay, settings.sync.mode
+    for name, only, why in (
+        ("sampler", "fifo", "consume batches in their order"),
+        ("times_sampled", 1, "train on each batch once, with weights of the version that is due"),
+        ("max_size", None, "say themselves how far explorers are ahead, and a full buffer would"
+         " keep an explorer from the sync that the trainer waits at"),
+    ):  # fmt: skip
+        value = getattr(replay, name)
+        require(
+            schedule.pull == "latest" or value == only,
+            f"replay.{name}={value} does not fit sync.mode={mode}: exact pulls {why}. "
+            + (f"Use replay.{name}={only}." if only is not None else f"Leave out replay.{name}."),
+        )
+    most = schedule.staleness_bound + 1
+    require(
+        replay.times_sampled <= most,
+        f"replay.times_sampled={replay.times_sampled} steps cannot all train on a group: after"
+        f" {most} it is older than sync.max_staleness={schedule.staleness_bound}. Use at most"
+        f" {most}, or a greater sync.max_staleness.",
+    )
+    require(
+        replay.times_sampled == 1 or not settings.rollout.budget_tokens,
+        f"replay.times_sampled={replay.times_sampled} does not fit rollout.budget_tokens="
+        f"{settings.rollout.budget_tokens}: steps that train on groups again would overtake those"
+        " that explorers carry over. Use replay.times_sampled=1, or rollout.budget_tokens=0 (no"
+        " budget).",
     )
 
 

@@ -34,9 +34,7 @@ from rl_sync.settings.sections import (
 from rl_sync.tasks.catalog import TaskConfig
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.transfer import TRANSFERS
-
-WEIGHTS_DIR = "weights"
-"""In the work directory."""
+from rl_sync.workdir import Workdir
 
 TOGETHER = "trainer+explorers"
 """The name of the one process that they share under `launch.colocate`."""
@@ -161,11 +159,11 @@ class RunSettings:
             return "checkpoint"  # Nothing travels.
         return self.sync.transfer or MODES[self.sync.mode].transfer
 
-    def weights_directory(self, workdir: Path) -> str:
+    def weights_directory(self, workdir: Workdir) -> str:
         """The directory of versions that travel by checkpoint."""
         if self.sync.directory is None:
-            return str(workdir / WEIGHTS_DIR)
-        return f"{self.sync.directory.rstrip('/')}/{workdir.name}"
+            return str(workdir.weights)
+        return f"{self.sync.directory.rstrip('/')}/{Path(workdir).name}"
 
     @property
     def groups_generated(self) -> int:

@@ -10,6 +10,8 @@ from typing import get_args
 
 from rl_sync.learning.batching import BatchingKind
 from rl_sync.models.config import DTYPES
+from rl_sync.replay.priorities import PRIORITIES
+from rl_sync.replay.tables import Selector
 from rl_sync.schedule import MODES, Pull
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.limits import PATIENCE, PORT, require_address
@@ -19,7 +21,6 @@ from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.locations import is_remote
 
 BACKENDS = ("reverb", "embedded")
-SAMPLERS = ("fifo", "lifo", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +223,35 @@ class ReplaySettings:
     )
     sampler: str = setting(
         "fifo",
-        "Order in which groups leave the buffer; exact pulls need `fifo`.",
-        choices=SAMPLERS,
+        "Which group leaves the buffer next: the oldest, the newest, any, one drawn in proportion"
+        " to its priority, or the one of the highest or the lowest; exact pulls need `fifo`.",
+        choices=get_args(Selector),
+    )
+    priority: str = setting(
+        "variance",
+        "Priority of a group: the variance of its rewards, the mean size of its advantages, its"
+        " mean reward, the version that generated it, or the mean length of its completions.",
+        choices=tuple(PRIORITIES),
+    )
+    priority_exponent: float = setting(
+        1.0,
+        "With `replay.sampler=prioritized` a group is drawn in proportion to priority ** exponent.",
+        least=0.0,
+    )
+    times_sampled: int = setting(
+        1,
+        "Most trainer steps that train on a group, all within `sync.max_staleness`; exact pulls"
+        " need 1.",
+        unit="steps",
+        least=1,
+    )
+    max_size: int | None = setting(
+        None,
+        "Groups that the buffer holds; explorers wait while it is full. Exact pulls need the"
+        " default.",
+        unit="groups",
+        least=1,
+        implied="as many as the schedule lets explorers be ahead",
     )
 
     def __post_init__(self) -> None:

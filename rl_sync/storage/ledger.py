@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, mark, standing
 from rl_sync.processes.results import Balance
 from rl_sync.types import Group
+from rl_sync.workdir import Workdir
 
-LEDGER_FILE = "ledger.jsonl"
-CONSUMED_FILE = "consumed.jsonl"
 LOST = "not trained when the run went on from step"
 
 
@@ -26,7 +24,7 @@ class Ledger:
     """Writes every change of a lease to `workdir/ledger.jsonl`."""
 
     def __init__(self, workdir: str | os.PathLike[str]):
-        self._lines = JsonLinesWriter(Path(workdir) / LEDGER_FILE)
+        self._lines = JsonLinesWriter(Workdir(workdir).ledger)
 
     def resume(self, step: int) -> int:
         """Marks where the run goes on, and drops what earlier leases had not come to by then.
@@ -97,7 +95,7 @@ class ConsumptionRecord:
     """
 
     def __init__(self, workdir: str | os.PathLike[str] | None, start: int = 0):
-        self._lines = None if workdir is None else JsonLinesWriter(Path(workdir) / CONSUMED_FILE)
+        self._lines = None if workdir is None else JsonLinesWriter(Workdir(workdir).consumed)
         if self._lines is not None and self._lines.path.stat().st_size:
             self._lines.write(mark(start))
 
@@ -145,12 +143,12 @@ def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
         return line["event"] == "trained" and _step(line) > mark[RESUMED_AT]
 
-    return standing(read_json_lines(Path(workdir) / LEDGER_FILE), is_void)
+    return standing(read_json_lines(Workdir(workdir).ledger), is_void)
 
 
 def read_consumed(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Reads what each trainer step consumed, in the order of the steps, each of them once."""
-    lines = read_json_lines(Path(workdir) / CONSUMED_FILE)
+    lines = read_json_lines(Workdir(workdir).consumed)
     return standing(lines, lambda line, mark: line["step"] > mark[RESUMED_AT])
 
 

@@ -6,6 +6,9 @@
 
 A snapshot appears by one rename. The processes of one program take and load snapshots together,
 each its own shards; others of their cluster take no part.
+
+Orbax writes the arrays. Its CheckpointManager would also choose which snapshots stay, which is one
+line here, but it renames a snapshot as soon as that is written, before there are checksums in it.
 """
 
 from __future__ import annotations
@@ -36,9 +39,6 @@ from rl_sync.weights.storage import (
     placement,
     unflatten_named,
 )
-
-WARM_UP_DIR = "warm_up"
-"""In the folder of a run's snapshots: that of the warm-up, while there is no other."""
 
 _NAME = re.compile(r"snapshot_(\d{8,})")
 _TEMPORARY = ".unfinished-"
@@ -100,9 +100,9 @@ def save_snapshot(
         (unfinished / _METADATA).write_text(text)
         seal(unfinished)
         others = [other for other in _steps(directory) if other != step]
-        if _path(directory, step).exists():
+        if snapshot_path(directory, step).exists():
             _hide(directory, step)
-        unfinished.rename(_path(directory, step))
+        unfinished.rename(snapshot_path(directory, step))
         for old in others[: max(0, len(others) - (keep - 1))]:
             _hide(directory, old)
         _sweep(directory)
@@ -155,7 +155,7 @@ def load_snapshot(
 
 def read_metadata(directory: Path, step: int) -> dict[str, Any]:
     """What `save_snapshot` was given to remember beside the state."""
-    return json.loads((_path(Path(directory), step) / _METADATA).read_text())
+    return json.loads((snapshot_path(Path(directory), step) / _METADATA).read_text())
 
 
 def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any, dict[str, Any]]:
@@ -193,7 +193,7 @@ def _load(
         chosen, metadata = agree(
             "choose a snapshot", lambda: _chosen(directory, step, unreadable, aside=aside)
         )
-        arrays = _path(directory, chosen) / _ARRAYS
+        arrays = snapshot_path(directory, chosen) / _ARRAYS
         try:
             named = storage.read(arrays, flatten_named(plain_like), partial=partial)
         except MismatchError:
@@ -211,14 +211,16 @@ def _chosen(
 ) -> tuple[int, dict[str, Any]]:
     """The step of the snapshot to load, which is whole, and its metadata."""
     chosen = newest_whole(directory, unreadable, aside=aside) if step is None else step
-    if chosen is None or not _path(directory, chosen).exists():
+    if chosen is None or not snapshot_path(directory, chosen).exists():
         raise FileNotFoundError(
             f"There is no snapshot{'' if step is None else f' of step {step}'} in {directory}"
             f" (steps there: {_steps(directory)})."
         )
-    reason = unreadable.get(chosen) or (None if step is None else damage(_path(directory, chosen)))
+    reason = unreadable.get(chosen) or (
+        None if step is None else damage(snapshot_path(directory, chosen))
+    )
     if reason is not None:
-        raise SnapshotError(f"{_path(directory, chosen)} is damaged: {reason}.")
+        raise SnapshotError(f"{snapshot_path(directory, chosen)} is damaged: {reason}.")
     return chosen, read_metadata(directory, chosen)
 
 
@@ -242,14 +244,16 @@ def newest_whole(
     directory = Path(directory)
     damaged: dict[int, str] = {}
     for step in reversed(_steps(directory)):
-        reason = unreadable.get(step) or damage(_path(directory, step))
+        reason = unreadable.get(step) or damage(snapshot_path(directory, step))
         if reason is None:
             for broken, why in damaged.items():
                 _leave_out(directory, broken, why, step, aside=aside, say=say)
             return step
         damaged[step] = reason
     if damaged:
-        reasons = "; ".join(f"{_path(directory, s).name}: {why}" for s, why in damaged.items())
+        reasons = "; ".join(
+            f"{snapshot_path(directory, s).name}: {why}" for s, why in damaged.items()
+        )
         raise SnapshotError(
             f"No snapshot in {directory} is whole ({reasons}). Put a copy of one there, or give"
             " another --config.workdir to begin anew."
@@ -266,7 +270,7 @@ def _leave_out(
     aside: bool,
     say: Callable[[str], None],
 ) -> None:
-    path, place = _path(directory, step), ""
+    path, place = snapshot_path(directory, step), ""
     if aside:
         names = (f"{_DAMAGED}{step:08d}{suffix}" for suffix in ("", *map("-{}".format, range(99))))
         target = next(directory / name for name in names if not (directory / name).exists())
@@ -281,7 +285,7 @@ def _leave_out(
 def stored_shapes(directory: Path, step: int) -> Shapes:
     """The shapes and dtypes of a snapshot's arrays, by their paths in the state."""
     with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
-        return storage.shapes(_path(Path(directory), step) / _ARRAYS)
+        return storage.shapes(snapshot_path(Path(directory), step) / _ARRAYS)
 
 
 def latest_snapshot(directory: Path) -> int | None:
@@ -294,12 +298,13 @@ def _steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def _path(directory: Path, step: int) -> Path:
+def snapshot_path(directory: Path, step: int) -> Path:
+    """Where the snapshot of a step is, or would be."""
     return directory / f"snapshot_{step:08d}"
 
 
 def _hide(directory: Path, step: int) -> None:
-    _path(directory, step).rename(directory / f"{_DELETED}{step:08d}")
+    snapshot_path(directory, step).rename(directory / f"{_DELETED}{step:08d}")
 
 
 def _sweep(directory: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rl_sync.actors.events import VersionPublished
 from rl_sync.processes.calls import Happened
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
 from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.workdir import Workdir
 
 
 class CheckpointTrainerEnd(Offering):
@@ -56,7 +55,7 @@ def _explorer(site: Site) -> ExplorerEnd:
 
 def _directory(site: Site) -> str:
     settings = site.session.settings
-    return settings.weights_directory(Path(settings.workdir))
+    return settings.weights_directory(Workdir(settings.workdir))
 
 
 def _published_bytes(version: int, schedule: SyncSchedule) -> int:

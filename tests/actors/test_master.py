@@ -1,5 +1,7 @@
 """The master's decisions, without a process: leases, admission, the ledger."""
 
+import dataclasses
+
 import pytest
 
 from rl_sync.actors import master
@@ -210,3 +212,30 @@ def test_a_run_that_goes_on_counts_from_its_step_and_leases_what_was_not_trained
     for step, version in [(4, 3), (5, 3), (6, 4)]:
         exact, grant = lease(exact)
         assert (grant.step, grant.version) == (step, version)
+
+
+def test_a_group_that_is_trained_on_again_is_trained_once_and_never_dropped():
+    schedule = resolve("custom", 1, 0, 3, "latest")
+    state = started(dataclasses.replace(settings_of(schedule), times_sampled=2))
+    state, grant = lease(state)
+    one, two, *_ = ids(grant)
+    state, _ = take(state, GroupsBuffered(ids(grant)), BatchTrained(1, ids(grant), kept=(one, two)))
+    assert (state.trained, state.buffered, set(state.live)) == (2, 2, {one, two})
+    assert master.position(state).again == ()
+    state, records = take(state, GroupsRefused((one,), "too stale"))
+    assert (state.trained, state.dropped, records) == (3, {}, [])
+    state, _ = take(state, BatchTrained(2, (two,)), VersionPublished(2))
+    assert (state.trained, dict(state.live)) == (4, {})
+    assert accounted(state) == state.leased == 4
+
+
+def test_a_group_has_room_in_the_bound_for_all_steps_that_may_train_on_it():
+    """Bound 3: steps 1 to 4 may train on version 0, so two batches of two steps each."""
+    schedule = resolve("custom", 1, 0, 3, "latest")
+    run = dataclasses.replace(settings_of(schedule, groups_per_lease=9), times_sampled=2)
+    state, grant = lease(started(run))
+    assert len(grant.leases) == 8
+    assert isinstance(lease(state, explorer=2)[1], HoldBack)
+    batch = ids(grant)[:4]
+    state, _ = take(state, BatchTrained(1, batch, kept=batch), VersionPublished(1))
+    assert len(lease(state)[1].leases) == 2

@@ -7,6 +7,8 @@ import time
 import pytest
 from launcher import run
 
+from rl_sync.storage.snapshots import snapshot_path
+from rl_sync.workdir import Workdir
 from tests.launcher.command import said_here
 
 CONFIG = "--config=configs/arithmetic.py"
@@ -273,8 +275,8 @@ def test_a_config_that_is_not_there_is_refused(config, parts, mistake):
 
 @pytest.mark.parametrize("text", ['{"name": "ru', "[]", "\udcff", "[" * 5000])
 def test_a_torn_config_of_a_work_directory_is_named(text, mistake, tmp_path):
-    (tmp_path / "run" / "checkpoints" / "5").mkdir(parents=True)
-    path = tmp_path / "run" / "config.json"
+    (Workdir(tmp_path / "run").snapshots / "5").mkdir(parents=True)
+    path = Workdir(tmp_path / "run").config
     path.write_text(text, errors="surrogateescape")
     said = mistake("export", "--workdir=TMP/run", "--to=TMP/new")
     assert f"{path} " in said
@@ -282,15 +284,15 @@ def test_a_torn_config_of_a_work_directory_is_named(text, mistake, tmp_path):
 
 
 def test_a_run_does_not_go_on_from_a_torn_config(mistake, tmp_path):
-    (tmp_path / "run" / "checkpoints" / "snapshot_00000005").mkdir(parents=True)
-    (tmp_path / "run" / "config.json").write_text('{"name": "ru')
+    snapshot_path(Workdir(tmp_path / "run").snapshots, 5).mkdir(parents=True)
+    Workdir(tmp_path / "run").config.write_text('{"name": "ru')
     said = mistake(CONFIG, "--config.workdir=TMP/run")
     assert f"{tmp_path}/run/config.json cannot be read" in said
 
 
 def test_a_timeline_of_a_run_that_has_done_nothing_yet_is_refused(mistake, tmp_path):
-    (tmp_path / "spans").mkdir()
-    (tmp_path / "spans" / "trainer.jsonl").write_text("")
+    Workdir(tmp_path).spans.mkdir()
+    Workdir(tmp_path).spans_of("trainer").write_text("")
     assert "holds no spans yet" in mistake("timeline", "--workdir=TMP")
 
 

@@ -18,6 +18,7 @@ from rl_sync.processes.ports import free_ports
 from rl_sync.processes.results import Balance, Result, Summary
 from rl_sync.processes.rpc import Desk, RpcClient, RpcServer
 from rl_sync.settings.reading import read_settings
+from rl_sync.workdir import Workdir
 from tests.runs import tiny
 
 HOST = "127.0.0.1"
@@ -48,7 +49,7 @@ def test_a_master_that_does_not_answer_is_an_error_with_the_reason(ending, tmp_p
     said = str(error.value)
     assert "did not close the run's ledger" in said
     assert f"the master at {HOST}:{port} to Close" in said
-    assert str(tmp_path / "logs" / "master.log") in said
+    assert str(Workdir(tmp_path).log("master")) in said
 
 
 def test_a_master_that_cannot_close_the_ledger_is_an_error_with_the_reason(ending):

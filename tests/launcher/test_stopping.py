@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 from launcher import stopping
@@ -12,6 +11,7 @@ from launcher import stopping
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.movement import Movement
 from rl_sync.settings.reading import read_settings
+from rl_sync.workdir import Workdir
 from tests.runs import tiny
 
 
@@ -116,7 +116,7 @@ def settings(tmp_path):
 
 
 def snapshot(settings, name):
-    (Path(settings.workdir) / "checkpoints" / name).mkdir(parents=True)
+    (Workdir(settings.workdir).snapshots / name).mkdir(parents=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.runtime import wiring
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
-from rl_sync.storage.snapshots import load_snapshot, save_snapshot
+from rl_sync.storage.snapshots import load_snapshot, save_snapshot, snapshot_path
+from rl_sync.workdir import Workdir
 from tests.runs import tiny
 
 STEP = 5
@@ -40,28 +42,27 @@ def prepare(workdir, **fields):
 @pytest.fixture
 def began(tmp_path):
     """A directory whose run has left a snapshot of so many trainer steps, or warm-up steps."""
-    directory = tmp_path / "run"
-    directory.mkdir()
+    directory = Workdir(tmp_path / "run")
+    Path(directory).mkdir()
 
     def begin(step=STEP, warm_up=None, **fields):
         assert prepare(directory, **fields) is None
-        settings = read_settings(json.loads((directory / "config.json").read_text()))
+        settings = read_settings(json.loads(directory.config.read_text()))
         model = wiring.trainer_model(settings, wiring.load_task(settings))
         shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         state = {"step": jnp.int32(0), "params": params}
-        snapshots = directory / work.CHECKPOINTS_DIR
         if warm_up is not None:
-            save_snapshot(snapshots / "warm_up", warm_up, state, {})
+            save_snapshot(directory.warm_up_snapshots, warm_up, state, {})
         else:
-            save_snapshot(snapshots, step, state, {})
+            save_snapshot(directory.snapshots, step, state, {})
         return directory
 
     return begin
 
 
 def files(directory):
-    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {path: path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_change_of_what_a_run_learns_is_refused_and_nothing_is_touched(
 
 def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_config(began):
     directory = began()
-    former = (directory / "config.json").read_text()
+    former = directory.config.read_text()
     changed = {"sync__mode": "asynchronous", "optimizer__learning_rate": 1e-5}
     resumption = prepare(directory, launch__resume_changed=True, **changed)
     assert (resumption.warm_up, resumption.step) == (None, STEP)
@@ -107,11 +108,11 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
         "  with sync.mode: 'one_step_off_policy' there, 'asynchronous' here",
     ]
     assert "  with optimizer.learning_rate: 0.0003 there, 1e-05 here" in told
-    (kept,) = (directory / "earlier").glob("*/config.json")
+    (kept,) = directory.earlier.glob("*/config.json")
     assert kept.read_text() == former
-    now = json.loads((directory / "config.json").read_text())
+    now = json.loads(directory.config.read_text())
     assert now["sync"]["mode"] == "asynchronous"
-    (line,) = read_json_lines(directory / "resumed.jsonl")
+    (line,) = read_json_lines(directory.resumed)
     assert line["step"] == STEP
     rate = {"setting": "optimizer.learning_rate", "before": 0.0003, "now": 1e-05}
     assert rate in line["changes"]
@@ -155,31 +156,31 @@ def test_fewer_steps_than_a_run_has_made_are_refused(began):
 
 def test_a_config_that_cannot_be_read_is_named_and_kept(began):
     directory = began()
-    (directory / "config.json").write_text('{"torn": ')
+    directory.config.write_text('{"torn": ')
     with pytest.raises(ConfigError, match=r"config.json cannot be read"):
         prepare(directory)
-    assert (directory / "config.json").read_text() == '{"torn": '
+    assert directory.config.read_text() == '{"torn": '
 
 
 def test_snapshots_of_a_run_that_nothing_is_known_of_are_set_aside(began):
     directory = began()
-    (directory / "config.json").unlink()
+    directory.config.unlink()
     assert prepare(directory) is None
     assert work.saved(directory) == (None, None)
-    (kept,) = (directory / "earlier").glob("*/checkpoints")
+    (kept,) = directory.earlier.glob("*/checkpoints")
     assert list(kept.iterdir())
 
 
 def test_a_setting_that_another_version_of_the_code_did_not_have_is_no_change(began):
     directory = began()
-    config = json.loads((directory / "config.json").read_text())
+    config = json.loads(directory.config.read_text())
     del config["rollout"]["min_p"]
-    (directory / "config.json").write_text(json.dumps(config))
+    directory.config.write_text(json.dumps(config))
     assert prepare(directory).changes == ()
 
 
 def lose_metadata(directory, step):
-    (directory / "checkpoints" / f"snapshot_{step:08d}" / "metadata.json").unlink()
+    (snapshot_path(directory.snapshots, step) / "metadata.json").unlink()
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def twice(began):
     """The directory of a run that has left two snapshots, and their state."""
     directory, state = began(5), {"x": jnp.zeros(3)}
     for step in (5, 10):
-        save_snapshot(directory / "checkpoints", step, state, {})
+        save_snapshot(directory.snapshots, step, state, {})
     return directory, state
 
 
@@ -199,8 +200,8 @@ def test_a_run_goes_on_from_the_snapshot_that_the_trainer_finds_whole(twice, cap
     (said,) = capsys.readouterr().out.splitlines()
     assert said.startswith("WARNING: The snapshot ")
     assert "it lacks metadata.json. The one of step 5 is used instead" in said
-    assert load_snapshot(directory / "checkpoints", None, state)[0] == 5
-    assert (directory / "checkpoints" / "damaged_00000010" / "files.json").exists()
+    assert load_snapshot(directory.snapshots, None, state)[0] == 5
+    assert (directory.snapshots / "damaged_00000010" / "files.json").exists()
 
 
 def test_a_run_none_of_whose_snapshots_is_whole_does_not_begin_anew(twice):
@@ -210,12 +211,12 @@ def test_a_run_none_of_whose_snapshots_is_whole_does_not_begin_anew(twice):
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"No snapshot in .*/checkpoints is whole"):
             prepare(directory)
-    assert len(list((directory / "checkpoints").iterdir())) == 2
+    assert len(list(directory.snapshots.iterdir())) == 2
 
 
 def test_a_warm_up_does_not_go_on_from_a_damaged_snapshot(began):
     directory = began(warm_up=3)
-    (directory / "checkpoints" / "warm_up" / "snapshot_00000003" / "metadata.json").unlink()
+    (snapshot_path(directory.warm_up_snapshots, 3) / "metadata.json").unlink()
     with pytest.raises(ConfigError, match=r"No snapshot in .*/checkpoints/warm_up is whole"):
         prepare(directory)
 
@@ -233,7 +234,7 @@ def test_what_was_there_is_kept_at_every_start_even_of_the_same_second(began, mo
     monkeypatch.setattr(work.time, "strftime", lambda _: "20260101-000000")
     directory = began()
     for _ in range(3):
-        (directory / "config.json").unlink(missing_ok=True)
-        (directory / "metrics.jsonl").write_text("{}\n")
+        directory.config.unlink(missing_ok=True)
+        directory.metrics.write_text("{}\n")
         assert prepare(directory) is None
-    assert len(list((directory / "earlier").glob("*/metrics.jsonl"))) == 3
+    assert len(list(directory.earlier.glob("*/metrics.jsonl"))) == 3

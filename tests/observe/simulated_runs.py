@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rl_sync import schedule as schedules
 from rl_sync.observe.jsonlines import JsonLinesWriter
-from rl_sync.observe.spans import Span, SpanKind, spans_path
+from rl_sync.observe.spans import Span, SpanKind
+from rl_sync.workdir import Workdir
 
 START_SECS = 1_700_000_000.0
 GROUPS = 8
@@ -19,7 +20,7 @@ MODES = ("synchronous", "one_step_off_policy", "asynchronous", "multi_explorer")
 def write_spans(workdir: Path, spans: list[Span]) -> None:
     """Writes spans as the roles of a run would have."""
     for role in {span.role for span in spans}:
-        writer = JsonLinesWriter(spans_path(workdir, role))
+        writer = JsonLinesWriter(Workdir(workdir).spans_of(role))
         for span in spans:
             if span.role == role:
                 writer.write(span.to_json())

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from rl_sync.observe.metrics import METRICS_FILE, read_metrics
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.workdir import Workdir
 from tests.observe.full_disk import files_of_at_most
 
 
@@ -30,7 +31,7 @@ def test_metrics_read_back_as_written_by_phase(tmp_path):
 def test_what_is_not_finite_becomes_null(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write("rl", 1, {"kl": float("nan"), "loss": np.float32("inf"), "parts": [1, np.nan]})
-    (line,) = (tmp_path / METRICS_FILE).read_text().splitlines()
+    (line,) = Workdir(tmp_path).metrics.read_text().splitlines()
     values = json.loads(line, parse_constant=_strict)
     assert (values["kl"], values["loss"], values["parts"]) == (None, None, [1, None])
 
@@ -59,7 +60,7 @@ def test_a_full_disk_is_said_once_and_blocks_nobody(tmp_path, caplog):
                 writer.write("rl", step, {f"value{i}": 0.5 for i in range(20)})
     said = [record.getMessage() for record in caplog.records]
     assert [line.split(" cannot be written: ")[0] for line in said] == [
-        str(tmp_path / METRICS_FILE),
+        str(Workdir(tmp_path).metrics),
         str(tmp_path / "tensorboard"),
     ]
     assert [line["step"] for line in read_metrics(tmp_path)] == [1]

@@ -14,15 +14,15 @@ from rl_sync.observe.spans import (
     SpanKind,
     SpanRecorder,
     read_spans,
-    spans_path,
 )
+from rl_sync.workdir import Workdir
 from tests.observe.full_disk import files_of_at_most
 
 
 def test_spans_of_all_roles_are_read_in_order_of_their_start(tmp_path):
-    with SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as trainer:
+    with SpanRecorder(Workdir(tmp_path).spans_of("trainer"), "trainer") as trainer:
         trainer.record(SpanKind.TRAIN, 20.0, 21.5, step=1, leases=[3, 4])
-    with SpanRecorder(spans_path(tmp_path, "explorer1"), "explorer1") as explorer:
+    with SpanRecorder(Workdir(tmp_path).spans_of("explorer1"), "explorer1") as explorer:
         explorer.record(SpanKind.ROLLOUT, 10.0, 19.0, step=1, version=0, leases=[3, 4])
     assert read_spans(tmp_path) == [
         Span(
@@ -33,7 +33,7 @@ def test_spans_of_all_roles_are_read_in_order_of_their_start(tmp_path):
 
 
 def test_a_span_takes_what_its_body_adds_and_lasts_as_long(tmp_path):
-    with SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as recorder:
+    with SpanRecorder(Workdir(tmp_path).spans_of("trainer"), "trainer") as recorder:
         before = time.time()
         with recorder.span(SpanKind.ROLLOUT, step=np.int32(7)) as attributes:
             time.sleep(0.05)
@@ -47,7 +47,7 @@ def test_a_span_takes_what_its_body_adds_and_lasts_as_long(tmp_path):
 
 
 def test_a_span_is_on_disk_as_soon_as_it_ends(tmp_path):
-    recorder = SpanRecorder(spans_path(tmp_path, "master"), "master")
+    recorder = SpanRecorder(Workdir(tmp_path).spans_of("master"), "master")
     with recorder.span(SpanKind.EVALUATION):
         assert read_spans(tmp_path) == []
     assert len(read_spans(tmp_path)) == 1
@@ -55,7 +55,7 @@ def test_a_span_is_on_disk_as_soon_as_it_ends(tmp_path):
 
 
 def test_a_failing_body_is_recorded_with_its_error(tmp_path):
-    recorder = SpanRecorder(spans_path(tmp_path, "trainer"), "trainer")
+    recorder = SpanRecorder(Workdir(tmp_path).spans_of("trainer"), "trainer")
     with pytest.raises(TimeoutError), recorder.span(SpanKind.WAIT, reason="experiences"):
         raise TimeoutError
     (span,) = read_spans(tmp_path)
@@ -66,7 +66,7 @@ def test_a_failing_body_is_recorded_with_its_error(tmp_path):
 
 def test_current_is_the_innermost_open_span_seen_from_any_thread(tmp_path):
     seen = []
-    with SpanRecorder(spans_path(tmp_path, "explorer1"), "explorer1") as recorder:
+    with SpanRecorder(Workdir(tmp_path).spans_of("explorer1"), "explorer1") as recorder:
         assert recorder.current is None
         with (
             recorder.span(SpanKind.ROLLOUT, step=3),
@@ -85,7 +85,7 @@ def test_current_is_the_innermost_open_span_seen_from_any_thread(tmp_path):
 
 def test_a_role_works_while_one_of_its_threads_waits(tmp_path):
     entered, leave = threading.Event(), threading.Event()
-    with SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as recorder:
+    with SpanRecorder(Workdir(tmp_path).spans_of("trainer"), "trainer") as recorder:
 
         def train():
             with recorder.span(SpanKind.TRAIN, step=3):
@@ -104,14 +104,14 @@ def test_a_role_works_while_one_of_its_threads_waits(tmp_path):
 
 def test_recording_a_span_that_ends_before_it_starts_is_refused(tmp_path):
     with (
-        SpanRecorder(spans_path(tmp_path, "trainer"), "trainer") as recorder,
+        SpanRecorder(Workdir(tmp_path).spans_of("trainer"), "trainer") as recorder,
         pytest.raises(ValueError, match=r"SpanRecorder\.now"),
     ):
         recorder.record(SpanKind.TRAIN, 2.0, 1.0)
 
 
 def test_threads_do_not_tear_each_others_lines(tmp_path):
-    with SpanRecorder(spans_path(tmp_path, "explorer1"), "explorer1") as recorder:
+    with SpanRecorder(Workdir(tmp_path).spans_of("explorer1"), "explorer1") as recorder:
 
         def record(thread: int) -> None:
             for step in range(50):
@@ -204,7 +204,7 @@ def test_a_part_that_could_not_be_taken_back_is_cut_off_before_the_next_line(tmp
 
 
 def test_spans_around_a_torn_line_are_read(tmp_path):
-    path = spans_path(tmp_path, "trainer")
+    path = Workdir(tmp_path).spans_of("trainer")
     with SpanRecorder(path, "trainer") as recorder:
         recorder.record(SpanKind.TRAIN, 1.0, 2.0)
     path.write_text('{"role":' + path.read_text() + path.read_text())
@@ -212,7 +212,7 @@ def test_spans_around_a_torn_line_are_read(tmp_path):
 
 
 def test_a_line_that_is_no_span_is_named(tmp_path):
-    path = spans_path(tmp_path, "trainer")
+    path = Workdir(tmp_path).spans_of("trainer")
     path.parent.mkdir()
     path.write_text(json.dumps({"role": "trainer", "kind": "nap", "start": 1, "end": 2}) + "\n")
     with pytest.raises(ValueError, match=r"trainer\.jsonl, line 1 .*nap"):
@@ -226,7 +226,7 @@ def test_a_folder_without_spans_is_refused_with_the_way_out(tmp_path):
 
 def _attempt(workdir, role, spans, resumed=None, began=0.0):
     """What one process of a role records: [kind, start, end, attributes]; the trainer's mark."""
-    with SpanRecorder(spans_path(workdir, role), role) as recorder:
+    with SpanRecorder(Workdir(workdir).spans_of(role), role) as recorder:
         recorder._began_secs = began
         if resumed is not None:
             recorder.resume(*resumed)

@@ -17,6 +17,7 @@ from rl_sync.observe.timeline import (
     run_title,
     steps_window,
 )
+from rl_sync.workdir import Workdir
 
 from .simulated_runs import MODES, simulate, write_spans
 
@@ -177,7 +178,7 @@ def test_a_run_that_has_only_warmed_up_is_drawn_whole(tmp_path):
 def test_the_title_tells_mode_and_schedule(tmp_path):
     assert run_title(tmp_path) == tmp_path.name
     sync = {"mode": "one_step_off_policy", "interval": 1, "offset": 1, "transfer": "collective"}
-    (tmp_path / "config.json").write_text(json.dumps({"sync": {**sync, "max_staleness": None}}))
+    Workdir(tmp_path).config.write_text(json.dumps({"sync": {**sync, "max_staleness": None}}))
     assert run_title(tmp_path) == "One-step off-policy · interval 1, offset 1, collective transfer"
 
 
@@ -192,5 +193,5 @@ def test_a_range_of_steps_is_read():
 
 @pytest.mark.parametrize("text", ['{"sync": {"mo', "[]", '{"sync": 3}'])
 def test_a_damaged_config_costs_a_picture_its_title_alone(text, tmp_path):
-    (tmp_path / "config.json").write_text(text)
+    Workdir(tmp_path).config.write_text(text)
     assert run_title(tmp_path) == tmp_path.name

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rl_sync.processes import secret
-from rl_sync.processes.secret import FILE, forget, is_open, secret_of
+from rl_sync.processes.secret import forget, is_open, secret_of
+from rl_sync.workdir import Workdir
 
 
 def test_all_processes_of_a_run_read_the_one_that_the_first_made(tmp_path):
@@ -20,9 +21,9 @@ def test_all_processes_of_a_run_read_the_one_that_the_first_made(tmp_path):
 
 def test_its_owner_alone_can_read_it(tmp_path):
     secret_of(tmp_path)
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert Workdir(tmp_path).secret.stat().st_mode & 0o777 == 0o600
     assert not is_open(tmp_path)
-    (tmp_path / FILE).chmod(0o644)
+    Workdir(tmp_path).secret.chmod(0o644)
     assert is_open(tmp_path)
 
 
@@ -30,12 +31,12 @@ def test_each_run_has_its_own(tmp_path):
     first = secret_of(tmp_path)
     forget(tmp_path)
     forget(tmp_path)
-    assert not (tmp_path / FILE).exists()
+    assert not Workdir(tmp_path).secret.exists()
     assert secret_of(tmp_path) != first
 
 
 def test_one_that_was_begun_and_not_finished_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(secret, "_WRITTEN_SECS", 0.1)
-    (tmp_path / FILE).write_text("abc")
-    with pytest.raises(OSError, match=rf"{tmp_path / FILE} holds no secret .* Remove it"):
+    Workdir(tmp_path).secret.write_text("abc")
+    with pytest.raises(OSError, match=rf"{Workdir(tmp_path).secret} holds no secret .* Remove it"):
         secret_of(tmp_path)

@@ -12,7 +12,7 @@ import uv
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.embedded import EmbeddedReplay
 from rl_sync.replay.process import start_server
-from rl_sync.replay.tables import TableSpec, queue, throttled
+from rl_sync.replay.tables import TableSpec, queue
 
 TABLES = [
     queue("queue", 3),
@@ -24,7 +24,16 @@ TABLES = [
     TableSpec("best", 1000, sampler="max_heap", remover="min_heap"),
     TableSpec("small", 3, sampler="uniform"),
     TableSpec("patient", 1000, sampler="uniform", min_size_to_sample=3),
-    throttled(TableSpec("ratio", 1000, sampler="uniform", min_size_to_sample=2), 2.0, 4.0),
+    queue("again", 2, sampler="uniform", times=3),
+    TableSpec(
+        "ratio",
+        1000,
+        sampler="uniform",
+        min_size_to_sample=2,
+        samples_per_insert=2.0,
+        min_diff=0.0,
+        max_diff=8.0,
+    ),
 ]
 START_TIMEOUT_SECS = 240.0
 

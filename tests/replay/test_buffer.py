@@ -61,6 +61,17 @@ def test_full_queue_blocks_the_writer_until_its_deadline_and_keeps_the_item(repl
     assert not insert_later.is_alive()
 
 
+def test_a_queue_of_several_draws_gives_each_item_so_often_and_then_has_room(replay):
+    insert(replay, "again", range(2))
+    with pytest.raises(ReplayTimeoutError, match="room for 1 item"):
+        replay.insert("again", item(2), timeout_secs=0.2)
+    drawn = values(sample(replay, "again", 3))
+    replay.flush(timeout_secs=5)
+    drawn += values(sample(replay, "again", 6))
+    assert collections.Counter(drawn) == {0: 3, 1: 3, 2: 3}
+    eventually(lambda: replay.info()["again"].current_size == 0)
+
+
 def test_blocked_writer_goes_on_as_soon_as_there_is_room(replay):
     insert(replay, "queue", range(3))
     done = []

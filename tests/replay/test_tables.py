@@ -13,9 +13,10 @@ def test_a_queue_is_reverbs_queue():
     assert limits == (1.0, 1, 0.0, 4.0)
 
 
-def test_a_ratio_has_its_slack_on_both_sides_of_the_filled_table():
-    spec = tables.throttled(TableSpec("t", 100, min_size_to_sample=10), 2.0, 5.0)
-    assert (spec.min_diff, spec.max_diff, spec.samples_per_insert) == (15.0, 25.0, 2.0)
+def test_a_queue_of_several_draws_has_room_for_as_many_items_and_never_removes_one():
+    spec = tables.queue("q", 4, "uniform", times=3)
+    assert (spec.sampler, spec.max_times_sampled, spec.samples_per_insert) == ("uniform", 3, 3.0)
+    assert spec.max_size == spec.max_diff == 12, "an item with one draw left is an item"
 
 
 def test_json_round_trip():

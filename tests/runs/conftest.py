@@ -23,6 +23,7 @@ from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import read_consumed, read_ledger
 from rl_sync.storage.snapshots import latest_snapshot, load_snapshot
+from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,12 +99,12 @@ def quickly(directory: Path) -> dict[str, str]:
 class RunRecord:
     """What a finished run left behind."""
 
-    workdir: Path
+    workdir: Workdir
     output: str
 
     @property
     def settings(self) -> RunSettings:
-        return read_settings(json.loads((self.workdir / "config.json").read_text()))
+        return read_settings(json.loads(self.workdir.config.read_text()))
 
     @property
     def consumed(self) -> list[dict[str, Any]]:
@@ -148,7 +149,7 @@ class Runs:
             workdir = self._directory / str(len(self._done))
             process = launch(*flags, workdir=workdir)
             output, _ = process.communicate(timeout=TIMEOUT_SECS)
-            self._done[flags] = process.returncode, RunRecord(workdir, output)
+            self._done[flags] = process.returncode, RunRecord(Workdir(workdir), output)
         status, record = self._done[flags]
         assert status == 0, record.output
         return record
@@ -166,7 +167,7 @@ def parameters(run) -> list[np.ndarray]:
     settings, task = run.settings, wiring.load_task(run.settings)
     like = trainer_of(settings, task, layout()).like()
     kept = parameters_of(settings, task, layout()).kept(like.params)
-    directory = run.workdir / "checkpoints"
+    directory = run.workdir.snapshots
     assert latest_snapshot(directory) == settings.trainer.steps
     _, state, _ = load_snapshot(directory, None, like._replace(params=kept))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]

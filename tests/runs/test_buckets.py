@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rl_sync.weights.versions import VersionDirectory
@@ -24,9 +26,9 @@ def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path
     one, other = (runs.get(*BY_CHECKPOINT, f"--config.sync.directory={place}") for place in places)
     assert_same_bits(one, other)
     for place, run in zip(places, (one, other), strict=True):
-        assert not (run.workdir / "weights").exists()
-        assert run.settings.weights_directory(run.workdir) == f"{place}/{run.workdir.name}"
-        directory = VersionDirectory(f"{place}/{run.workdir.name}")
+        assert not run.workdir.weights.exists()
+        assert run.settings.weights_directory(run.workdir) == f"{place}/{Path(run.workdir).name}"
+        directory = VersionDirectory(f"{place}/{Path(run.workdir).name}")
         last = run.settings.trainer.steps - 1  # Nobody uses those of the last step.
         assert directory.versions()[-1] == last
         assert directory.held_versions(600) == set(), "an explorer went and left a mark"

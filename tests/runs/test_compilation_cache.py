@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rl_sync.workdir import Workdir
 from tests.runs.conftest import TIMEOUT_SECS, RunRecord, launch
 
 LARGE = ("decode_chunk", "step", "warm_up_step")
@@ -23,12 +24,12 @@ def run(workdir: Path, cache: Path) -> RunRecord:
     output, _ = process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0, output
     assert f"Compiled programs: {cache}\n" in output
-    return RunRecord(workdir, output)
+    return RunRecord(Workdir(workdir), output)
 
 
 def programs(record: RunRecord, role: str) -> tuple[int, int]:
     """How many programs a role needed, and how many of them the cache had."""
-    log = (record.workdir / "logs" / f"{role}.log").read_text()
+    log = record.workdir.log(role).read_text()
     assert "persistent compilation cache" not in log, "a warning of JAX's"
     (found,) = re.findall(r"Of (\d+) programs the compilation cache had (\d+)\.", log)
     return int(found[0]), int(found[1])

@@ -22,6 +22,7 @@ from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
 from rl_sync.storage.ledger import read_consumed, read_ledger
+from rl_sync.workdir import Workdir
 from tests.rewards.test_pool import lives
 from tests.runs.conftest import TEAMS, TIMEOUT_SECS, RunRecord, launch
 
@@ -60,7 +61,7 @@ def wait_for(condition, process):
 def reached(workdir: Path, phase: str) -> bool:
     """Whether the warm-up is over, or a few RL steps are."""
     least = {"warm_up": 1, "rl": 3}[phase]
-    return (workdir / "metrics.jsonl").exists() and len(read_metrics(workdir, phase)) >= least
+    return Workdir(workdir).metrics.exists() and len(read_metrics(workdir, phase)) >= least
 
 
 def processes_of(workdir: Path) -> dict[str, int]:
@@ -122,7 +123,7 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
     assert process.returncode == 1
     failure = output[output.index("The run failed:") :]
     assert failure.startswith(f"The run failed: {victim} was killed by SIGKILL")
-    assert str(workdir / "logs" / f"{victim}.log") in failure
+    assert str(Workdir(workdir).log(victim)) in failure
     assert f"--config.workdir={workdir}" in failure
     assert processes_of(workdir) == {}
 
@@ -137,9 +138,9 @@ def test_a_program_that_loses_one_of_its_processes_is_lost(started, victim, mode
     assert process.returncode == 1
     failure = output[output.index("The run failed:") :]
     assert failure.startswith(f"The run failed: {victim} was killed by SIGKILL")
-    assert str(workdir / "logs" / f"{victim.replace('/', '.')}.log") in failure
+    assert str(Workdir(workdir).log(victim)) in failure
     assert processes_of(workdir) == {}
-    saved = list((workdir / "checkpoints").glob("snapshot_*"))
+    saved = list(Workdir(workdir).snapshots.glob("snapshot_*"))
     assert saved or victim == "trainer/1", "the trainer is whole and has not saved"
 
 
@@ -149,7 +150,7 @@ def test_the_trainer_saves_when_an_explorer_has_died(started):
     )
     os.kill(processes_of(workdir)["explorer1"], signal.SIGKILL)
     ended(process)
-    assert list((workdir / "checkpoints").glob("snapshot_*"))
+    assert list(Workdir(workdir).snapshots.glob("snapshot_*"))
 
 
 def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
@@ -179,7 +180,7 @@ def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
     assert "The run failed: explorer2 was killed by SIGKILL" in output
     dropped = [entry for entry in read_ledger(workdir) if entry.get("reason") == EXPLORER_DIED]
     assert {lease["explorer"] for entry in dropped for lease in entry["leases"]} <= {2}
-    assert list((workdir / "checkpoints").glob("snapshot_*")), "the trainer is whole"
+    assert list(Workdir(workdir).snapshots.glob("snapshot_*")), "the trainer is whole"
 
 
 def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(started, runs):
@@ -193,7 +194,7 @@ def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(starte
     output = ended(process)
     assert process.returncode == 0, output
     assert "explorer1 was killed by SIGKILL. It is started again" in output
-    assert RunRecord(workdir, output).digest == runs.get(EMBEDDED, *flags).digest
+    assert RunRecord(Workdir(workdir), output).digest == runs.get(EMBEDDED, *flags).digest
 
 
 def test_roles_end_when_the_launcher_is_killed(started):
@@ -221,20 +222,20 @@ def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
     assert process.returncode == 130, output
     assert f"--config.workdir={workdir}" in output
     assert processes_of(workdir) == {}
-    before = RunRecord(workdir, output)
+    before = RunRecord(Workdir(workdir), output)
     balance = before.ledger[-1]
     kept = balance["trained"] + balance["buffered"] + sum(balance["dropped"].values())
     assert balance["leased"] == kept
     assert balance["generating"] == 0
     last = before.consumed[-1]["step"]
-    assert len(list((workdir / "checkpoints").glob(f"snapshot_*{last}"))) == 1
+    assert len(list(Workdir(workdir).snapshots.glob(f"snapshot_*{last}"))) == 1
 
     steps = last + 6
     again = launch(flag, EMBEDDED, f"--config.trainer.steps={steps}", workdir=workdir)
     output = ended(again)
     assert again.returncode == 0, output
     assert f"Goes on from trainer step {last}" in output
-    run = RunRecord(workdir, output)
+    run = RunRecord(Workdir(workdir), output)
     assert [step["step"] for step in run.consumed] == list(range(1, steps + 1))
     ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
     assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
@@ -259,9 +260,9 @@ def test_an_interrupted_warm_up_goes_on_where_it_was_and_comes_to_the_same_bits(
     output = ended(again)
     assert again.returncode == 0, output
     assert f"Goes on from warm-up step {step}." in output
-    assert not (workdir / "checkpoints" / "warm_up").exists()
+    assert not Workdir(workdir).warm_up_snapshots.exists()
     whole = runs.get(*flags, EMBEDDED, short)
-    assert RunRecord(workdir, output).digest == whole.digest
+    assert RunRecord(Workdir(workdir), output).digest == whole.digest
     probed = [line["step"] for line in read_metrics(workdir, "warm_up")]
     assert probed == [100, 200, 300]
 
@@ -272,7 +273,7 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
     process, workdir = started(*flags)
 
     def saved() -> int:
-        names = (workdir / "checkpoints").glob("snapshot_*")
+        names = Workdir(workdir).snapshots.glob("snapshot_*")
         return max((int(path.name.rpartition("_")[2]) for path in names), default=0)
 
     wait_for(lambda: 0 < saved() < read_consumed(workdir)[-1]["step"], process)
@@ -286,7 +287,7 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
     output = ended(again)
     assert again.returncode == 0, output
     assert f"Goes on from trainer step {start}." in output
-    run = RunRecord(workdir, output)
+    run = RunRecord(Workdir(workdir), output)
     every = list(range(1, steps + 1))
     assert [step["step"] for step in run.consumed] == every
     assert [line["step"] for line in read_metrics(workdir, "rl")] == every
@@ -324,7 +325,7 @@ def test_a_stopped_explorer_holds_nobody_up(started):
     wait_for(lambda: read_metrics(workdir, "rl")[-1]["step"] > before + 40, process)
     os.kill(process.pid, signal.SIGINT)
     output = ended(process)
-    run = RunRecord(workdir, output)
+    run = RunRecord(Workdir(workdir), output)
     ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
     assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
     balance = run.ledger[-1]
@@ -382,7 +383,7 @@ def test_a_server_started_by_hand_serves_a_run_and_outlives_it(by_hand, runs):
         assert replay.info()["groups"].current_size == 0
     assert len(run.consumed) == run.settings.trainer.steps
     assert server.poll() is None
-    assert not (run.workdir / "logs" / "replay.log").exists()
+    assert not run.workdir.log("replay").exists()
 
 
 def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by_hand, tmp_path):
@@ -400,10 +401,10 @@ def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by
 
 def test_the_resolved_config_and_every_record_stand_in_the_work_directory(runs):
     run = runs.get("--config.sync.mode=asynchronous")
-    names = {path.name for path in run.workdir.iterdir()}
+    names = {path.name for path in Path(run.workdir).iterdir()}
     assert {"config.json", "metrics.jsonl", "tensorboard", "spans", "logs", "checkpoints"} <= names
-    assert json.loads((run.workdir / "config.json").read_text())["sync"]["mode"] == "asynchronous"
-    logs = {path.stem for path in (run.workdir / "logs").iterdir()}
+    assert json.loads(run.workdir.config.read_text())["sync"]["mode"] == "asynchronous"
+    logs = {path.stem for path in run.workdir.logs.iterdir()}
     assert logs == {"master", "trainer", "explorer1", "replay"}
     for phrase in (
         "Held-out accuracy before RL",

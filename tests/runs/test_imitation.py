@@ -17,7 +17,7 @@ def test_a_supervised_run_trains_on_demonstrations_alone_and_learns(runs):
         "--config.trainer.groups_per_step=32",
         "--config.trainer.steps=200",
     )
-    assert {path.stem for path in (run.workdir / "logs").iterdir()} == {"master", "trainer"}
+    assert {path.stem for path in run.workdir.logs.iterdir()} == {"master", "trainer"}
     assert not run.spans(role="explorer")
     before, *_, after = read_metrics(run.workdir, "evaluation")
     assert before["accuracy"] == 0

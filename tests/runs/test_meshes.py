@@ -35,7 +35,7 @@ def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(run
     task, states = wiring.load_task(run.settings), []
     for on in (layout(fsdp=2), layout(data=2, tensor=2)):
         like = trainer_of(run.settings, task, on).like()
-        step, state, _ = load_snapshot(run.workdir / "checkpoints", None, like)
+        step, state, _ = load_snapshot(run.workdir.snapshots, None, like)
         assert step == 6
         states.append(state)
     jax.tree.map(np.testing.assert_array_equal, *states)

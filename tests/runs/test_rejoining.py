@@ -7,10 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from launcher import workdir as work
 
 from rl_sync.actors.events import StopRequested
 from rl_sync.processes.calls import Close, Happened
@@ -21,7 +19,8 @@ from rl_sync.replay.process import start_server
 from rl_sync.runtime.buffer import replay_tables
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
-from rl_sync.storage.ledger import CONSUMED_FILE, read_consumed, read_ledger
+from rl_sync.storage.ledger import read_consumed, read_ledger
+from rl_sync.workdir import Workdir
 from tests.runs import tiny
 from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly
 
@@ -38,7 +37,7 @@ def settings(tmp_path) -> RunSettings:
     config.replay.backend = "embedded"
     settings = read_settings(config.to_dict())
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / work.CONFIG_FILE).write_text(json.dumps(settings.resolved()))
+    Workdir(settings.workdir).config.write_text(json.dumps(settings.resolved()))
     return settings
 
 
@@ -82,7 +81,7 @@ def wait_for(condition, *processes):
 
 def test_an_explorer_that_is_killed_comes_again_while_the_trainer_goes_on(settings, start):
     def consumed() -> list:
-        there = (Path(settings.workdir) / CONSUMED_FILE).exists()
+        there = Workdir(settings.workdir).consumed.exists()
         return read_consumed(settings.workdir) if there else []
 
     def steps() -> int:

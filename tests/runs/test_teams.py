@@ -83,7 +83,7 @@ def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machin
     """
     teams = in_teams(runs, machines, mode, transfer)
     alone = runs.get(*MODES[mode], "--config.sync.transfer=collective", *SHORT, *MESHES)
-    logs = {path.name for path in (teams.workdir / "logs").iterdir()}
+    logs = {path.name for path in teams.workdir.logs.iterdir()}
     assert {"trainer.log", "trainer.1.log", "explorer1.log", "explorer1.1.log"} <= logs
     assert_same_bits(teams, alone)
     steps = [step["step"] for step in teams.consumed]

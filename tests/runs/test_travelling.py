@@ -49,7 +49,7 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
     puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     like = trainer_of(settings, task, layout()).like()
-    step, state, _ = load_snapshot(run.workdir / "checkpoints", None, like)
+    step, state, _ = load_snapshot(run.workdir.snapshots, None, like)
     assert step == settings.trainer.steps
     assert np.any(np.asarray(state.critic.params[HEAD]["kernel"])), "a head starts at zero"
     steps = read_metrics(run.workdir, "rl")

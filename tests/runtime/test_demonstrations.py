@@ -20,8 +20,9 @@ def reader(seed=0, check=lambda: None):
 
 
 def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
-    groups, left_out = reader().next(5)
-    assert left_out == []
+    groups, left_out, kept = reader().next(5)
+    assert not left_out
+    assert not kept
     assert [group.ordinal for group in groups] == [12, 13, 14]
     demonstrated = {(one.text, one.answer) for one in TASK.demonstrations}
     for group in groups:

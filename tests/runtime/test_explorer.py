@@ -3,12 +3,13 @@
 import contextlib
 import types
 
+import numpy as np
 import pytest
 
-from rl_sync.actors.events import Finish, GroupsJudged, HoldBack
+from rl_sync.actors.events import Finish, GroupsBuffered, GroupsJudged, HoldBack
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import Judge, LeaseGrant, Screen
+from rl_sync.processes.calls import Happened, Judge, LeaseGrant, Screen
 from rl_sync.processes.failures import RunError
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
@@ -181,3 +182,27 @@ def test_a_version_is_waited_for_and_not_asked_for_again_and_again(program, weig
     program.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
     program._await(7, patience=lambda: None)
     assert (weights.version, weights.looks) == (7, 2)
+
+
+def test_groups_are_inserted_with_the_priority_that_the_settings_name(program):
+    told, inserted = [], []
+    program.session.call = told.append
+    program.session.patience = lambda *_: lambda: None
+    program.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
+    program.session.settings = types.SimpleNamespace(
+        replay=types.SimpleNamespace(priority="reward", sampler="max_heap")
+    )
+    program.replay = types.SimpleNamespace(
+        insert_many=lambda table, items, **named: inserted.append((table, items, named))
+    )
+    groups = [
+        types.SimpleNamespace(
+            lease_id=number, rewards=np.array([0.0, number]), to_columns=lambda n=number: {"n": n}
+        )
+        for number in (7, 8)
+    ]
+    program._insert(groups)
+    ((table, items, named),) = inserted
+    assert (table, items) == ("groups", [{"n": 7}, {"n": 8}])
+    assert named["priorities"] == [3.5, 4.0]
+    assert told == [Happened(GroupsBuffered((7, 8)))]

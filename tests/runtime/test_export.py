@@ -17,8 +17,9 @@ from rl_sync.runtime.export import export
 from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
-from rl_sync.storage.snapshots import save_snapshot
+from rl_sync.storage.snapshots import save_snapshot, snapshot_path
 from rl_sync.tasks import pretrained
+from rl_sync.workdir import Workdir
 from tests.models import tiny as tiny_model
 from tests.models.huggingface import golden
 from tests.models.meshes import layout
@@ -41,7 +42,7 @@ def run_in(
     config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
     settings = read_settings(config)
     workdir.mkdir()
-    (workdir / "config.json").write_text(json.dumps(settings.resolved()))
+    Workdir(workdir).config.write_text(json.dumps(settings.resolved()))
     task = wiring.load_task(settings)
     model_config = wiring.model_config(settings, task)
     parameters = parameters_of(settings, task, layout())
@@ -51,7 +52,7 @@ def run_in(
             params = lora.join(lora.split(params)[0], parameters.base())
         state = {"params": parameters.kept(params), "more": np.ones(3)}
         metadata = {"base_digest": parameters.base_digest(params)}
-        save_snapshot(workdir / "checkpoints", step, state, metadata)
+        save_snapshot(Workdir(workdir).snapshots, step, state, metadata)
     return settings, model_config, params
 
 
@@ -134,7 +135,7 @@ def test_the_tokenizer_of_a_run_is_exported_with_the_ids_that_end_a_completion(p
 
 def test_the_newest_snapshot_that_is_whole_is_exported(tmp_path, caplog):
     run_in(tmp_path / "run")
-    metadata = [tmp_path / "run" / "checkpoints" / f"snapshot_{step:08d}" for step in (1, 2)]
+    metadata = [snapshot_path(Workdir(tmp_path / "run").snapshots, step) for step in (1, 2)]
     (metadata[1] / "metadata.json").write_text("{}")
     assert export(tmp_path / "run", tmp_path / "out", None) == 1
     assert "The one of step 1 is used instead." in caplog.text
@@ -152,7 +153,7 @@ def test_a_run_that_cannot_be_exported_is_named_with_the_reason(tmp_path):
         export(tmp_path / "run", tmp_path / "run", None)
     with pytest.raises(ConfigError, match=r"dtype='int4' is not one of float32"):
         export(tmp_path / "run", tmp_path / "out", "int4")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(Workdir(tmp_path / "run").snapshots)
     with pytest.raises(ConfigError, match=r"no snapshot yet: .*checkpoint.every_steps=5"):
         export(tmp_path / "run", tmp_path / "out", None)
     assert not (tmp_path / "out").exists()

@@ -10,11 +10,12 @@ import pytest
 
 from rl_sync.actors.events import BatchTrained
 from rl_sync.observe.jsonlines import RecordsError
-from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans, spans_path
+from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans
 from rl_sync.processes.calls import Fail, Report, Trained
 from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.runtime.stepping import Stepping
 from rl_sync.types import NO_LEASE, Group, TrainBatch
+from rl_sync.workdir import Workdir
 
 
 class Computation:
@@ -35,12 +36,12 @@ class Run:
 
     def __init__(self, workdir):
         self.computations, self.events = [], []
-        self.spans = SpanRecorder(spans_path(workdir, "trainer"), "trainer")
+        self.spans = SpanRecorder(Workdir(workdir).spans_of("trainer"), "trainer")
         self.settings = SimpleNamespace(
             optimizer=SimpleNamespace(updates_per_batch=2, max_skipped_updates=5),
             algorithm=SimpleNamespace(logprob_gap_alarm=0.0),
         )
-        self.alarms, self.left_out = [], []
+        self.alarms, self.left_out, self.kept = [], [], []
         self.skipped, self.failures = {}, []
         self.facts = {}
         self.stepping = Stepping(self, self, self, self.place, self)
@@ -64,9 +65,10 @@ class Run:
         match call:
             case Fail(reason):
                 self.failures.append(reason)
-            case Trained(BatchTrained(step, lease_ids, left_out)):
+            case Trained(BatchTrained(step, lease_ids, left_out, kept)):
                 self.events.append(("trained", step, list(lease_ids)))
                 self.left_out.append(left_out)
+                self.kept.append(kept)
             case Report(Result(logprob_gap=LogprobGap() as gap)):
                 self.alarms.append(gap)
 
@@ -141,10 +143,10 @@ def test_a_step_that_fails_is_not_reported(run):
 
 def test_what_a_step_leaves_out_is_reported_with_it_and_demonstrations_have_no_lease(run):
     groups = [*_groups(1), dataclasses.replace(_groups(1)[0], lease_id=NO_LEASE)]
-    run.stepping.take(0, 1, groups, [17, 18])
+    run.stepping.take(0, 1, groups, [17, 18], [11])
     run.computations[0].done.set()
     run.stepping.settle()
-    assert run.left_out == [(17, 18)]
+    assert (run.left_out, run.kept) == ([(17, 18)], [(11,)])
     assert run.events[0] == ("trained", 1, [10, 11])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import replay_tables
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
+from rl_sync.workdir import Workdir
 from tests.settings.changed import config_with, settings_with
 
 
@@ -80,6 +80,22 @@ from tests.settings.changed import config_with, settings_with
         ),
         ({"replay__backend": "redis"}, ["replay.backend='redis'", "reverb, embedded"]),
         ({"replay__sampler": "lifo"}, ["replay.sampler=lifo", "Use replay.sampler=fifo"]),
+        ({"replay__sampler": "heap"}, ["replay.sampler='heap'", "max_heap, min_heap"]),
+        ({"replay__priority": "rewards"}, ["replay.priority='rewards'", "did you mean 'reward'"]),
+        ({"replay__times_sampled": 2}, ["replay.times_sampled=2", "Use replay.times_sampled=1"]),
+        ({"replay__max_size": 9}, ["replay.max_size=9", "Leave out replay.max_size"]),
+        (
+            {"sync__mode": "asynchronous", "replay__times_sampled": 4},
+            ["replay.times_sampled=4", "max_staleness=2. Use at most 3"],
+        ),
+        (
+            {
+                "sync__mode": "asynchronous",
+                "replay__times_sampled": 2,
+                "rollout__budget_tokens": 100,
+            },
+            ["replay.times_sampled=2", "rollout.budget_tokens=100", "overtake"],
+        ),
         ({"optimizer__updates_per_batch": 7}, ["updates_per_batch=7", "divisor"]),
         ({"optimizer__name": "adamx"}, ["optimizer.name='adamx'", "adamw"]),
         ({"optimizer__schedule": "step"}, ["optimizer.schedule='step'", "cosine"]),
@@ -312,6 +328,13 @@ def test_the_shape_of_batches_decides_how_much_is_generated():
     assert (more.groups_generated, more.groups_per_lease, more.slots) == (81, 81, 648)
     assert wiring.master_settings(more).groups_per_step == 81
     assert replay_tables(more)[0].max_size == (more.schedule.batches_ahead + 1) * 81
+    again = {"replay__times_sampled": 2, "replay__sampler": "prioritized"}
+    again |= {"replay__priority_exponent": 0.6, "replay__max_size": 100}
+    twice = settings_with(sync__mode="asynchronous", **again)
+    assert wiring.master_settings(twice).times_sampled == 2
+    (table,) = replay_tables(twice)
+    assert (table.sampler, table.priority_exponent) == ("prioritized", 0.6)
+    assert (table.max_times_sampled, table.max_diff) == (2, 200.0)
     remax = settings_with(algorithm__name="remax", sync__mode="synchronous")
     assert remax.slots == 64 * 9
     assert wiring.batching(remax, row_tokens=8).with_baselines
@@ -326,7 +349,7 @@ def test_one_completion_a_prompt_will_do_where_none_are_compared():
 
 
 def test_weights_go_to_the_work_directory_or_to_one_of_the_runs_name():
-    workdir = Path("/runs/mine")
+    workdir = Workdir("/runs/mine")
     assert settings_with().weights_directory(workdir) == "/runs/mine/weights"
     for place in ("/shared", "/shared/", "gs://bucket", "gs://bucket/"):
         settings = settings_with(sync__transfer="checkpoint", sync__directory=place)

@@ -1,0 +1,131 @@
+"""The work directory of a run: the names of its files and folders.
+
+The inside of a snapshot is described in `rl_sync.storage.snapshots`, that of a folder of published
+weights in `rl_sync.weights.versions`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir:
+    """Paths of a run's files and folders, whether they exist or not; a path itself.
+
+    Attributes:
+      path: the directory.
+    """
+
+    path: str | os.PathLike[str]
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __str__(self) -> str:
+        return os.fspath(self.path)
+
+    def _at(self, *names: str) -> Path:
+        return Path(self.path, *names)
+
+    @property
+    def config(self) -> Path:
+        """The resolved config, from which every process of the run reads its settings."""
+        return self._at("config.json")
+
+    @property
+    def lock(self) -> Path:
+        """Held by the launcher while the run goes on; holds its process id."""
+        return self._at(".lock")
+
+    @property
+    def secret(self) -> Path:
+        """What only the run's own processes know; see `rl_sync.processes.secret`."""
+        return self._at(".secret")
+
+    @property
+    def snapshots(self) -> Path:
+        """Snapshots of the trainer."""
+        return self._at("checkpoints")
+
+    @property
+    def warm_up_snapshots(self) -> Path:
+        """Snapshots of the warm-up, while there are no others."""
+        return self.snapshots / "warm_up"
+
+    @property
+    def weights(self) -> Path:
+        """Published versions, where they travel by checkpoint and `sync.directory` is not set."""
+        return self._at("weights")
+
+    @property
+    def replay(self) -> Path:
+        """Checkpoints of the replay server."""
+        return self._at("replay")
+
+    @property
+    def logs(self) -> Path:
+        """Output of the processes."""
+        return self._at("logs")
+
+    def log(self, process: str) -> Path:
+        """Output of one process, such as `trainer`, `trainer/1` or `replay`."""
+        return self.logs / f"{process.replace('/', '.')}.log"
+
+    @property
+    def spans(self) -> Path:
+        """Spans, one file a role; see `rl_sync.observe.spans`."""
+        return self._at("spans")
+
+    def spans_of(self, role: str) -> Path:
+        """Spans of one role."""
+        return self.spans / f"{role}.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """Metrics of each step; see `rl_sync.observe.metrics`."""
+        return self._at("metrics.jsonl")
+
+    @property
+    def tensorboard(self) -> Path:
+        """The same metrics for TensorBoard."""
+        return self._at("tensorboard")
+
+    @property
+    def ledger(self) -> Path:
+        """Every change of a lease; see `rl_sync.storage.ledger`."""
+        return self._at("ledger.jsonl")
+
+    @property
+    def consumed(self) -> Path:
+        """The groups that each trainer step has trained on; see `rl_sync.storage.ledger`."""
+        return self._at("consumed.jsonl")
+
+    @property
+    def resumed(self) -> Path:
+        """Where the run went on, and with which changes of its settings."""
+        return self._at("resumed.jsonl")
+
+    @property
+    def timeline(self) -> tuple[Path, Path]:
+        """The run's picture, as PNG and as SVG."""
+        return self._at("timeline.png"), self._at("timeline.svg")
+
+    @property
+    def trace(self) -> Path:
+        """The run's spans for a trace viewer."""
+        return self._at("trace.json")
+
+    @property
+    def earlier(self) -> Path:
+        """What was here before: one folder for each time that something was moved aside."""
+        return self._at("earlier")
+
+    @property
+    def of_attempt(self) -> tuple[Path, ...]:
+        """What an attempt at a run leaves behind, and the next one moves aside."""
+        folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
+        records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
+        return self.config, *folders, *records

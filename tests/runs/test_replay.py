@@ -1,0 +1,33 @@
+"""A run whose steps train on groups again, drawn by their priority."""
+
+from __future__ import annotations
+
+import collections
+
+from tests.runs.conftest import EMBEDDED, flags
+
+FLAGS = (
+    *flags("asynchronous", colocate=True),
+    EMBEDDED,
+    "--config.sync.max_staleness=3",
+    "--config.replay.sampler=prioritized",
+    "--config.replay.priority=length",
+    "--config.replay.times_sampled=2",
+    "--config.replay.max_size=20",
+)
+
+
+def test_steps_train_on_groups_again_within_the_bound_and_each_lease_ends_once(runs):
+    run = runs.get(*FLAGS)
+    uses = collections.Counter(group["lease_id"] for s in run.consumed for group in s["groups"])
+    assert set(uses.values()) == {1, 2}
+    for step in run.consumed:
+        assert len({group["lease_id"] for group in step["groups"]}) == 6
+        assert min(run.versions(step)) >= step["step"] - 1 - 3
+    trained, dropped = run.leases("trained"), run.leases("dropped")
+    assert trained == uses
+    assert not trained & dropped
+    balance = run.ledger[-1]
+    assert balance["trained"] == len(uses)
+    ended = balance["trained"] + sum(balance["dropped"].values())
+    assert balance["leased"] == ended + balance["buffered"] + balance["generating"]
