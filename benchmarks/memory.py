@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py --config=configs/arithmetic.py [--config.…=…]
 
-Runs the launcher with these flags, looks at each role's process every 0.2 s, and prints for each
-its peak (VmHWM), and by how much it grew a trainer step over the second half of the run. A peak
-includes compiling unless the compiled programs are in the cache.
+Runs the launcher with these flags, and looks at each role's process every 0.2 s. Prints for each
+its peak (VmHWM), and its growth in a trainer step over the second half of the run. A peak includes
+compilation, unless the compiled programs are in the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 
 def roles_of(workdir: Path) -> dict[str, Path]:
-    """The processes of a run, by role."""
+    """Finds the processes of a run, by role."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -45,7 +45,7 @@ def roles_of(workdir: Path) -> dict[str, Path]:
 
 
 def look(process: Path, step: int) -> Look | None:
-    """What the kernel says of a process; None if it has ended."""
+    """Reads the memory of a process from the kernel; None if it has ended."""
     try:
         status = (process / "status").read_text()
     except OSError:
@@ -55,13 +55,13 @@ def look(process: Path, step: int) -> Look | None:
 
 
 def steps_of(workdir: Path) -> int:
-    """Trainer steps so far."""
+    """Counts the trainer steps so far."""
     consumed = Workdir(workdir).consumed
     return consumed.read_text().count("\n") if consumed.exists() else 0
 
 
 def growth_bytes(looks: list[Look]) -> float:
-    """Bytes a trainer step, over the second half of the steps."""
+    """Returns the growth in bytes of a trainer step, over the second half of the steps."""
     late = [one for one in looks if one.step >= looks[-1].step / 2]
     steps = late[-1].step - late[0].step
     return 1024 * (late[-1].resident - late[0].resident) / steps if steps else 0.0

@@ -1,26 +1,26 @@
-"""The same work in the four modes, side by side: seconds to the same accuracy, and where they go.
+"""The same work in the four modes, side by side: seconds to the same accuracy, and their use.
 
     python benchmarks/modes.py [--config=configs/long_tail.py] [--seeds=0] [--steps=30]
         [--target=0.9] [--every=2] [--results=runs/modes-long_tail.jsonl] [--timelines=docs]
     python benchmarks/modes.py --report [...]
 
-Runs any config in each mode with each seed, one run at a time, the modes in turns, and prints a
-table with the median over the seeds, and the least and the greatest where there are several. A run
-adds a line to the results, and one that has a line is not done again, so the command can be stopped
-at any time and goes on where it was.
+Runs any config in each mode with each seed, one run at a time, with the modes in turns. Prints a
+table with the median over the seeds, and with the least and the greatest if there are several. Each
+run adds a line to the results, and a run that has a line is not repeated. So the command can be
+stopped at any time, and resumes where it was.
 
-The time to an accuracy is that from the start of the RL phase to the end of the first trainer step
+The time to an accuracy goes from the start of the RL phase to the end of the first trainer step
 whose policy solves that share (`--target`) of the held-out problems. The trainer saves a snapshot
-every few steps (`--every`), and these are measured when the run is over: evaluations take no time
-of the run, and snapshots take the same in all modes. The *ideal* beside it is what the same work
-takes where nobody waits: the longer of the rollouts up to then, shared by the explorers, and the
-train steps up to then. The ratio of that name is the longer of total rollout and total train time
-over their sum, which one explorer cannot go below while each role has processors of its own.
-*Achieved* is the phase's length over that sum. Processes that share processors take longer for the
+every few steps (`--every`). The snapshots are evaluated after the run, so evaluations take no time
+of the run, and snapshots take the same time in all modes. The *ideal* time is that of the same work
+if nobody waits: the longer of the rollouts up to then, divided among the explorers, and the train
+steps up to then. The *ideal* ratio is the longer of total rollout and total train time, divided by
+their sum; one explorer cannot be faster if each role has processors of its own. The *achieved*
+ratio is the phase's length divided by that sum. Processes that share processors take longer for the
 same work when they overlap, so the seconds of rollout and train are printed too.
 
-`--timelines` is where a timeline of each mode is drawn, from one more run with the first seed that
-saves no snapshots: five trainer steps, from two thirds of the run on.
+`--timelines` is the folder for a timeline of each mode, from one more run with the first seed and
+without snapshots: five trainer steps, from two thirds of the run on.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ ROWS = (
 
 
 class Case(NamedTuple):
-    """One run of the comparison; `steps` and `every` are 0 for the config's own and for none."""
+    """One run of the comparison; `steps=0` means the config's own, `every=0` no snapshots."""
 
     config: str
     mode: str
@@ -98,13 +98,13 @@ class Case(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A policy of a run that was measured.
+    """An evaluated policy of a run.
 
     Attributes:
-      step: trainer steps behind it.
-      accuracy: the share of the held-out problems that it solves without sampling.
-      secs: from the start of the RL phase to the end of that step.
-      ideal_secs: what the rollouts and train steps until then take where nobody waits.
+      step: the number of its trainer steps.
+      accuracy: the share of held-out problems that it solves with greedy completions.
+      secs: the time from the start of the RL phase to the end of that step.
+      ideal_secs: the time of the rollouts and train steps until then if nobody waits.
     """
 
     step: int
@@ -120,7 +120,7 @@ def main() -> None:
         Case(arguments.config, mode, seed, arguments.steps, arguments.every)
         for seed, mode in itertools.product(arguments.seeds, NAMES)
     ]
-    writer = JsonLinesWriter(arguments.results)  # Which makes the file if there is none.
+    writer = JsonLinesWriter(arguments.results)  # This makes the file if there is none.
     done = {_key(line) for line in read_json_lines(arguments.results)}
     for case in cases:
         if case not in done and not arguments.report:
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def table(lines: Sequence[dict[str, Any]], target: float) -> list[str]:
-    """The results of runs as a Markdown table with a column for each mode."""
+    """Writes the results of runs as a Markdown table with a column for each mode."""
     modes = [mode for mode in NAMES if any(line["mode"] == mode for line in lines)]
     rows = [_cells("", [f"{mode}" for mode in modes]), "|---" * (len(modes) + 1) + "|"]
 
@@ -155,7 +155,7 @@ def table(lines: Sequence[dict[str, Any]], target: float) -> list[str]:
 
 
 def run(case: Case, workdir: Path) -> float:
-    """Runs the launcher; returns the seconds that it took.
+    """Runs the launcher; returns its seconds.
 
     Raises:
       SystemExit: the run failed.
@@ -173,7 +173,7 @@ def run(case: Case, workdir: Path) -> float:
 
 
 def measured(workdir: Path) -> dict[str, float | None]:
-    """What a run's spans and metrics say, by the labels of the table."""
+    """Computes a run's figures from its spans and metrics, by the labels of the table."""
     summary, accuracies = summarize(read_spans(workdir)), read_metrics(workdir, "evaluation")
     return {
         "RL phase, s": summary.wall_secs,
@@ -193,7 +193,7 @@ def measured(workdir: Path) -> dict[str, float | None]:
 
 
 def learning_curve(workdir: Path) -> list[Point]:
-    """The accuracy of each snapshot of a run, and when the run had come so far."""
+    """Returns the accuracy of each snapshot of a run, and its time."""
     settings, spans = _settings(workdir), read_spans(workdir)
     start, _ = rl_phase(spans)
     points = []
@@ -215,7 +215,7 @@ def _ideal_secs(spans: Sequence[Span]) -> float:
 
 
 def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
-    """The share of held-out problems that a snapshot's policy solves without sampling."""
+    """Returns the share of held-out problems that a snapshot's policy solves greedily."""
     task = wiring.load_task(settings)
     model = wiring.model_config(settings, task)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -241,7 +241,7 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     return float(np.mean(np.asarray(RewardRouter().judge(requests)) >= 1.0))
 
 
-@functools.lru_cache(maxsize=1)  # Whose programs are compiled once a run.
+@functools.lru_cache(maxsize=1)  # Its programs are compiled once a run.
 def _engine(settings: RunSettings) -> Engine:
     compilation_cache.use(settings.launch.compilation_cache, os.environ)
     task = wiring.load_task(settings)
@@ -258,7 +258,7 @@ def _settings(workdir: Path) -> RunSettings:
 
 
 def _measured_run(case: Case) -> dict[str, Any]:
-    """Does a run; what it was, and what it came to."""
+    """Does a run, and returns its line of the results."""
     with tempfile.TemporaryDirectory() as directory:
         workdir = Path(directory, case.mode)
         values = {"whole run, s": run(case, workdir), **measured(workdir)}
@@ -268,7 +268,7 @@ def _measured_run(case: Case) -> dict[str, Any]:
 
 
 def _draw(case: Case, arguments: argparse.Namespace) -> None:
-    """Draws a timeline of a run that does nothing but the work."""
+    """Draws a timeline of a run without snapshots."""
     with tempfile.TemporaryDirectory() as directory:
         workdir = Path(directory, case.mode)
         run(case, workdir)
@@ -279,19 +279,19 @@ def _draw(case: Case, arguments: argparse.Namespace) -> None:
 
 
 def drawn_steps(steps: int) -> tuple[int, int]:
-    """The first and the last trainer step of a picture: late enough that nothing compiles."""
+    """Returns the first and the last trainer step of a picture, so late that nothing compiles."""
     first = max(1, min(steps * 2 // 3, steps - DRAWN_STEPS + 1))
     return first, min(steps, first + DRAWN_STEPS - 1)
 
 
 def _reached(line: dict[str, Any], target: float) -> Point | None:
-    """The first policy that is as good as the target; None if none is."""
+    """Returns the first policy that reaches the target; None if none does."""
     points = (Point(**point) for point in line["curve"])
     return next((point for point in points if point.accuracy >= target), None)
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    """The median, and the least and the greatest where there are several."""
+    """Formats the median, with the least and the greatest if there are several numbers."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return ""

@@ -2,19 +2,19 @@
 # requires-python = "==3.11.*"
 # dependencies = ["dm-reverb==0.14.0", "tensorflow-cpu==2.15.1", "setuptools<81"]
 # ///
-"""Items and bytes a second through a Reverb server: our client beside the official one.
+"""Items and bytes a second through a Reverb server, by our client and by the official one.
 
     python benchmarks/replay.py
 
-Starts one server, and this file once more as a uv script, with the official client in an
-environment like the server's (which the comment on top describes); then measures both in turns:
-items of several sizes, inserted by one writer and sampled by one reader. Every number is the best
-of several rounds; the ratio is ours over theirs.
+Starts one server, and this file once more as a uv script. The script has the official client, in an
+environment like the server's (described by the comment at the top). Measures both clients in turns:
+items of several sizes are inserted by one writer and sampled by one reader. Every number is the
+best of several rounds; the ratio is ours divided by theirs.
 
-Ways to insert: *one by one* waits for the confirmation of each item, *pipelined* for that of all at
-the end; the official client does so with `TrajectoryWriter.flush` after each item, or once. Ways to
-sample: one item a request, or all in one. Half of the data of an item are token-like integers, half
-are floats that do not compress.
+There are two ways to insert: *one by one* waits for the confirmation of each item, *pipelined*
+waits for all confirmations at the end. The official client calls `TrajectoryWriter.flush` after
+each item, or once. There are two ways to sample: one item in a request, or all in one. Half of an
+item's data are token-like integers, half are floats that do not compress.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMEOUT_SECS = 120.0
 
 
 class Case(NamedTuple):
-    """What is measured: an action, on items of a size, so many of them a round."""
+    """One measurement: an action, the size of its items, and their number in a round."""
 
     action: str
     size_bytes: int
@@ -57,7 +57,7 @@ CASES = [
 
 
 def make_columns(size_bytes: int) -> dict[str, np.ndarray]:
-    """An item of about that size, with the columns of a group of 8 trajectories."""
+    """Makes an item of about that size, with the columns of a group of 8 trajectories."""
     rng = np.random.default_rng(0)
     length = max(1, size_bytes // (8 * 4 * 2))
     return {
@@ -68,7 +68,7 @@ def make_columns(size_bytes: int) -> dict[str, np.ndarray]:
 
 
 def our_actions(address: str) -> dict[str, Callable[[Case, dict[str, np.ndarray]], None]]:
-    """The actions, by our client."""
+    """Returns the actions with our client."""
     from rl_sync.replay.client import ReplayClient
 
     client = ReplayClient(address)
@@ -96,7 +96,7 @@ def our_actions(address: str) -> dict[str, Callable[[Case, dict[str, np.ndarray]
 
 
 def official_actions(address: str) -> dict[str, Callable[[Case, dict[str, np.ndarray]], None]]:
-    """The actions, by the official client; runs in the server's environment only."""
+    """Returns the actions with the official client; it runs in the server's environment only."""
     import reverb
 
     client = reverb.Client(address)
@@ -135,7 +135,7 @@ def measure(actions: dict[str, Callable[..., None]], case: Case) -> float:
 
 
 def answer_requests(address: str) -> None:
-    """The official side: measures the cases that come, a line of JSON each, on standard input."""
+    """Runs the official side: measures the cases from standard input, one line of JSON each."""
     actions = official_actions(address)
     for line in sys.stdin:
         print(json.dumps(measure(actions, Case(*json.loads(line)))), flush=True)

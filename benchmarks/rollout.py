@@ -1,19 +1,20 @@
-"""Tokens a second of our rollout engine, of Tunix's sampler, and of transformers on torch.
+"""Tokens a second of our rollout engine, Tunix's sampler, and transformers on torch.
 
     python benchmarks/rollout.py [--rounds=5] [--clock=wall]
 
-All decode with random weights of one shape (`benchmarks/peers/serving.py`), in float32, in turns,
-from prompts of 16 tokens: 64 completions of 64 tokens each; and 256 completions of log-normal
-lengths, 8 to 256, of which 64 are under way at a time. The peers take these in batches of 64, each
-as long as its longest; what they draw beyond a completion's length is not counted. Tunix reserves
-a cache for every row, by default of 1024 slots: both that and one of the needed size are measured.
-Peers run in environments of their own, and are left out where those cannot be made.
+All sides decode in turns with random weights of one shape (`benchmarks/peers/serving.py`), in
+float32, from prompts of 16 tokens. The first case is 64 completions of 64 tokens each. The second
+case is 256 completions of log-normal lengths, 8 to 256, with 64 in flight at a time. The peers take
+these in batches of 64, each as long as its longest completion; tokens beyond a completion's length
+are not counted. Tunix reserves a cache for every row, by default of 1024 slots: both that and one
+of the needed size are measured. Peers run in environments of their own, and are left out if these
+cannot be made.
 
 Every figure is the best of several rounds. The first call includes compilation.
 
-`--clock=cpu` counts the seconds that a process computes, which other load hardly changes. With
+`--clock=cpu` counts the CPU seconds of a process, which hardly depend on other load. With
 `JAX_COMPILATION_CACHE_DIR` and `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0` in the environment,
-all that use JAX keep their programs, and a second time first calls read them.
+all sides with JAX keep their compiled programs, and first calls of later runs read them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PROMPT_TOKENS, ROWS = 16, 64
 
 
 def lognormal_lengths(count: int) -> list[int]:
-    """Completion lengths with a long tail: median 40, 8 to 256."""
+    """Draws completion lengths with a long tail: median 40, 8 to 256."""
     rng = random.Random(0)
     drawn = [round(math.exp(rng.gauss(math.log(40), 0.9))) for _ in range(count)]
     return [min(256, max(8, length)) for length in drawn]
@@ -56,13 +57,13 @@ CASES = {
 
 
 def model_config(**changes: Any) -> ModelConfig:
-    """The shape that the peers have too."""
+    """Returns the config of the model that all sides have."""
     return ModelConfig(*SHAPE, max_length=1024, qk_norm=True, **changes)
 
 
 @functools.cache
 def engine() -> engines.Engine:
-    """Ours, with random weights."""
+    """Makes our engine, with random weights."""
     config = model_config()
     params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
     made = engines.Engine(config, ROWS, layout=Layout.single())
@@ -71,7 +72,7 @@ def engine() -> engines.Engine:
 
 
 def ours(request: Request) -> float:
-    """Has our engine complete the request's prompts, each to its length."""
+    """Completes the request's prompts with our engine, each to its length."""
     requests = [
         RolloutRequest(np.array(prompt, np.int32), Sampling(length, ()), seed=(request["seed"], i))
         for i, (prompt, length) in enumerate(
@@ -89,7 +90,7 @@ def main() -> None:
     rounds, clock = arguments.rounds, arguments.clock
     engine()
     for case, (lengths, caches) in CASES.items():
-        # A fresh process for each side and case: first calls compile.
+        # A new process for each side and case, since first calls compile.
         peers = {
             name: Peer(name, "tunix_peer.py" if name.startswith("Tunix") else "torch_peer.py")
             for name in caches

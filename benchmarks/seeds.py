@@ -1,19 +1,19 @@
-"""A config over seeds and modes: what each run comes to, and how it gets there.
+"""A config over seeds and modes: the results and the curves of each run.
 
     python benchmarks/seeds.py [--config=configs/arithmetic.py] [--seeds=100:111]
         [--modes=synchronous,one_step_off_policy,asynchronous,multi_explorer,custom:4:0,custom:1:4]
         [--every=10] [--results=runs/seeds-arithmetic.jsonl] [--set=SETTING=VALUE ...]
     python benchmarks/seeds.py --report [...]
 
-Runs the launcher once for each seed and mode, one run at a time, and adds a line to the results.
-Runs that have a line are not done again, so the command can be stopped at any time and goes on
-where it was. `custom:4:0` is sync.mode=custom with interval 4 and offset 0.
+Runs the launcher once for each seed and mode, one run at a time, and adds a line to the results. A
+run that has a line is not repeated, so the command can be stopped at any time, and resumes where it
+was. `custom:4:0` is sync.mode=custom with interval 4 and offset 0.
 
 Held-out accuracy is measured every few trainer steps (`--every`), inside the run. At the end, or
-with `--report`, the command prints a table of the least, the median and the greatest of each mode,
-and draws the curves beside the results: accuracy, reward, entropy, the share of groups without
-spread and the gradient's norm, as a mean over seeds with the least and the greatest, against
-trainer steps, and accuracy against the seconds of the RL phase as well.
+with `--report`, the command prints a table of the least, the median and the greatest of each mode.
+It also draws curves beside the results: accuracy, reward, entropy, the share of groups without
+spread and the gradient's norm. They are drawn over trainer steps, accuracy also over the seconds of
+the RL phase, as a mean over seeds with the least and the greatest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     settings: tuple[str, ...]
 
     def flags(self) -> list[str]:
-        """The command line of the run, without its work directory."""
+        """Returns the command line of the run, without its work directory."""
         mode, *numbers = self.mode.split(":")
         flags = [f"--config={self.config}", f"--config.sync.mode={mode}"]
         for name, number in zip(("interval", "offset"), numbers, strict=False):
@@ -69,7 +69,7 @@ class Case(NamedTuple):
 def main() -> None:
     """Does the runs that have no result yet, then reports."""
     arguments = _arguments()
-    writer = JsonLinesWriter(arguments.results)  # Which makes the file if there is none.
+    writer = JsonLinesWriter(arguments.results)  # This makes the file if there is none.
     cases = [
         Case(arguments.config, mode, seed, tuple(arguments.set))
         for seed, mode in itertools.product(arguments.seeds, arguments.modes)
@@ -122,7 +122,7 @@ def run(case: Case, every_steps: int) -> dict[str, Any]:
 
 
 def table(lines: Sequence[dict[str, Any]], modes: Sequence[str]) -> list[str]:
-    """The least, the median and the greatest of each mode, as a Markdown table."""
+    """Writes the least, the median and the greatest of each mode as a Markdown table."""
     rows = [_cells(["mode", "seeds", *COLUMNS]), "|---" * (len(COLUMNS) + 2) + "|"]
     for mode in modes:
         if of_mode := [line for line in lines if line["mode"] == mode]:
@@ -141,7 +141,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def figure(lines: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
-    """The curves of all modes: a mean over seeds, in a band from the least to the greatest."""
+    """Draws the curves of all modes: a mean over seeds, in a band from least to greatest."""
     panels = ("accuracy", "accuracy over seconds", *CURVES)
     drawing = Figure(figsize=(15, 8), layout="constrained")
     FigureCanvasAgg(drawing)
@@ -160,7 +160,7 @@ def figure(lines: Sequence[dict[str, Any]], modes: Sequence[str]) -> Figure:
 
 
 def _curves(lines: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where the curves of runs are drawn [X], and the curves [runs, X]."""
+    """Returns the x coordinates [X] of the runs' curves, and the curves [runs, X]."""
     if name == "accuracy over seconds":
         x = np.linspace(0, max(line["secs"][-1] for line in lines), 100)
         return x, np.array([np.interp(x, line["secs"], line["accuracy"]) for line in lines])

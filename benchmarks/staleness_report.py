@@ -1,7 +1,8 @@
-"""The tables and the figure of the staleness study, from its results.
+"""Tables and figure of the staleness study, from its results.
 
-Seeds differ in their warm start, and so in what they come to, by more than algorithms do. So runs
-are compared seed by seed: with the first algorithm on fresh data, and with the best of a bound.
+Seeds differ in their warm start, and therefore in their results, by more than algorithms do. So
+runs are compared seed by seed: with the first algorithm on fresh data, and with the best algorithm
+of a bound.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 
 BEGIN, END = "<!-- measured: benchmarks/staleness.py -->", "<!-- measured: end -->"
 COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6")
-_MARGIN = 2.0  # Points: algorithms so near to the best of a bound are as good.
+_MARGIN = 2.0  # Points: an algorithm so close to the best of a bound is as good.
 
 Results = list[dict[str, Any]]
 
@@ -54,13 +55,13 @@ def _of(results: Results, algorithm: str, bound: int) -> Results:
 
 
 def _spread(numbers: list[float]) -> tuple[float, float]:
-    """Mean and its standard error; 0 for that of one number."""
+    """Returns the mean and its standard error, 0 for a single number."""
     error = statistics.stdev(numbers) / len(numbers) ** 0.5 if len(numbers) > 1 else 0.0
     return statistics.mean(numbers), error
 
 
 def _differences(some: Results, others: Results) -> list[float]:
-    """Of accuracies, in points, seed by seed."""
+    """Returns differences of accuracies, in points, seed by seed."""
     of_seed = {r["seed"]: r["accuracy"] for r in others}
     return [100 * (r["accuracy"] - of_seed[r["seed"]]) for r in some if r["seed"] in of_seed]
 
@@ -108,7 +109,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _draw(results: Results, algorithms: list[str], bounds: list[int]) -> Figure:
-    """What a bound costs, and accuracy over trainer steps at the greatest bound."""
+    """Draws the cost of each bound, and accuracy over trainer steps at the greatest bound."""
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)

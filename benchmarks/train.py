@@ -1,20 +1,20 @@
-"""Seconds of a trainer step: ours, Tunix's model and log-probabilities, and transformers on torch.
+"""Seconds of a trainer step: ours, Tunix's model and log-probabilities, transformers on torch.
 
     python benchmarks/train.py [--rounds=5] [--clock=wall]
 
-64 rows of 16 + 64 tokens, one update of the clipped policy loss under AdamW, random weights of one
-shape (`benchmarks/peers/serving.py`), in float32, in turns. Beside them the time of the step's
-matrix products alone, forward and backward, which nothing in float32 goes below. Peers run in
-environments of their own, and are left out where those cannot be made.
+The step has 64 rows of 16 + 64 tokens and one update of the clipped policy loss with AdamW. All
+sides have random weights of one shape (`benchmarks/peers/serving.py`) in float32, and are measured
+in turns. Beside them is the time of the step's matrix products alone, forward and backward, a lower
+bound in float32. Peers run in environments of their own, and are left out if these cannot be made.
 
-The launcher has glibc keep memory that roles free (`rl_sync/processes/allocator.py`); peers are
-measured as they are started without us, and with the same settings.
+The launcher makes glibc keep memory that roles free (`rl_sync/processes/allocator.py`). Peers are
+measured with their own settings, and with ours.
 
 Every figure is the best of several rounds. The first call includes compilation.
 
-`--clock=cpu` counts the seconds that a process computes, which other load hardly changes. With
+`--clock=cpu` counts the CPU seconds of a process, which hardly depend on other load. With
 `JAX_COMPILATION_CACHE_DIR` and `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0` in the environment,
-all that use JAX keep their programs, and a second time first calls read them.
+all sides with JAX keep their compiled programs, and first calls of later runs read them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def our_step() -> OurStep:
 
 
 def ours(request: Request) -> float:
-    """One step of ours on rows of random tokens."""
+    """Measures one step of ours on rows of random tokens."""
     rng = np.random.default_rng(request["seed"])
     shape = (ROWS, PROMPT_TOKENS + NEW_TOKENS)
     mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape)
@@ -96,7 +96,7 @@ def ours(request: Request) -> float:
 
 @functools.cache
 def _kernels() -> list[jax.Array]:
-    """The matrices that a token's activations are multiplied with, layer after layer."""
+    """Makes the matrices that multiply a token's activations, layer after layer."""
     V, D, L, N, K, H, F = SHAPE
     shapes = [(D, (N + 2 * K) * H), (N * H, D), (D, 2 * F), (F, D)] * L + [(D, V)]
     return [jnp.full(shape, 0.01) for shape in shapes]
@@ -104,7 +104,7 @@ def _kernels() -> list[jax.Array]:
 
 @jax.jit
 def _multiply(kernels: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Array]:
-    """Each product, and the two of its backward pass."""
+    """Computes each product, and the two of its backward pass."""
     results = []
     for kernel, x in zip(kernels, inputs, strict=True):
         y = x @ kernel
@@ -113,7 +113,7 @@ def _multiply(kernels: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arr
 
 
 def products(request: Request) -> float:
-    """The step's products with parameters, and nothing else."""
+    """Measures the step's products with parameters, and nothing else."""
     tokens = ROWS * (PROMPT_TOKENS + NEW_TOKENS)
     inputs = [jnp.full((tokens, kernel.shape[0]), float(request["seed"])) for kernel in _kernels()]
     jax.block_until_ready(inputs)

@@ -1,23 +1,23 @@
-"""Seconds and bytes a second of each transfer of weights, beside plain sockets, copies and files.
+"""Seconds and bytes a second of each weight transfer, beside plain sockets, copies and files.
 
     python benchmarks/weights.py [--megabytes=100] [--leaves=25] [--dtypes=float32]
                                  [--shardings=one] [--explorers=1] [--rounds=5]
                                  [--transfers=collective,checkpoint,server]
 
-Every option but `--rounds` takes several values, separated by commas; all combinations are run, and
-`--all` is 100, 500 and 2000 MB, 25 and 300 leaves, float32 and bfloat16, all shardings, 1 and 3
-explorers. Trainer and explorers are processes on this machine's CPU, of one device each
-(`--shardings=one`), or of two with the matrices cut along rows on both sides (`equal`), or along
-rows on one side and columns on the other (`different`).
+Every option except `--rounds` takes several values, separated by commas; all combinations are run.
+`--all` means 100, 500 and 2000 MB, 25 and 300 leaves, float32 and bfloat16, all shardings, 1 and 3
+explorers. Trainer and explorers are processes on this machine's CPU. They have one device each
+(`--shardings=one`), or two. With two, the matrices are sharded along rows on both sides (`equal`),
+or along rows on one side and columns on the other (`different`).
 
-*secs* is from the call of `publish` until the last explorer has the weights, digest checked; *GB/s*
-counts the bytes of every explorer. *blocked* is how long `publish` took. *of socket* is that rate
-over the one of a plain loopback socket that copies the same bytes once; *of files* is secs over
-those of writing and reading the same bytes as one plain file in `--directory`, where checkpoints
-go. Both are measured in turns with the transfer, best of the rounds against best of the rounds;
-the first round, in which everything is compiled, does not count. *trainer* and *explorer* are what
-the processes' memory grew by at the most, over the size of the weights: an explorer has the old and
-the new ones.
+*secs* is the time from the call of `publish` until the last explorer has the weights, digest
+checked. *GB/s* counts the bytes of every explorer. *blocked* is the time of `publish`. *of socket*
+is that rate divided by the rate of a plain loopback socket that copies the same bytes once. *of
+files* is secs divided by the time of writing and reading the same bytes as one plain file in
+`--directory`, the folder of checkpoints. Socket and file are measured in turns with the transfer,
+and the best rounds are compared. The first round, in which everything is compiled, does not count.
+*trainer* and *explorer* are the largest growth of the processes' memory, divided by the size of the
+weights: an explorer has the old and the new ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ROLE = Path(__file__).with_name("weights_role.py")
 
 
 class Outcome(NamedTuple):
-    """What one case took; the last two in multiples of the weights."""
+    """Result of one case; the last two fields are multiples of the weights' size."""
 
     secs: float
     blocked_secs: float
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 class Plain:
-    """The same bytes over a socket, from memory to memory, and through a file."""
+    """Copies of the same bytes over a socket, from memory to memory, and through a file."""
 
     def __init__(self, nbytes: int, directory: Path):
         self._source = np.arange(nbytes, dtype=np.uint8)
@@ -119,7 +119,7 @@ class Process:
 
     def ask(self, version: int) -> None:
         assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # Its answer will say why.
+        with contextlib.suppress(BrokenPipeError):  # Its answer will tell why.
             print(version, file=self._popen.stdin, flush=True)
 
     def answer(self) -> dict[str, float]:
@@ -137,7 +137,7 @@ class Process:
 
 @contextlib.contextmanager
 def processes(case: Case, directory: Path) -> Iterator[list[Process]]:
-    """The trainer and the explorers of a case."""
+    """Starts the trainer and the explorers of a case, and ends them afterwards."""
     meeting = MeetingPoint()
     Meetings.register("meeting", callable=lambda: meeting)
     server = Meetings((HOST, 0), authkey=b"benchmark").get_server()
@@ -163,7 +163,7 @@ def measure(case: Case, rounds: int, directory: Path) -> Outcome:
     """Runs one case.
 
     Raises:
-      RuntimeError: a process failed; with the last line that it wrote.
+      RuntimeError: a process failed; the message has the last line that it wrote.
     """
     directory.mkdir(parents=True)
     nbytes = case.megabytes * 10**6

@@ -2,7 +2,7 @@
 
     weights_role.py '[CASE, PLACES]'
 
-Each line on standard input is a version: the trainer publishes it, an explorer pulls it, and both
+Each line on standard input is a version. The trainer publishes it, an explorer pulls it, and both
 answer with a line of JSON.
 """
 
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the processes of a case find each other."""
+    """Addresses at which the processes of a case find each other."""
 
     directory: str
     cluster_port: int
@@ -46,13 +46,13 @@ class Places(NamedTuple):
 
 
 class Meetings(BaseManager):
-    """Reaches the meeting point of a collective transfer, which the parent hosts."""
+    """Connection to the meeting point of a collective transfer, which the parent hosts."""
 
 
 def like_of(case: Case, number: int) -> Any:
-    """The parameters' shapes and places in process `number`, 0 the trainer's.
+    """Returns the parameters' shapes and shardings in process `number`, 0 for the trainer.
 
-    Without a cluster that is known of this process alone; another's devices are stood in for.
+    Without a cluster, a process knows only its own devices, which stand for those of the others.
     """
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -69,7 +69,7 @@ def like_of(case: Case, number: int) -> Any:
 
 
 def publisher_of(case: Case, places: Places) -> Any:
-    """The trainer's end; for a server also what answers its callers."""
+    """Makes the trainer's end; for a server also the service for its callers."""
     if case.transfer == "checkpoint":
         from rl_sync.weights.checkpoint import CheckpointPublisher
 
@@ -95,7 +95,7 @@ def publisher_of(case: Case, places: Places) -> Any:
 
 
 def puller_of(case: Case, places: Places) -> Any:
-    """An explorer's end."""
+    """Makes an explorer's end."""
     like = like_of(case, places.number)
     if case.transfer == "checkpoint":
         from rl_sync.weights.checkpoint import CheckpointPuller
@@ -112,9 +112,7 @@ def puller_of(case: Case, places: Places) -> Any:
                 raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
         holder = RemoteHolder(address.read_text(), TIMEOUT_SECS, SECRET)
-        return ServerPuller(
-            like, f"explorer{places.number}", lambda: [holder], _asked, host=HOST
-        )
+        return ServerPuller(like, f"explorer{places.number}", lambda: [holder], _asked, host=HOST)
     from rl_sync.weights.collective import CollectivePuller
     from rl_sync.weights.link import Link
 
@@ -123,12 +121,12 @@ def puller_of(case: Case, places: Places) -> Any:
 
 
 def _asked(at_least: int, _timeout_secs: float) -> int:
-    """The newest version, which is there before anybody asks for it."""
+    """Returns the wanted version as the newest: pulls are asked for after publication."""
     return at_least
 
 
 def meeting_of(places: Places) -> Any:
-    """Where both sides of a collective transfer agree on it."""
+    """Returns the meeting point at which both sides agree on a collective transfer."""
     Meetings.register("meeting")
     manager: Any = Meetings((HOST, places.meeting_port), authkey=b"benchmark")
     manager.connect()
@@ -136,7 +134,7 @@ def meeting_of(places: Places) -> Any:
 
 
 def take_part(case: Case, places: Places) -> None:
-    """Does what comes, a line of JSON each, on standard input."""
+    """Answers requests from standard input, one line of JSON each."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", 1 if case.sharding == "one" else 2)
@@ -153,7 +151,7 @@ def take_part(case: Case, places: Places) -> None:
         answer = act(json.loads(line))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         print(json.dumps({**answer, "peak_bytes": peak}), file=answers, flush=True)
-    os._exit(0)  # A cluster's processes would wait for each other.
+    os._exit(0)  # Otherwise a cluster's processes wait for each other.
 
 
 def trainer_actions(case: Case, places: Places) -> Callable[[int], dict[str, float]]:

@@ -19,7 +19,7 @@ def split(role: str) -> tuple[str, int]:
 
 
 def is_explorer(role: str) -> bool:
-    """Whether a role generates rollouts."""
+    """Says whether a role generates rollouts."""
     return split(role)[0] == _EXPLORER
 
 
@@ -30,7 +30,7 @@ def number_of(role: str) -> int:
 
 
 def role_order(role: str) -> tuple[int, int, str]:
-    """A sort key: explorers by their number, then the trainer, the master, and others."""
+    """Returns a sort key: explorers by their number, then the trainer, the master, and others."""
     kind, number = split(role)
     return _RANKS.get(kind, len(_RANKS)), number, role
 

@@ -20,19 +20,20 @@ Pull = Literal["exact", "latest"]
 
 @dataclasses.dataclass(frozen=True)
 class SyncSchedule:
-    """When weights move from the trainer to the explorers.
+    """Times at which weights move from the trainer to the explorers.
 
     Attributes:
       interval: I >= 1; the trainer publishes after every I-th step.
-      offset: O >= 0; how many batches the explorers run ahead of the trainer. Used by exact pulls.
-      pull: `exact`, explorer step e uses one version that this object names; `latest`, it uses the
-        newest that is published, within `max_staleness`.
-      max_staleness: no group staler than this is ever trained on, in trainer steps.
-      start: the trainer step that the schedule counts from: 0, or the step that a run goes on from.
-        The weights of that step are the first that explorers use.
+      offset: O >= 0; the number of batches that the explorers run ahead of the trainer. Used by
+        exact pulls.
+      pull: with `exact`, explorer step e uses the version that `exact_version` gives; with
+        `latest`, it uses the newest published version within `max_staleness`.
+      max_staleness: the largest staleness, in trainer steps, of a group that is trained on.
+      start: the trainer step that the schedule counts from: 0, or the step that a run resumes from.
+        Explorers use the weights of that step first.
 
     Raises:
-      ValueError: the values contradict each other; the message says which and what to do.
+      ValueError: the values contradict each other; the message says which do and how to fix them.
     """
 
     interval: int
@@ -66,11 +67,11 @@ class SyncSchedule:
             )
 
     def publishes_after(self, t: int) -> bool:
-        """Whether the trainer publishes its weights after trainer step t (t = start: the first)."""
+        """Says whether the trainer publishes after trainer step t; it does after t = start."""
         return (t - self.start) % self.interval == 0
 
     def exact_version(self, e: int) -> int:
-        """The version that explorer step e uses under exact pulls.
+        """Returns the version that explorer step e uses under exact pulls.
 
         I·⌊(e − 1 − O)/I⌋ if e > O, else 0; e and the version are both counted from `start`.
         """
@@ -78,62 +79,62 @@ class SyncSchedule:
         return self.start + self.interval * max(0, (ahead - 1) // self.interval)
 
     def first_user(self, version: int) -> int:
-        """The first explorer step that uses a published version under exact pulls."""
+        """Returns the first explorer step that uses a published version under exact pulls."""
         return version + 1 if version == self.start else version + self.offset + 1
 
     def may_start(self, e: int, version: int) -> bool:
-        """Whether explorer step e may generate with weights of `version`.
+        """Says whether explorer step e may generate with weights of `version`.
 
-        Under exact pulls only with the one version that is due; under latest pulls with any that
-        cannot become too stale before trainer step e consumes the batch.
+        Under exact pulls, only one version is allowed: `exact_version`. Under latest pulls, a
+        version is allowed if it cannot become too stale before trainer step e consumes the batch.
         """
         if self.pull == "exact":
             return version == self.exact_version(e)
         return version >= e - 1 - self.max_staleness
 
     def staleness(self, t: int, version: int) -> int:
-        """Staleness, in trainer steps, of tokens of `version` when trainer step t consumes them."""
+        """Returns the staleness, in trainer steps, of tokens of `version` in trainer step t."""
         return t - 1 - version
 
     def accepts(self, t: int, version: int) -> bool:
-        """Whether trainer step t may train on a group whose oldest token is of `version`.
+        """Says whether trainer step t may train on a group whose oldest token is of `version`.
 
-        A negative staleness is refused too: it means that the trainer went back to an earlier
-        state after the group was generated.
+        A negative staleness is refused too: it means that the trainer went back to an earlier state
+        after the group was generated.
         """
         return 0 <= self.staleness(t, version) <= self.staleness_bound
 
     @property
     def staleness_bound(self) -> int:
-        """The staleness, in trainer steps, that no trained group exceeds."""
+        """The largest staleness, in trainer steps, of a group that is trained on."""
         return self.interval + self.offset - 1 if self.pull == "exact" else self.max_staleness
 
     @property
     def batches_ahead(self) -> int:
-        """The most batches that are generated, or being generated, but not yet trained on."""
+        """The largest number of batches that are generated or in flight, but not yet trained on."""
         return self.staleness_bound + 1
 
     @property
     def versions_in_use(self) -> int:
-        """How many published versions an explorer may still ask for, the newest among them."""
+        """Number of published versions that an explorer may still ask for, including the newest."""
         return 1 if self.pull == "latest" else 1 + -(-self.offset // self.interval)
 
     @property
     def versions_kept(self) -> int:
-        """How many published versions must stay readable at the same time."""
+        """Number of published versions that must stay readable at the same time."""
         return max(3, -(-self.batches_ahead // self.interval) + 2)
 
 
 class Mode(NamedTuple):
-    """A named way to synchronize: what it fixes, and what it leaves to the config.
+    """A named way to synchronize: fixed values, and defaults that the config may change.
 
     Attributes:
       summary: who waits for whom, in words.
       pulls: the pulls that the mode allows, its default first.
-      fixed_interval, fixed_offset: whether another value contradicts the mode.
+      fixed_interval, fixed_offset: whether the config must not set another value.
       interval, offset: the defaults.
-      transfer: the default way that weights travel.
-      least_explorers, most_explorers: how many explorers fit; None for no limit.
+      transfer: the default weight transfer.
+      least_explorers, most_explorers: the allowed numbers of explorers; None for no limit.
     """
 
     summary: str
@@ -193,16 +194,16 @@ def resolve(
     max_staleness: int | None = None,
     pull: str | None = None,
 ) -> SyncSchedule:
-    """Makes the schedule of a named mode, with what the user set in place of the defaults.
+    """Makes the schedule of a named mode; the values that the user set replace the defaults.
 
     Args:
       mode: a key of `MODES`.
-      interval, offset, max_staleness, pull: None for the mode's own. The bound's own value is
-        interval + offset - 1 for exact pulls, the one that they have anyway, and interval + 1 for
-        latest pulls: enough for a trainer and an explorer that never wait when equally fast.
+      interval, offset, max_staleness, pull: None for the mode's default. The default of
+        max_staleness is interval + offset - 1 for exact pulls, which never exceed it. For latest
+        pulls it is interval + 1: a trainer and an explorer of equal speed then never wait.
 
     Raises:
-      ValueError: an unknown mode, or values that the mode or each other rule out.
+      ValueError: the mode is unknown, or values contradict the mode or each other.
     """
     if mode not in MODES:
         raise ValueError(

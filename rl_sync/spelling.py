@@ -1,4 +1,4 @@
-"""The names that a mistyped, shortened or abbreviated one is likely to stand for."""
+"""Spelling: the name that a mistyped, shortened or abbreviated word probably means."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import difflib
 from collections.abc import Collection, Iterable
 
 LIKELY = 0.6
-"""The least likeness of a name that is worth a suggestion."""
+"""The least likeness at which a name is suggested."""
 
 _LEAST_PART = 3  # Letters of a part that say enough of the whole.
 
 
 def likeness(word: str, name: str) -> float:
-    """How well a word fits a name, from 0 to 1, whatever their case, hyphens and underscores.
+    """Rates how well a word fits a name, from 0 to 1, ignoring case, hyphens and underscores.
 
-    1 for the same letters, then initials (`lr` of `learning_rate`), a beginning, a part, and last
-    letters in the same order.
+    The same letters give 1. Lower ratings go, in this order, to initials (`lr` of `learning_rate`),
+    a beginning, a part, and letters in the same order.
     """
     initials = "".join(part[0] for part in name.lower().replace("-", "_").split("_") if part)
     word, name = (text.lower().replace("-", "").replace("_", "") for text in (word, name))
@@ -34,7 +34,7 @@ def likeness(word: str, name: str) -> float:
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name that a word fits best; None if it fits none."""
+    """Returns the name that a word fits best; None if it fits none."""
     best = max(names, key=lambda name: likeness(word, name), default=None)
     return best if best is not None and likeness(word, best) >= LIKELY else None
 
@@ -45,7 +45,7 @@ def question(*names: str) -> str:
 
 
 def hint(word: object, names: Iterable[str]) -> str:
-    """The end of a message that refuses a word: `; did you mean 'name'?`, or a full stop."""
+    """Returns the end of a message about an unknown word: `; did you mean 'name'?` or a stop."""
     near = nearest(str(word), names)
     return "." if near is None else f"; {question(repr(near))}"
 

@@ -23,8 +23,8 @@ class Prompt(NamedTuple):
 
     Attributes:
       prompt_id: the row in the task's training problems.
-      text: what the policy is asked.
-      answer: what the reward model compares with.
+      text: the question to the policy.
+      answer: the text that the reward model compares completions with.
     """
 
     prompt_id: int
@@ -33,14 +33,15 @@ class Prompt(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right, and the duty, of one explorer to turn one prompt into one group.
+    """Assignment of one prompt to one explorer, which must turn it into one group.
 
     Attributes:
-      lease_id: unique in a run; a prompt that is leased again gets a new one.
+      lease_id: an id that is unique in a run; a prompt that is leased again gets a new one.
       ordinal: the prompt's place in the run's seeded order of prompts, from 0. It stays the same
         when the prompt is leased again.
-      attempt: what else the draws depend on: under latest pulls 0 for the first lease of an
-        ordinal, 1 for the second, and so on; under exact pulls always 0.
+      attempt: a number that random draws depend on, beside the ordinal. Under latest pulls it is 0
+        for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is
+        always 0.
       prompt: the problem.
     """
 
@@ -52,23 +53,23 @@ class Lease(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A prompt's trajectories: what an explorer writes as one item of the replay buffer.
+    """A prompt's trajectories; an explorer writes them as one item of the replay buffer.
 
-    Rows hold the prompt, then the completion, then padding (id 0). Arrays that speak of a token
-    stand at that token's own position, so `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
+    Rows hold the prompt, then the completion, then padding (id 0). Arrays with a value for each
+    token are aligned with the tokens: `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
 
     Attributes:
       lease_id, ordinal, prompt_id: see `Lease`; `NO_LEASE` in demonstrations.
-      explorer: which explorer generated it.
-      tokens: prompt and completion.
+      explorer: the number of the explorer that generated it.
+      tokens: token ids of prompt and completion.
       completion_mask: true at the completion's tokens, its end-of-sequence token included.
-      behavior_logprobs: log-probability under the distribution that was really sampled from;
-        0 where the mask is false.
+      behavior_logprobs: the log-probability of each token under the distribution that it was
+        sampled from; 0 where the mask is false.
       policy_versions: the version of the weights that produced each token; -1 where the mask is
         false.
-      rewards: one a trajectory.
-      baselines: for each trajectory the reward of the prompt's greedy completion; None where none
-        was generated.
+      rewards: the reward of each trajectory.
+      baselines: for each trajectory the reward of the prompt's greedy completion; None if there is
+        no greedy completion.
     """
 
     lease_id: int
@@ -84,13 +85,13 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """The version of the oldest token: what staleness is counted from."""
+        """The version of the oldest token; staleness is counted from it."""
         return int(self.policy_versions[self.completion_mask].min())
 
     def to_columns(self) -> dict[str, np.ndarray]:
         """Returns the group as the named columns of a replay item; integers become int32 [].
 
-        What is None has no column.
+        A field that is None has no column.
         """
         columns = {}
         for field in dataclasses.fields(self):
@@ -117,11 +118,12 @@ class Group:
 
 
 class Packing(NamedTuple):
-    """Where trajectories lie in rows that hold several.
+    """Positions of trajectories in rows that hold several of them.
 
     Attributes:
-      positions: each token's place in its trajectory; 0 at padding.
-      trajectories: which trajectory of the batch each token belongs to; -1 at padding.
+      positions: the position of each token in its trajectory; 0 at padding.
+      trajectories: the index in the batch of the trajectory that each token belongs to; -1 at
+        padding.
     """
 
     positions: Int[Array, "B T"]
@@ -129,10 +131,10 @@ class Packing(NamedTuple):
 
 
 class Demonstrations(NamedTuple):
-    """What is to be imitated, D rows.
+    """Demonstrations to imitate, D rows.
 
     Attributes:
-      tokens: prompt and answer.
+      tokens: token ids of prompt and answer.
       mask: true at the answer's tokens, its end-of-sequence token included.
       packing: None where each row is one demonstration.
     """

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -41,21 +41,24 @@ RUNS = "tests/runs/"
 
 
 def _scope(nodeid: str) -> str:
-    """What goes to one process: a file, or of a file whose parameters say `[part: …]` each part."""
+    """Returns the scope of a test, whose tests share a process: a file, or a part of a file.
+
+    Parameters such as `[part: …]` name a part.
+    """
     path, _, test = nodeid.partition("::")
     part = re.search(r"\[(\w+): ", test)
     return path + part[1] if part else path
 
 
 class _ByScope(LoadScopeScheduling):
-    """Scopes go to the processes in the order of the tests."""
+    """Distributes scopes to the processes in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Which tests go to one process, and when."""
+    """Makes the scheduler that distributes tests to processes."""
     config.option.loadscopereorder = False
     return _ByScope(config, log)
 
@@ -63,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spreads the files of whole runs among the others, the longest of which come first.
 
-    Side by side they would take the cores from each other, and all of them last would leave
+    Side by side, whole runs would compete for the cores. All of them at the end would leave
     processes idle.
     """
     scopes: dict[str, list[pytest.Item]] = {}

@@ -53,7 +53,7 @@ def imported_names(path: Path) -> set[str]:
 
 
 def imported(path: Path) -> set[str]:
-    """The parts of rl_sync that a file imports, and `launcher` if it does."""
+    """Returns the parts of rl_sync that a file imports, and `launcher` if it does."""
     names = imported_names(path)
     parts = {name.split(".")[1] for name in names if name.startswith("rl_sync.")}
     return parts | {"launcher" for name in names if name.split(".")[0] == "launcher"}

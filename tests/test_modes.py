@@ -1,4 +1,4 @@
-"""The benchmark of the modes: what its table says of runs."""
+"""The benchmark of the modes: its table of runs."""
 
 import importlib.util
 from pathlib import Path

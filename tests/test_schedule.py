@@ -53,7 +53,7 @@ TABLE = Path(__file__).parent / "data" / "schedule.txt"
 
 
 def table() -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-    """(interval, offset) to (versions, staleness), for every pair."""
+    """Returns (versions, staleness) of every pair (interval, offset)."""
     rows = {}
     for line in TABLE.read_text().splitlines()[1:]:
         pair, versions, staleness = ([int(x) for x in part.split()] for part in line.split("|"))
@@ -123,7 +123,7 @@ def test_a_schedule_that_goes_on_from_a_step_is_the_same_schedule_moved(interval
 
 @given(st.integers(1, 8), st.integers(0, 16), st.lists(st.integers(1, 9), min_size=1, max_size=60))
 def test_latest_pulls_never_exceed_the_bound_and_never_deadlock(interval, slack, paces):
-    """Explorer and trainer at any paces: the rule alone keeps the bound and lets both go on."""
+    """Explorer and trainer have any paces: the rule alone keeps the bound, and both go on."""
     schedule = SyncSchedule(interval, 0, "latest", interval - 1 + slack)
     newest, buffer, e = 0, [], 0
     for trained, pace in enumerate(paces, start=1):

@@ -1,4 +1,4 @@
-"""The benchmark over seeds: which runs it does, and what its table and its picture say of them."""
+"""The benchmark over seeds: its runs, its table and its picture."""
 
 import importlib.util
 from pathlib import Path

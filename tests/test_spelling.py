@@ -1,4 +1,4 @@
-"""Names that a mistyped one is likely to stand for."""
+"""Names that a mistyped word probably means."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The side of a benchmark that asks: starts a peer, and measures it in turns with ours."""
+"""The asking side of a benchmark: it starts a peer, and measures it in turns with ours."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from peers.serving import CLOCKS, Request
 
 Ask = Callable[[Request], float]
-"""From a request to the seconds that it took."""
+"""A function from a request to the seconds that it took."""
 
 
 class Peer:
-    """A peer's process; starting it installs what it needs, the first time.
+    """A peer's process; the first start installs its packages.
 
     Attributes:
-      name: in the table.
-      missing: why it cannot be measured; empty if it can.
+      name: its name in the table.
+      missing: the reason why it cannot be measured; empty if it can.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class Peer:
             )
 
     def await_imports(self) -> None:
-        """Waits until it has started, or ended: what starts disturbs others' measurements."""
+        """Waits until it has started, or ended: a start disturbs the measurements of others."""
         assert self._process.stdout is not None
         self._process.stdout.readline()
 
     def ask(self, request: Request) -> float:
-        """Has one request measured.
+        """Measures one request.
 
         Raises:
-          PeerGoneError: the peer ended, which it does when it cannot be installed.
+          PeerGoneError: the peer ended, as it does if it cannot be installed.
         """
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
@@ -74,7 +74,7 @@ class PeerGoneError(RuntimeError):
 
 
 def timed(request: Request, work: Callable[[], object]) -> float:
-    """The seconds that a call takes, by the request's clock."""
+    """Measures the seconds of a call, by the request's clock."""
     clock = CLOCKS[request["clock"]]
     start = clock()
     work()
@@ -84,11 +84,11 @@ def timed(request: Request, work: Callable[[], object]) -> float:
 def in_turns(
     sides: Mapping[str, tuple[Ask, Request]], rounds: int
 ) -> dict[str, tuple[float, float]]:
-    """Measures all sides in turns, each on its own request with another seed every time.
+    """Measures all sides in turns, each on its own request, with another seed every time.
 
     Returns:
-      For each side that answers, the seconds of its first call, compilation included, and the least
-      of the later ones. Of a side that does not, a line is printed.
+      For each side that answers the seconds of its first call, compilation included, and the least
+      seconds of the later calls. For any other side a line is printed.
     """
     secs: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 1):

@@ -1,7 +1,7 @@
-"""How a peer answers: what both sides of a benchmark's pipe agree on. Imports nothing but Python.
+"""The answering side of a benchmark: the protocol of its pipe. It imports nothing but Python.
 
-A peer is a script with an environment of its own. It reads one request a line from its standard
-input, a JSON object, and answers with the seconds that it took.
+A peer is a script with an environment of its own. It reads requests from its standard input, one
+JSON object a line, and answers each with the seconds that it took.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class Shape(NamedTuple):
-    """The model that all sides have; the fields in the order of `rl_sync.models.config`."""
+    """The shape of all sides' model; its fields have the order of `rl_sync.models.config`."""
 
     vocab: int = 512
     width: int = 256
@@ -29,27 +29,27 @@ class Shape(NamedTuple):
 
 SHAPE = Shape()
 LEARNING_RATE, CLIP = 1e-5, 0.2
-# What a request's `clock` names; the second counts what all threads of the process compute.
+# The clocks that a request may name; the second counts the CPU time of all threads of the process.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 Request = Mapping[str, Any]
 
 
 def prompts_of(request: Request) -> list[list[int]]:
-    """The prompts of a request: as many as it has lengths, all of one size, none of special ids."""
+    """Makes the prompts of a request, one for each length, of one size, without special ids."""
     rng = random.Random(request["seed"])
     size = request["prompt_tokens"]
     return [[rng.randrange(3, SHAPE.vocab) for _ in range(size)] for _ in request["lengths"]]
 
 
 def serve(actions: Mapping[str, Callable[[Request], Callable[[], None]]]) -> None:
-    """Says `0.0` when it is called, its imports being over; then answers until the input ends.
+    """Prints `0.0` once the imports are done, then answers requests until the input ends.
 
     Args:
-      actions: from a request to what is timed.
+      actions: for each kind of request a function from a request to the call that is timed.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Libraries print; the pipe is for answers.
+    os.dup2(2, 1)  # Libraries print, but the pipe is for answers.
     print(0.0, file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

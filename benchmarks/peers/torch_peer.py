@@ -2,7 +2,7 @@
 # requires-python = "==3.11.*"
 # dependencies = ["torch==2.13.0", "transformers>=5"]
 # ///
-"""What TRL runs on: transformers' Qwen3 in torch, its `generate`, and the same loss under AdamW."""
+"""The basis of TRL: transformers' Qwen3 in torch, its `generate`, and the same loss with AdamW."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def rollout(request: Request) -> Callable[[], None]:
-    """Batches of `rows`, in the order that requests came, each as long as its longest."""
+    """Makes the call that generates batches of `rows`, each as long as its longest row."""
     prompts, lengths, rows = torch.tensor(prompts_of(request)), request["lengths"], request["rows"]
 
     def work() -> None:
@@ -64,7 +64,7 @@ def rollout(request: Request) -> Callable[[], None]:
 
 
 def train(request: Request) -> Callable[[], None]:
-    """One step on rows of random tokens."""
+    """Makes the call of one step on rows of random tokens."""
     generator = torch.Generator().manual_seed(request["seed"])
     rows, asked, drawn = request["rows"], request["prompt_tokens"], request["new_tokens"]
     tokens = torch.randint(3, SHAPE.vocab, (rows, asked + drawn), generator=generator)

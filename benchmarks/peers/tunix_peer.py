@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["google-tunix==0.1.7"]
 # ///
-"""Tunix's Qwen3, its vanilla sampler, and its GRPO loss under AdamW."""
+"""Tunix's Qwen3, its vanilla sampler, and its GRPO loss with AdamW."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tunix.models.qwen3.model import ModelConfig, Qwen3
 from tunix.rl.common import compute_per_token_logps
 
 PAD_ID, EOS_ID = 0, 1
-NEVER = SHAPE.vocab + 1  # An end of sequence that no row reaches.
+NEVER = SHAPE.vocab + 1  # An end of sequence that is never drawn.
 
 
 class Tokenizer:
-    """Takes ids written as text."""
+    """A tokenizer of ids that are written as text."""
 
     def encode(self, text: str, **_: Any) -> list[int]:
         return [int(word) for word in text.split()]
@@ -67,7 +67,7 @@ def sampler(cache_tokens: int) -> Sampler:
 
 
 def rollout(request: Request) -> Callable[[], None]:
-    """Batches of `rows`, in the order that requests came, each as long as its longest."""
+    """Makes the call that generates batches of `rows`, each as long as its longest row."""
     prompts, lengths, rows = prompts_of(request), request["lengths"], request["rows"]
     texts = [" ".join(map(str, prompt)) for prompt in prompts]
     draw = sampler(request["cache_tokens"])
@@ -125,7 +125,7 @@ def step() -> Step:
 
 
 def train(request: Request) -> Callable[[], None]:
-    """One step on rows of random tokens."""
+    """Makes the call of one step on rows of random tokens."""
     rng = np.random.default_rng(request["seed"])
     rows, asked, drawn = request["rows"], request["prompt_tokens"], request["new_tokens"]
     tokens = rng.integers(3, SHAPE.vocab, (rows, asked + drawn)).astype(np.int32)

@@ -27,12 +27,12 @@ INTERRUPTED = 130
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs one command, given without the program's name; returns the exit status."""
+    """Runs one command, without the program's name; returns the exit status."""
     if (text := command_line.information(words)) is not None:
         print(text)
         return 0
     sys.path.insert(0, os.getcwd())  # So that config files may import each other.
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file that it reads.
+    logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it reads.
     try:
         return _execute(command_line.parse(words))
     except ConfigError as error:
@@ -123,14 +123,14 @@ def _settings(pattern: str) -> int:
 
 
 def run_from_command_line() -> None:
-    """The entry point of `python -m launcher`."""
-    # A terminal or a file of another encoding shows what it cannot as escapes.
+    """Entry point of `python -m launcher`."""
+    # A terminal or a file of another encoding shows unknown characters as escapes.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # Who read the output has had enough.
+    except BrokenPipeError:  # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = FAILED
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""What may differ between a run and the command that goes on with it."""
+"""Changes of settings between a run and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Where, how fast and how long a run computes, and what is looked at; not what it learns.
+# Settings of where, how fast and how long a run computes, and of its reports; not of its learning.
 _FREE = (
     "name",
     "workdir",
@@ -47,15 +47,15 @@ _FREE = (
 )
 # Free once the warm-up is over.
 _OF_WARM_UP = ("warm_up", "optimizer.warm_up_learning_rate")
-# Too many to tell, and of no interest for what comes out.
+# Not reported: too many, and without influence on the results.
 _UNTOLD = ("name", "workdir", "launch", "master", "replay.port")
-# Others follow from these, where they are not set.
+# The defaults of other settings depend on these.
 _LEADING = ("sync.mode", "algorithm.name")
 _NAMED = 4
 
 
 class Change(NamedTuple):
-    """A setting that is another one now."""
+    """A setting whose value has changed."""
 
     setting: str
     before: Any
@@ -65,11 +65,11 @@ class Change(NamedTuple):
         return f"{self.setting}: {_said(self.before)} there, {_said(self.now)} here"
 
     def is_one_of(self, settings: Sequence[str]) -> bool:
-        """Tells if it is one of some settings, or in a section of them."""
+        """Says whether it is one of some settings, or in a section of them."""
         return any(self.setting == one or self.setting.startswith(f"{one}.") for one in settings)
 
     def is_free(self, warm: bool) -> bool:
-        """Tells if the run is the same one in spite of it.
+        """Says whether the run stays the same in spite of it.
 
         Args:
           warm: whether the warm-up is over.
@@ -78,14 +78,14 @@ class Change(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """Tells if it is worth a line."""
+        """True where the change is reported."""
         return not self.is_one_of(_UNTOLD)
 
 
 def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings that differ, those first that others follow from.
+    """Lists the settings that differ; those on which others depend come first.
 
-    A setting that only one of the configs has came or went with a version of the code.
+    A setting that only one of the configs has was added or removed by a version of the code.
     """
     old, new = dict(_flat(before)), dict(_flat(now))
     found = [
@@ -98,7 +98,7 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
 
 
 def describe(changes: Sequence[Change]) -> str:
-    """The first change with both its values, and the names of some others."""
+    """Describes the first change with both its values, and names some others."""
     first, *others = changes
     if not others:
         return str(first)

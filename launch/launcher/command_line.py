@@ -1,4 +1,4 @@
-"""The command line: which commands there are, which flags each takes, and what was asked for."""
+"""The command line: the commands, their flags, and its parser."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Arguments(NamedTuple):
 
 
 def information(words: Sequence[str]) -> str | None:
-    """What --help or --version ask for; None where neither is given."""
+    """Returns the text for --help or --version; None if neither is given."""
     if any(word in ("-h", "-help", "--help", "--helpfull") for word in words) or list(words) == [
         "help"
     ]:
@@ -111,7 +111,7 @@ def information(words: Sequence[str]) -> str | None:
 
 
 def help_text() -> str:
-    """All commands and flags, with examples."""
+    """Returns the help: all commands and flags, with examples."""
     lines = [f"usage: {_PROGRAM} [COMMAND] [FLAGS]", "", "commands:"]
     lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
     lines += ["", "flags:"]
@@ -129,7 +129,7 @@ def parse(words: Sequence[str]) -> Arguments:
     """Reads a command line, without the program's name.
 
     Raises:
-      ConfigError: it makes no sense; one line says why, and what was likely meant.
+      ConfigError: it is not valid; one line says why, and what was probably meant.
     """
     path, rest = _split_config(words)
     config = None if path is None else config_file.load(path)
@@ -184,7 +184,7 @@ def _command(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The config's path, None if there is none, and the other words."""
+    """Returns the config's path, None if there is none, and the other words."""
     paths: list[str] = []
     rest = []
     remaining = iter(words)
@@ -201,7 +201,7 @@ def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _define(config: ConfigDict | None, words: Sequence[str]) -> flags.FlagValues:
-    """The flags that may stand in a command line."""
+    """Defines the flags of a command line."""
     values = flags.FlagValues()
     for name, (_, text) in FLAGS.items():
         if name != CONFIG:
@@ -236,7 +236,7 @@ def _check_names(given: Sequence[re.Match[str]], config: ConfigDict) -> None:
 
 
 def _check_used(command: str, used: Mapping[str, str]) -> None:
-    """Refuses flags that a command does not use, rather than to ignore them."""
+    """Refuses flags that a command does not use, instead of ignoring them."""
     takes = COMMANDS[command].flags
     for name, value in used.items():
         if name in takes:
@@ -260,7 +260,7 @@ def _unknown_flag(words: Sequence[str], name: str, config: ConfigDict | None) ->
 
 
 def _refused(values: flags.FlagValues, error: flags.Error) -> str:
-    """What to say of a value that a flag does not take."""
+    """Returns the message about a value that a flag does not take."""
     text = _first_line(error)
     match = re.match(r"flag (--[^=]+)=(.*?): ", text)
     if match is None:

@@ -19,10 +19,11 @@ def load(given: str) -> ConfigDict:
     """Loads a config.
 
     Args:
-      given: the file's path, and after a colon, if there is one, what `get_config` is called with.
+      given: the file's path, with an optional colon and the argument of `get_config`.
 
     Raises:
-      ConfigError: there is no such file, or it does not yield a config; says where and why.
+      ConfigError: there is no such file, or it does not return a config; the message says where and
+        why.
     """
     path, colon, argument = os.path.expanduser(given).partition(":")
     if not path:
@@ -47,7 +48,7 @@ def load(given: str) -> ConfigDict:
 
 
 def _nearest_file(path: str) -> str:
-    """The end of a message: the file of a like name beside that one, or in `configs`, if any."""
+    """Returns the end of a message: a file of similar name beside that one, or in `configs`."""
     folder, name = os.path.split(path)
     for place in (folder or ".", "configs"):
         names = [file for file in os.listdir(place) if file.endswith(".py")] if (
@@ -76,7 +77,7 @@ def _call(path: str, arguments: list[str]) -> object:
 
 
 def _place(path: str, error: BaseException) -> str:
-    """The file, and the last of its lines that took part in the error."""
+    """Returns the file, and its last line in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         return f"{path}, line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Whether the parameters of a snapshot are those of a model, told from their shapes."""
+"""Check that the parameters of a snapshot fit a model, by their shapes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FIELD = "params"
 
 
 def check_fit(found: Shapes, settings: RunSettings, task: Task) -> None:
-    """Raises ValueError where a snapshot has other parameters than the settings' model.
+    """Raises ValueError if a snapshot has other parameters than the settings' model.
 
     Args:
-      found: what is in the snapshot; with adapters it may lack the parameters that stay.
+      found: the arrays of the snapshot; with adapters it may lack the frozen parameters.
     """
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
     stored = {name: kept for name, kept in found.items() if name.startswith(f"{_FIELD}/")}

@@ -1,4 +1,4 @@
-"""What each role's device has to hold, from shapes, before anything is allocated."""
+"""Memory of each role's device, estimated from shapes before anything is allocated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
-    """The bytes of parameters, optimizer, activations and cache, a role and a device."""
+    """Describes the bytes of parameters, optimizer, activations and cache on each device."""
     explorers = [_explorer(settings, task)] if settings.explorers else []
     roles = (_trainer(settings, task), *explorers, *_undivided(settings, task))
-    return "\n".join(["Memory a device, from shapes:", *roles])
+    return "\n".join(["Memory per device, from shapes:", *roles])
 
 
 def _trainer(settings: RunSettings, task: Task) -> str:
@@ -56,7 +56,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         all_updates = settings.trainer.steps * updates
         critic = Critic(settings.critic, model, settings.optimizer, all_updates, layout)
         state = critic.like(trained)
-        parts["critic"] = memory.device_bytes([state.params, state.params])  # And its gradients.
+        parts["critic"] = memory.device_bytes([state.params, state.params])  # With its gradients.
         parts["critic optimizer"] = memory.device_bytes(state.opt_state)
     if settings.trainer.offload_reference and "reference" in parts:
         offloaded["reference"] = parts.pop("reference")
@@ -66,7 +66,7 @@ def _trainer(settings: RunSettings, task: Task) -> str:
     activations = by_policy[model.remat]
     kept = sum(parts.values()) + sum(offloaded.values()) - parts["gradients"]
     process = resident.trainer(settings, task, rows, kept, parts["gradients"] + activations)
-    most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Some are cut, some are not.
+    most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Only some are sharded.
     return (
         f"  trainer    {_mesh(settings.trainer.mesh.shape)}{_list(parts)}, activations"
         f" {most}{format_bytes(activations)} for {rows} rows of {task.row_tokens} tokens:"
@@ -95,11 +95,11 @@ def _explorer(settings: RunSettings, task: Task) -> str:
 
 
 def _on_cpus(process: Resident, held: int, moment: str) -> str:
-    """The process where its devices are CPUs.
+    """Describes the memory of a process whose devices are CPUs.
 
     Args:
-      held: bytes that are there besides all the time.
-      moment: during which the rest is.
+      held: the bytes of arrays that are always there.
+      moment: the name of the moment in which working memory is needed.
     """
     parts = [f"{format_bytes(process.program)} for programs"]
     if process.weights:
@@ -112,7 +112,7 @@ def _on_cpus(process: Resident, held: int, moment: str) -> str:
 
 
 def _undivided(settings: RunSettings, task: Task) -> list[str]:
-    """What the meshes would cut and cannot."""
+    """Describes the axes that the meshes cannot shard evenly."""
     model = wiring.model_config(settings, task)
     lines = []
     for role, layout in (
@@ -121,7 +121,7 @@ def _undivided(settings: RunSettings, task: Task) -> list[str]:
     ):
         for line in undivided(model, layout):
             lines.append(
-                f"  {role:<10} cannot cut {line} evenly: each device holds all of that axis"
+                f"  {role:<10} cannot shard {line} evenly: that axis is whole on each device"
             )
     return lines
 
@@ -135,7 +135,7 @@ def _list(parts: dict[str, int]) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Three digits and a unit."""
+    """Formats bytes with three digits and a unit."""
     for unit in _UNITS[:-1]:
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What a run will do: its schedule in words, and a drawing of the first steps."""
+"""The plan of a run: its schedule in words, and a drawing of the first steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_ROLLOUTS = 24
 
 
 def describe(settings: RunSettings) -> str:
-    """The resolved schedule in words and as a drawing, as the launcher prints it."""
+    """Describes the resolved schedule in words and as a drawing, as the launcher prints it."""
     if not settings.explorers:
         return _supervised(settings)
     schedule = settings.schedule
@@ -46,7 +46,7 @@ def describe(settings: RunSettings) -> str:
 
 
 def _supervised(settings: RunSettings) -> str:
-    """Of a run in which nothing is generated."""
+    """Describes a run in which nothing is generated."""
     trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
     rows = trainer.groups_per_step * trainer.group_size
     return "\n".join(
@@ -83,7 +83,7 @@ def _headline(settings: RunSettings) -> str:
 
 def _algorithm(settings: RunSettings) -> str:
     one = settings.algorithm
-    correction = f" weighed by {' and '.join(one.corrections)}," if one.corrections else ""
+    correction = f" weighted by {' and '.join(one.corrections)}," if one.corrections else ""
     kl = f", KL {one.kl_coefficient:g} in the {one.kl_place}" if one.kl_coefficient else ""
     critic = ""
     if one.needs_values:
@@ -96,7 +96,7 @@ def _algorithm(settings: RunSettings) -> str:
 
 
 def _shaping(settings: RunSettings) -> list[str]:
-    """What decides which groups a batch is made of, where anything does."""
+    """Describes the rules that choose the groups of a batch, if there are any."""
     one, lines = settings.algorithm, []
     if one.screening.replaces:
         lines.append(
@@ -135,13 +135,13 @@ def _who_waits(settings: RunSettings) -> list[str]:
             f" that is more than {_count(schedule.max_staleness, 'step')} behind the step that will"
             " train on its groups.",
             f"- Trainer step t waits for any {settings.groups_generated} groups that are"
-            " fresh enough; it never waits for its weights to be taken.",
+            " fresh enough; it never waits until explorers have fetched its weights.",
         ]
     if settings.rollout.budget_tokens:
         lines.append(
-            f"- A rollout ends when {settings.rollout.budget_tokens} tokens were drawn. What is"
-            " unfinished then goes on in the next one, with its weights, and is waited for before"
-            " it becomes too stale."
+            f"- A rollout ends when {settings.rollout.budget_tokens} tokens were drawn."
+            " Unfinished groups continue in the next rollout, with its weights; explorers wait for"
+            " them before they become too stale."
         )
     ahead = schedule.batches_ahead
     lines.append(
@@ -210,7 +210,7 @@ def _draw_exact(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane, meet
         trainer.block(f"t{t}", _BLOCK)
         if schedule.publishes_after(t) and t < _DRAWN_STEPS:
             first = schedule.first_user(t)
-            if meet and first > _MOST_ROLLOUTS:  # A drawing that nobody would look at to its end.
+            if meet and first > _MOST_ROLLOUTS:  # A longer drawing would not be read.
                 for lane in (*lanes, trainer):
                     lane.text += " …"
                 return
@@ -224,7 +224,7 @@ def _draw_exact(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane, meet
 
 
 def _draw_latest(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane) -> None:
-    """Each explorer generates whole batches here, so that the drawing stays readable."""
+    """Draws asynchronous steps, with whole batches for each explorer, to keep it readable."""
     published, held = [(0, 0)], [0] * len(lanes)
     paces = [_BLOCK + 2 * i for i in range(len(lanes))]
     ends: list[int] = []

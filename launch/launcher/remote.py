@@ -1,4 +1,4 @@
-"""Roles on other machines: the command that starts one there, and ends it when it ends itself."""
+"""Roles on other machines: the command that starts one there, and ends it with this process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CARRIED = ("GLIBC_TUNABLES", "HF_HOME", "JAX_", "LIBTPU_", "NCCL_", "TPU_", "XL
 
 
 def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
-    """What starts a command on another machine, in this directory, with some of this environment.
+    """Returns the command that starts another on a remote machine, in the same directory.
 
-    The other end of the shell's standard input is the command's, so that a role there ends when
-    the shell here does.
+    It passes some of this environment on. The remote command reads the shell's standard input, so
+    that a role there ends when the shell here ends.
 
     Args:
       shell: `launch.remote_shell`.

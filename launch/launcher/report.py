@@ -1,4 +1,4 @@
-"""What the launcher says before and after a run."""
+"""Reports of the launcher before and after a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_sync.workdir import Workdir
 
 
 def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
-    """The plan, and where the run's files and its compiled programs go."""
+    """Returns the plan, and the directories of the run's files and of its compiled programs."""
     goes_on = f"{resumed}\n" if resumed is not None else ""
     cache = compilation_cache.directory(settings.launch.compilation_cache, os.environ)
     return (
@@ -28,13 +28,13 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
 
 
 def final_report(settings: RunSettings, summary: Summary) -> str:
-    """What the run did, how fast, and where to look further."""
+    """Returns the results of a run, its speed, and where to find more."""
     result, balance = summary
     lines = ["", *_accuracy(result, settings.algorithm.imitates), *_throughput(settings)]
     if settings.explorers:
         lines.append(_account(balance))
     workdir = Workdir(settings.workdir)
-    quoted = shlex.quote(settings.workdir)  # Commands are there to be pasted.
+    quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
     warm_up, step = work.saved(workdir)
     none = "none was saved" if warm_up is None else "of the warm-up alone"
     places: dict[str, object] = {"checkpoint": none if step is None else str(workdir.snapshots)}
@@ -100,5 +100,8 @@ def _account(balance: Balance) -> str:
     return (
         f"Groups: {balance.leased} leased = {balance.trained} trained,"
         f" {balance.buffered} still buffered{dropped}"
-        + (f"; {kept} taken that teach nothing, after algorithm.max_attempts prompts" * bool(kept))
+        + (
+            f"; {kept} admitted that teach nothing, after algorithm.max_attempts prompts"
+            * bool(kept)
+        )
     )

@@ -1,4 +1,4 @@
-"""A run from this machine: starts every role, shows how they do, and ends them all."""
+"""A run from this machine: starts every role, shows their status, and ends them all."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _LOOPBACK = "127.0.0.1"
 
 
 class RunFailedError(RuntimeError):
-    """A run that did not end well; the message is for the user."""
+    """A run failed; the message is for the user."""
 
 
 @dataclasses.dataclass
 class _ReplayProcess:
-    """The replay server, as the supervisor sees it."""
+    """The replay server, as a process of the supervisor."""
 
     name: str
     log: Path
@@ -72,7 +72,7 @@ class _ReplayProcess:
 
 
 class LocalRun:
-    """One run, all of whose processes are children of this one.
+    """One run; all of its processes are children of this one.
 
     Args:
       settings: the run; its work directory is held and ready.
@@ -97,11 +97,11 @@ class LocalRun:
         """Runs to the end.
 
         Returns:
-          The exit status: 0, or 128 and the number of the signal that stopped it.
+          The exit status: 0, or 128 plus the number of the signal that stopped it.
 
         Raises:
           ConfigError: a port is taken.
-          RunFailedError: a role died, or something could not be started.
+          RunFailedError: a role died, or a process could not be started.
         """
         before = {number: signal.signal(number, self._interrupt) for number in _REASONS}
         try:
@@ -131,9 +131,9 @@ class LocalRun:
         master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
         replay = settings.replay.address
         if not replay and settings.explorers:
-            # The replay server takes longest to start, so it goes first.
+            # The replay server takes longest to start, so it is started first.
             replay = self._start_replay(free[1])
-        # Where nothing is generated there is no replay server, and nobody looks for one.
+        # If nothing is generated, there is no replay server, and nobody connects to this address.
         replay = replay or f"{self._host}:{free[1]}"
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
         self._addresses = [f"--master={master}", f"--replay={replay}"]
@@ -142,7 +142,7 @@ class LocalRun:
         self._master = RpcClient(master, "master", secret)
 
     def _new_secret(self) -> str:
-        """Makes the secret that the processes of this run, and no others, know."""
+        """Makes the secret that only the processes of this run know."""
         forget(self._workdir)
         secret = secret_of(self._workdir)
         if is_open(self._workdir):
@@ -153,10 +153,10 @@ class LocalRun:
         return secret
 
     def _start_programs(self, programs: Sequence[str]) -> None:
-        """Starts all processes of programs, at new ports: who dies may leave theirs in use."""
+        """Starts all processes of programs, at new ports: dead ones may leave theirs in use."""
         free = self._ports.take(2 * len(programs))
         elsewhere = self._settings.launch.elsewhere
-        # Where the first process of each program is, the others find it.
+        # The host of each program's first process, at which its other processes find it.
         hosts = [elsewhere.get(program, self._host) for program in programs]
         addresses = [f"{host}:{port}" for host, port in zip(hosts * 2, free, strict=True)]
         clusters = dict(zip(programs, addresses, strict=False))
@@ -164,7 +164,7 @@ class LocalRun:
         for member in members_of(self._settings):
             if member.program not in programs:
                 continue
-            # With collective transfer all are in the trainer's cluster.
+            # With collective transfer all programs are in the trainer's cluster.
             head = programs[0] if self._settings.is_joint else member.program
             own = [f"--process={member.process}", f"--coordinator={clusters[head]}"]
             own += [f"--team={teams[member.program]}"]
@@ -182,7 +182,7 @@ class LocalRun:
         self._supervisor.add(RoleProcess.start(name, command, log, environment))
 
     def _start_replay(self, free: int) -> str:
-        """Starts the replay server and returns its address; it is not ready yet."""
+        """Starts the replay server and returns its address, before it is ready."""
         settings, log = self._settings.replay, self._workdir.log("replay")
         port = _port(settings.port, "replay.port", free, self._host)
         try:
@@ -200,14 +200,14 @@ class LocalRun:
         return f"{self._host}:{port}"
 
     def _watch(self) -> None:
-        """Until all roles have ended well, one has died, or the user wants the run stopped."""
+        """Waits until all roles have ended well, one has died, or the user stops the run."""
         assert self._master is not None
         ready, shown = False, 0.0
         roles = [member.name for member in members_of(self._settings)]
         started = time.monotonic()
         with LiveDisplay() as display:
             while self._supervisor.living(roles):
-                # A server that never served knows why, and what to do about it.
+                # A server that never was ready knows why, and what to do.
                 ready = ready or self._replay_ready(time.monotonic() - started)
                 deaths = self._supervisor.deaths() or self._vigil.look(self._master)
                 if deaths and not self._start_again(deaths):
@@ -224,9 +224,10 @@ class LocalRun:
             self._fail(deaths)
 
     def _start_again(self, deaths: Sequence[Death]) -> bool:
-        """Starts explorers again that the run can do without meanwhile; False where it cannot.
+        """Restarts dead explorers; returns False if the run cannot go on without the dead.
 
-        One that dies before there is anything to explore would do so again.
+        An explorer that dies before there is anything to generate would die again, so it is not
+        restarted.
         """
         status, most = self._status(), self._settings.launch.explorer_restarts
         programs = {role_of(death.name) for death in deaths}
@@ -266,10 +267,10 @@ class LocalRun:
             self._last = self._master.call(AskStatus(), _ANSWER_SECS)
             return self._last
         except (PeerLostError, RemoteError):
-            return None  # Not up yet; were it dead, the supervisor would know.
+            return None  # Not up yet; if it had died, the supervisor would know.
 
     def _give_up(self) -> None:
-        """Ends the run as the user wishes: at once where there is nothing new to save."""
+        """Ends the run for the user: immediately if there is nothing new to save."""
         reason = _REASONS[signal.Signals(self._signals[0])]
         if stopping.is_nothing_new(self._status()):
             print(f"\nStopping: {reason}.")
@@ -280,7 +281,7 @@ class LocalRun:
         """Asks every role to save and leave, and waits for them; a second Ctrl-C ends the wait.
 
         Args:
-          most_secs: how long the trainer may be at one piece of work before it saves.
+          most_secs: the longest time of one piece of the trainer's work before it saves.
         """
         assert self._master is not None
         try:
@@ -290,7 +291,7 @@ class LocalRun:
         signals = len(self._signals)
         print(
             f"\nStopping: {reason}. {stopping.under_way(self._status())}."
-            f" Ctrl-C{' again' if signals else ''} does not wait for it.",
+            f" Ctrl-C{' again' if signals else ''} ends the wait.",
             flush=True,
         )
         why_not = stopping.await_end(
@@ -305,21 +306,21 @@ class LocalRun:
             print(f"Not waiting any more: {why_not}.", flush=True)
 
     def _fail(self, deaths: Sequence[Death]) -> None:
-        """A role is gone: lets the others save what can be saved, then says what happened."""
+        """Handles the death of a role: lets the others save, then raises a report."""
         assert self._master is not None
         deaths = [*self._vigil.suspects(self._master, self._server), *deaths]
         before = ""
         if all(death.name != "master" for death in deaths):
-            # A trainer that has lost a part of itself cannot save.
+            # A trainer that has lost a process cannot save.
             savers = stopping.SAVERS
             whole = all(role_of(death.name) not in savers for death in deaths)
             wait_secs = self._settings.launch.wait_secs if whole else 0.0
             self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}", wait_secs)
-            with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not what went wrong.
+            with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not the failure.
                 reason = self._close().result.failed
                 before = f"{reason}\nThen " if reason else ""
-        # Who was killed may be seen as dead after those that fell with it. The master and the
-        # replay server, if they lived until here, were asked to end.
+        # A killed process may be seen as dead after others that died because of it. The master and
+        # the replay server, if they lived until here, were asked to end.
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
         raise RunFailedError(f"{before}{first.report(others)}\n{self._how_to_go_on()}")
@@ -339,7 +340,7 @@ class LocalRun:
         try:
             summary = self._close()
         except (PeerLostError, RemoteError) as error:
-            self._supervisor.wait(["master"], _LOOK_SECS)  # It may be about to be seen dead.
+            self._supervisor.wait(["master"], _LOOK_SECS)  # It may have died just now.
             if deaths := self._supervisor.deaths():
                 self._fail(deaths)
             raise RunFailedError(
@@ -362,7 +363,7 @@ _REASONS = {
 
 
 def _port(wanted: int, setting: str, free: int, host: str) -> int:
-    """The wanted port, if nobody has it; the free one if that is 0."""
+    """Returns the wanted port if it is free; the free one if the wanted port is 0."""
     if wanted == 0:
         return free
     with socket.socket() as probe:
@@ -378,7 +379,7 @@ def _port(wanted: int, setting: str, free: int, host: str) -> int:
 
 
 def _check_replay(settings: RunSettings, address: str) -> None:
-    """Raises ConfigError unless the server that the user named can serve the run."""
+    """Raises ConfigError unless the user's replay server can serve the run."""
     with ReplayClient(address) as replay:
         try:
             check_replay(settings, replay)
@@ -391,7 +392,7 @@ def _check_replay(settings: RunSettings, address: str) -> None:
 def start(config: Mapping[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = work.settings_of(config)
-    task = wiring.load_task(settings)  # Fails here rather than in the logs of five processes.
+    task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
     if settings.launch.host:
         check_own("launch.host", settings.launch.host)
     if settings.replay.address:

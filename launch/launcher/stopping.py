@@ -1,4 +1,4 @@
-"""The end of a run that is stopped: how long the trainer is waited for, and what is lost else."""
+"""The end of a run that is stopped: the wait for the trainer, and the report of lost steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_sync.settings.run import TOGETHER, RunSettings
 from rl_sync.workdir import Workdir
 
 SAVERS = (TRAINER, TOGETHER)
-"""The programs that the trainer's state is in."""
+"""The programs that hold the trainer's state."""
 
 _WARM_UP, _START = "warm-up", "start"  # Phases, as the trainer calls them.
 _TELL_SECS = 10.0
@@ -31,16 +31,16 @@ def await_end(
     stop_secs: float,
     most_secs: float,
 ) -> str:
-    """Waits for roles that were asked to save and leave, and says meanwhile what the trainer does.
+    """Waits for roles that were asked to save and leave, and reports the trainer's activity.
 
     Args:
       roles: the processes' names.
-      is_interrupted: whether the user does not want to wait any more.
-      stop_secs: how long nothing may move.
+      is_interrupted: says whether the user wants to end the wait.
+      stop_secs: the longest time without progress.
       most_secs: see `Movement`.
 
     Returns:
-      Why the wait ended too early; empty where all have left.
+      The reason why the wait ended too early; empty if all have left.
     """
     movement, told = Movement(most_secs), time.monotonic()
     while living := supervisor.wait(roles, _LOOK_SECS):
@@ -50,7 +50,7 @@ def await_end(
             return "interrupted again"
         if movement.still_secs > stop_secs:
             return (
-                f"{', '.join(living)} cannot be stopped in order, as nothing has moved for"
+                f"{', '.join(living)} cannot be stopped cleanly: no progress has been made for"
                 f" {movement.still_secs:.0f} s (launch.stop_secs={stop_secs:g})"
             )
         if time.monotonic() - told > _TELL_SECS and supervisor.living(SAVERS):
@@ -60,14 +60,14 @@ def await_end(
 
 
 def is_nothing_new(status: RunStatus | None) -> bool:
-    """Whether a run is so young that a stop has nothing to save."""
+    """Says whether a run is so young that there is nothing to save."""
     if status is None or status.phase == _START:
         return True
     return status.phase == _WARM_UP and status.step == 0
 
 
 def under_way(status: RunStatus | None) -> str:
-    """What the trainer does before it has saved, for a line of its own."""
+    """Describes the trainer's activity before it has saved, as a line."""
     trainer = trainer_of(status)
     if trainer is None:
         return "trainer: gives no sign of life"
@@ -80,7 +80,7 @@ def under_way(status: RunStatus | None) -> str:
 
 
 def lost(settings: RunSettings, status: RunStatus | None) -> str:
-    """The steps that a run has taken and no snapshot holds; empty if there are none."""
+    """Describes the steps of a run that no snapshot holds; empty if there are none."""
     if status is None or is_nothing_new(status):
         return ""
     warm_up, step = saved(Workdir(settings.workdir))
@@ -89,7 +89,7 @@ def lost(settings: RunSettings, status: RunStatus | None) -> str:
         return _steps("warm-up step", first, status.step)
     trainer, last = trainer_of(status), status.step
     if trainer is not None and trainer.activity == SpanKind.TRAIN:
-        last = max(last, trainer.step or 0)  # It is under way.
+        last = max(last, trainer.step or 0)  # It is in progress.
     trained = _steps("trainer step", (step or 0) + 1, last)
     if step is not None or not settings.warm_up.steps:
         return trained
@@ -104,10 +104,10 @@ def _steps(name: str, first: int, last: int) -> str:
 
 
 def how_to_go_on(settings: RunSettings, status: RunStatus | None = None) -> str:
-    """What to do with a run that ended early, and what of it is lost.
+    """Describes how to resume a run that ended early, and the steps that are lost.
 
     Args:
-      status: the last that is known of it.
+      status: its last known status.
     """
     flag = f"--config.workdir={shlex.quote(settings.workdir)}"
     warm_up, step = saved(Workdir(settings.workdir))

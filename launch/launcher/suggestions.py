@@ -1,4 +1,4 @@
-"""The settings that a wrong name on the command line is likely to stand for."""
+"""Suggestions for a wrong setting on the command line: the settings that it probably means."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _ALIASES = {
     "logdir": "workdir",
     "random_seed": "seed",
 }
-_ALIAS = 1.05  # Beats the same name elsewhere, and what is a little like it in the section given.
-_SURE = 0.9  # Names this like are meant even if another section was given.
+_ALIAS = 1.05  # Above the same name elsewhere, and above a similar name in the given section.
+_SURE = 0.9  # A name of this likeness is meant even if another section was given.
 _SAME_SECTION = 0.7
-_OF_SECTION = 0.35  # Weight of the section beside the field.
+_OF_SECTION = 0.35  # The weight of the section, beside that of the field.
 _MOST = 3
 
 
@@ -62,7 +62,7 @@ def setting_names(config: Mapping[str, object], prefix: str = "") -> Iterator[st
 
 
 def settings_meant(wrong: str, known: Sequence[str]) -> list[str]:
-    """The settings that a wrong dotted name fits best: none, one, or a few that fit as well."""
+    """Returns the settings that a wrong dotted name fits best: none, one, or a few."""
     scores = {name: _score(wrong, name) for name in known}
     best = max(scores.values(), default=0.0)
     if best < LIKELY:
@@ -71,17 +71,17 @@ def settings_meant(wrong: str, known: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(wrong: str, known: Sequence[str], value: str = "") -> str | None:
-    """A question that names the flags that were likely meant, with the value given; None if none.
+    """Asks for the flags that were probably meant, with the given value; None without any.
 
     Args:
-      value: with its equals sign, as it was given.
+      value: the given value, with its equals sign.
     """
     meant = settings_meant(wrong, known)
     return question(*(f"--config.{name}{value}" for name in meant)) if meant else None
 
 
 def _score(wrong: str, name: str) -> float:
-    """0 for what cannot be meant, else how well field and section fit together."""
+    """Scores how well a setting's field and section fit; 0 if it cannot be meant."""
     (section, _, word), (of, _, field) = wrong.rpartition("."), name.rpartition(".")
     near = likeness(word, field)
     if _ALIASES.get(word.lower().replace("-", "_")) == name:

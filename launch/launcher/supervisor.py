@@ -1,7 +1,7 @@
-"""The launcher's children: started in groups of their own, watched, ended, never left behind.
+"""The launcher's children: they are started in groups of their own, watched, and always ended.
 
-A child holds the reading end of a pipe as its standard input. When the launcher dies, however it
-dies, the pipe closes, and the child ends itself.
+A child's standard input is the reading end of a pipe. When the launcher dies, in whatever way, the
+pipe closes, and the child ends itself.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class Process(Protocol):
     log: Path
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it lives."""
+        """Returns its exit status, negative for a signal; None while it runs."""
 
     def terminate(self) -> None:
-        """Asks it, and all that it started, to end."""
+        """Asks it, and all processes that it started, to end."""
 
     def kill(self) -> None:
-        """Ends it, and all that it started."""
+        """Kills it, and all processes that it started."""
 
 
 @dataclasses.dataclass
 class RoleProcess:
-    """One role's process.
+    """Process of a role.
 
     Attributes:
       name: the role.
-      log: where its output goes.
+      log: the file of its output.
     """
 
     name: str
@@ -57,7 +57,7 @@ class RoleProcess:
         """Starts a command whose output is added to the log.
 
         Args:
-          environment: what it has besides this process's own.
+          environment: additions to this process's environment.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -96,10 +96,10 @@ class RoleProcess:
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """A child that ended when it should not have, or was ended since it hung.
+    """Death of a child: it ended when it should not have, or was ended because it hung.
 
     Attributes:
-      hung: how it was noticed that it hung, in a sentence that begins with its name.
+      hung: the evidence that it hung, as a sentence that begins with its name; None if it did not.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Death:
         return f"{self.name} {how}"
 
     def report(self, others: Sequence[Death]) -> str:
-        """Who died and how, the last lines of its log, and where the rest is."""
+        """Describes the death, the last lines of the child's log, and the file of the rest."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         knock_on = "; after it " + ", ".join(map(str, others)) if others else ""
         quoted = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
@@ -126,9 +126,9 @@ class Death:
 
 
 def likeliest_first(deaths: Sequence[Death]) -> list[Death]:
-    """Deaths in the order in which they were seen, but for those that look like a cause.
+    """Sorts deaths: those that look like a cause come first, others in the order of discovery.
 
-    A signal from outside is a cause; an error that follows from a lost peer is not.
+    A signal from outside is a cause; an error after the loss of a peer is not.
     """
     return sorted(deaths, key=lambda death: death.status != -signal.SIGKILL)
 
@@ -140,17 +140,17 @@ class Supervisor:
         self._processes: dict[str, Process] = {}
 
     def add(self, process: Process) -> None:
-        """Takes a started process under watch."""
+        """Watches a started process."""
         self._processes[process.name] = process
 
     def deaths(self, but_not: Sequence[str] = ()) -> list[Death]:
-        """The children that are gone although they should live, the likeliest cause first.
+        """Returns the children that died although they should run, the likeliest cause first.
 
-        A child may end with status 0, except those that serve the others: the master and the
-        replay server.
+        A child may end with status 0, except the master and the replay server, which serve the
+        others.
 
         Args:
-          but_not: who is left out.
+          but_not: the children to leave out.
         """
         deaths = []
         for name, process in self._processes.items():
@@ -162,13 +162,13 @@ class Supervisor:
         return likeliest_first(deaths)
 
     def end(self, names: Sequence[str]) -> None:
-        """Ends children at once, and watches them no more."""
+        """Kills children, and watches them no more."""
         for name in names:
             if name in self._processes:
                 self._processes.pop(name).kill()
 
     def end_hung(self, name: str, why: str) -> Death | None:
-        """Ends a child that lives and does nothing; None if there is no such child.
+        """Kills a child that hangs; returns None if there is no such child.
 
         Args:
           why: see `Death.hung`.
@@ -180,7 +180,7 @@ class Supervisor:
         return Death(name, -signal.SIGKILL, process.log, why)
 
     def living(self, names: Sequence[str]) -> list[str]:
-        """Those of the named children that still run."""
+        """Returns the named children that still run."""
         return [n for n in names if n in self._processes and self._processes[n].poll() is None]
 
     def wait(self, names: Sequence[str], timeout_secs: float) -> list[str]:
@@ -191,7 +191,7 @@ class Supervisor:
         return living
 
     def end_all(self, grace_secs: float = 3.0) -> None:
-        """Ends every child: asks, waits the grace, kills."""
+        """Ends every child: asks it, waits for `grace_secs`, then kills it."""
         names = list(self._processes)
         for name in self.living(names):
             self._processes[name].terminate()

@@ -1,4 +1,4 @@
-"""Processes of a run that live and do nothing: found by their silence, named, and ended."""
+"""Watch for processes of a run that hang: they are found by their silence, named, and ended."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rl_sync.settings.run import TOGETHER, RunSettings
 
 _EVERY_SECS = 2.0
 _ANSWER_SECS = 5.0
-# Where something else has gone wrong already, less silence is enough to be its cause.
+# After another failure, a shorter silence suffices to suspect its cause.
 _SUSPECT_SECS = 10.0
 
 
 class Vigil:
-    """Watches over the processes of a run.
+    """Watches for hung processes of a run.
 
     Args:
       settings: the run.
-      supervisor: who has the processes.
+      supervisor: the supervisor of the processes.
     """
 
     def __init__(self, settings: RunSettings, supervisor: Supervisor):
@@ -33,7 +33,7 @@ class Vigil:
         self._answered_secs: float | None = None
 
     def look(self, master: RpcClient) -> list[Death]:
-        """Ends those that have been silent for `launch.wait_secs`; asks from time to time only."""
+        """Ends processes that are silent for `launch.wait_secs`; checks from time to time only."""
         if time.monotonic() < self._next_secs:
             return []
         hung = self._silent(master, self._wait_secs)
@@ -41,7 +41,7 @@ class Vigil:
         return hung
 
     def suspects(self, master: RpcClient, replay: ServerProcess | None) -> list[Death]:
-        """Ends those whose silence may be why others have ended."""
+        """Ends processes whose silence may be the cause of other deaths."""
         hung = self._silent(master, min(_SUSPECT_SECS, self._wait_secs / 2))
         return hung if replay is None else [*hung, *self._replay(replay)]
 

@@ -1,4 +1,4 @@
-"""The work directory of a run: held by one run at a time, and what a run goes on from."""
+"""The work directory of a run: one run at a time holds it, and a run resumes from it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from rl_sync.workdir import Workdir
 
 
 class Resumption(NamedTuple):
-    """Where a run goes on, and with what.
+    """Point from which a run resumes, and its changed settings.
 
     Attributes:
-      warm_up: the warm-up step, None where the warm-up is over.
-      step: the trainer step, None in the warm-up.
-      changes: the settings that are others now.
+      warm_up: the warm-up step; None if the warm-up is over.
+      step: the trainer step; None in the warm-up.
+      changes: the changed settings.
     """
 
     warm_up: int | None
@@ -52,9 +52,9 @@ class Resumption(NamedTuple):
 
 
 def saved(workdir: Workdir) -> tuple[int | None, int | None]:
-    """What a run can go on from: the warm-up step and the trainer step of its newest snapshots.
+    """Returns the warm-up step and the trainer step of a run's newest snapshots.
 
-    Each is None where there is no such snapshot; a trainer step goes before a warm-up step.
+    Each is None if there is no such snapshot. A run resumes from the trainer step, if there is one.
     """
     return latest_snapshot(workdir.warm_up_snapshots), latest_snapshot(workdir.snapshots)
 
@@ -77,10 +77,10 @@ def settings_of(config: Mapping[str, Any]) -> RunSettings:
 
 @contextlib.contextmanager
 def held(workdir: Workdir) -> Iterator[None]:
-    """Makes the directory and holds it; the lock goes with the process.
+    """Makes the directory and locks it; the lock ends with the process.
 
     Raises:
-      ConfigError: another run holds it, or it cannot be made.
+      ConfigError: another run has locked it, or it cannot be made.
     """
     lock = filelock.FileLock(workdir.lock, timeout=0)
     try:
@@ -105,17 +105,17 @@ def held(workdir: Workdir) -> Iterator[None]:
 
 
 def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption | None:
-    """Readies a held directory: for a new run, or to go on from the newest snapshot.
+    """Prepares a held directory for a new run, or to resume from the newest snapshot.
 
-    Records of an earlier attempt that left no snapshot are moved to `earlier/`, and so is the
-    config of a run that goes on with another one.
+    Records of an earlier attempt that left no snapshot are moved to `earlier/`. So is the config of
+    a run that resumes with another one.
 
     Returns:
-      Where the run goes on; None for a new one.
+      The point from which the run resumes; None for a new run.
 
     Raises:
-      ConfigError: the run in the directory is another one, none of its snapshots is whole, or
-        weights cannot be written where they are to go. The directory is as it was.
+      ConfigError: the directory holds another run, none of its snapshots is whole, or weights
+        cannot be written to their directory. The work directory is then unchanged.
     """
     config, path = json.loads(json.dumps(settings.resolved())), workdir.config
     resumption = None
@@ -130,7 +130,7 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
             shutil.copy2(path, _earlier(workdir))
     else:
         _set_aside(workdir)
-    # Weights and groups in transit belong to processes that are gone.
+    # Weights and groups in transit belong to processes that have ended.
     for folder in (workdir.weights, workdir.replay):
         shutil.rmtree(folder, ignore_errors=True)
     if settings.sync.directory is not None:
@@ -144,7 +144,7 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
 
 
 def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
-    """See `saved`, but of snapshots that are whole; and whether newer ones are damaged."""
+    """Returns `saved` for whole snapshots, and whether newer ones are damaged."""
     warm_up, step = saved(workdir)
     newest = Resumption(warm_up if step is None else None, step)
     damaged: list[str] = []
@@ -156,7 +156,7 @@ def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
 
 
 def _snapshots(workdir: Workdir, resumption: Resumption) -> Path:
-    """The folder of the snapshots that a run goes on from."""
+    """Returns the folder of the snapshots from which a run resumes."""
     return workdir.warm_up_snapshots if resumption.step is None else workdir.snapshots
 
 
@@ -165,7 +165,7 @@ def _warn(line: str) -> None:
 
 
 def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resumption) -> None:
-    """Raises ConfigError unless the settings can go on with the run in a directory."""
+    """Raises ConfigError unless the settings can resume the run in a directory."""
     steps, step = settings.trainer.steps, resumption.step
     if step is not None and steps < step:
         raise ConfigError(
@@ -200,7 +200,7 @@ def _record(workdir: Workdir, resumption: Resumption) -> None:
 def _clear_weights(directory: str) -> None:
     try:
         VersionDirectory(directory).clear()
-    except Exception as error:  # Object stores have errors of their own.
+    except Exception as error:  # Object stores raise errors of their own.
         raise ConfigError(
             f"Weights cannot be written to {directory} ({type(error).__name__}: {error}). Give"
             " another --config.sync.directory, or what it takes to write there."
@@ -208,10 +208,10 @@ def _clear_weights(directory: str) -> None:
 
 
 def _earlier(workdir: Workdir) -> Path:
-    """A new directory for what was there before."""
+    """Makes a new directory for earlier files."""
     now = time.strftime("%Y%m%d-%H%M%S")
     for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
-        with contextlib.suppress(FileExistsError):  # Of another start in the same second.
+        with contextlib.suppress(FileExistsError):  # From another start in the same second.
             target = workdir.earlier / f"{now}{suffix}"
             target.mkdir(parents=True)
             return target

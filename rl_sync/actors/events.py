@@ -1,4 +1,4 @@
-"""What the master hears and answers: its settings, events and commands, as plain records."""
+"""Messages to and from the master: its settings, events and commands, as plain records."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class MasterSettings:
     times_sampled: int = 1
 
     def step_of(self, ordinal: int) -> int:
-        """The explorer step that an ordinal belongs to under exact pulls."""
+        """Returns the explorer step of an ordinal under exact pulls."""
         return ordinal // self.groups_per_step + 1
 
     def share(self, explorer: int, step: int) -> range:
-        """The ordinals of an explorer step that fall to one explorer under exact pulls."""
+        """Returns one explorer's ordinals of an explorer step under exact pulls."""
         first = (step - 1) * self.groups_per_step
         return range(first + explorer - 1, first + self.groups_per_step, self.explorers)
 
 
 class Place(NamedTuple):
-    """What is to be generated for an ordinal.
+    """Work to generate for an ordinal.
 
     Attributes:
       attempt: 0 for the ordinal's first lease, 1 for the second, and so on.
-      replacement: how many other prompts were tried there and found to teach nothing; with the
-        ordinal it says which prompt it is.
+      replacement: the number of prompts that were already tried there and taught nothing. Together
+        with the ordinal it determines the prompt.
     """
 
     ordinal: int
@@ -86,21 +86,21 @@ class LiveLease(NamedTuple):
     trained: int = 0
 
     def next_place(self, replaced: bool) -> Place:
-        """What is to be generated for its ordinal if it is dropped.
+        """Returns the work to generate for its ordinal if it is dropped.
 
         Args:
-          replaced: whether with another prompt.
+          replaced: whether the prompt is replaced by another.
         """
         return Place(self.ordinal, self.attempt + 1, self.replacement + replaced)
 
 
 class Position(NamedTuple):
-    """Where a run stands in the order of prompts: enough to go on from.
+    """Position of a run in the order of prompts, from which it can resume.
 
     Attributes:
       step: finished trainer steps.
       next_ordinal: the first ordinal that was never leased.
-      again: (ordinal, replacement) of those before it that were not trained, in order.
+      again: (ordinal, replacement) of earlier ordinals that were not trained, in order.
       next_lease: the next lease id.
     """
 
@@ -111,7 +111,7 @@ class Position(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The trainer is ready and tells where the run stands."""
+    """The trainer is ready, and reports the position of the run."""
 
     position: Position
 
@@ -120,7 +120,7 @@ class LeaseRequested(NamedTuple):
     """An explorer asks for work.
 
     Attributes:
-      unfinished: how many groups it has under way, those whose lease is over among them.
+      unfinished: the number of its groups in flight, including those whose lease is over.
     """
 
     explorer: int
@@ -160,7 +160,7 @@ class BatchTrained(NamedTuple):
 
 
 class GroupsRefused(NamedTuple):
-    """The trainer has taken groups out of the buffer and does not train on them."""
+    """The trainer has taken groups from the buffer, but does not train on them."""
 
     lease_ids: tuple[int, ...]
     reason: str
@@ -173,14 +173,14 @@ class VersionPublished(NamedTuple):
 
 
 class ExplorerSeen(NamedTuple):
-    """A sign of life, which renews the explorer's leases."""
+    """A heartbeat of an explorer, which renews its leases."""
 
     explorer: int
     now_secs: float
 
 
 class ExplorerDied(NamedTuple):
-    """An explorer is gone, and all that it had under way."""
+    """An explorer has died; its groups in flight are lost."""
 
     explorer: int
 
@@ -192,7 +192,7 @@ class Ticked(NamedTuple):
 
 
 class StopRequested(NamedTuple):
-    """The run is to end early."""
+    """The run shall end early."""
 
     reason: str
 
@@ -213,12 +213,12 @@ Event = (
 
 
 class GrantLeases(NamedTuple):
-    """Answers `LeaseRequested`: generate these, and go on with what is unfinished.
+    """Answers `LeaseRequested`: generate these leases, and go on with unfinished groups.
 
     Attributes:
-      version: of the weights to do it with.
-      exactly: whether only this version will do; else any that is not older.
-      leases: none where there is no room but the explorer has something unfinished.
+      version: the version of the weights to use.
+      exactly: whether only this version may be used; otherwise a newer one is fine.
+      leases: the leases; none if there is no room, but the explorer has unfinished groups.
     """
 
     step: int
@@ -228,25 +228,25 @@ class GrantLeases(NamedTuple):
 
 
 class HoldBack(NamedTuple):
-    """Answers `LeaseRequested`: not yet."""
+    """Answers `LeaseRequested`: wait."""
 
     reason: str
 
 
 class Finish(NamedTuple):
-    """Answers `LeaseRequested`: there is no more to do."""
+    """Answers `LeaseRequested`: there is no more work."""
 
     reason: str
 
 
 class Admit(NamedTuple):
-    """Answers `GroupsJudged`: write these to the replay buffer; the others are dropped."""
+    """Answers `GroupsJudged`: write these groups to the replay buffer; the others are dropped."""
 
     lease_ids: tuple[int, ...]
 
 
 class Record(NamedTuple):
-    """A line of the ledger: what happened to leases."""
+    """A line of the ledger: an event, and the leases that it concerns."""
 
     event: str
     leases: tuple[LiveLease, ...]

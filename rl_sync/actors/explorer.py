@@ -1,4 +1,4 @@
-"""The explorer as an actor: from leases and weights of a known version to groups."""
+"""The explorer as an actor: it turns leases and weights of a known version into groups."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params
 
-_NO_VERSION = -1  # Of weights that nothing is generated with.
+_NO_VERSION = -1  # Of weights whose completions are thrown away.
 
 
 class UnfinishedGroup(NamedTuple):
-    """A group of which completions are still in the engine.
+    """A group with completions in flight in the engine.
 
     Attributes:
-      lease: what it is generated for.
-      ticket: its request's, in the engine.
-      baseline_ticket: that of its greedy completion; None without one.
+      lease: its lease.
+      ticket: the ticket of its request in the engine.
+      baseline_ticket: the ticket of its greedy completion; None without one.
       prompt: token ids.
-      completions: those that have finished.
+      completions: the finished completions.
     """
 
     lease: Lease
@@ -37,11 +37,11 @@ class UnfinishedGroup(NamedTuple):
 
 
 class ExplorerState(NamedTuple):
-    """The weights that an explorer generates with, and what it has begun.
+    """An explorer's weights, and its unfinished groups.
 
     Attributes:
       version, params: the weights.
-      unfinished: the groups that the next rollout goes on with, in the order of their leases.
+      unfinished: the groups that the next rollout continues, in the order of their leases.
     """
 
     version: int
@@ -50,24 +50,24 @@ class ExplorerState(NamedTuple):
 
 
 Newer = Callable[[ExplorerState], ExplorerState | None]
-"""From the weights in use to newer ones, if there are any."""
+"""A function from the weights in use to newer ones, if there are any."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Explorer:
-    """What an explorer knows of the run.
+    """The explorer's engine and settings; its changing state is `ExplorerState`.
 
     Attributes:
-      number: which explorer, from 1.
-      engine: what generates; between two rollouts it holds what the state calls unfinished.
+      number: the number of the explorer, from 1.
+      engine: the rollout engine. Between two rollouts it holds the state's unfinished groups.
       task: the problems.
-      sampling: how completions are drawn.
-      group_size: completions a prompt, G.
-      groups: the most groups that are under way at once.
-      seed: the run's.
-      budget_tokens: a rollout ends when so many were drawn; 0 for when nothing is left to draw.
-      with_baselines: whether a greedy completion is generated beside each group. It is the last row
-        of the group until that is judged (`rewarded`).
+      sampling: the sampling choices.
+      group_size: G, the number of completions of a prompt.
+      groups: the largest number of groups in flight.
+      seed: the seed of the run.
+      budget_tokens: the number of drawn tokens after which a rollout ends; 0 for no limit.
+      with_baselines: whether a greedy completion is generated for each group. It is the last row of
+        the group until the group is judged (`rewarded`).
     """
 
     number: int
@@ -83,17 +83,17 @@ class Explorer:
     def rollout(
         self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
     ) -> tuple[ExplorerState, list[Group]]:
-        """Goes on with what is unfinished, and begins a group for each lease.
+        """Continues unfinished groups, and begins a group for each lease.
 
-        What is drawn depends on the weights, the prompt, and (seed, ordinal, attempt, row) alone.
+        Draws depend only on the weights, the prompt, and (seed, ordinal, attempt, row).
 
         Args:
-          newer: asked for newer weights again and again, with those that are in use; completions
-            that have begun go on with them.
+          newer: called repeatedly with the weights in use, to ask for newer weights; completions in
+            flight continue with these.
 
         Returns:
-          The weights that were in use at the end with what is unfinished then, and the groups that
-          are whole, in the order of their leases; rewards are still 0.
+          The state at the end, with the weights last in use and the unfinished groups; and the
+          whole groups, in the order of their leases. Their rewards are still 0.
 
         Raises:
           ValueError: there is nothing to do, or more than there is room for.
@@ -108,10 +108,10 @@ class Explorer:
         under_way = len(state.unfinished) + len(leases)
         if not 0 < under_way <= self.groups:
             raise ValueError(
-                f"A rollout has 1 to {self.groups} groups under way, not {under_way}:"
+                f"A rollout has 1 to {self.groups} groups in flight, not {under_way}:"
                 f" {len(state.unfinished)} unfinished ones and {len(leases)} leases."
             )
-        if self.engine.version != state.version:  # Else a cache would be recomputed for nothing.
+        if self.engine.version != state.version:  # Else a cache is recomputed for nothing.
             self.engine.load(state.params, state.version)
         begun = (*state.unfinished, *self._begin(leases, self.sampling))
         finished = self.engine.advance(self.budget_tokens or None, swap)
@@ -121,7 +121,7 @@ class Explorer:
         return state._replace(unfinished=unfinished), whole
 
     def compile(self, params: Params) -> None:
-        """Compiles what a full rollout begins with, by doing one that is thrown away."""
+        """Compiles the programs that a full rollout begins with, by a rollout that is dropped."""
         prompts = self.task.train[: self.groups]
         few = min(self.sampling.max_new_tokens, self.engine.chunk_tokens)
         sampling = dataclasses.replace(self.sampling, max_new_tokens=few, min_new_tokens=0)
@@ -130,7 +130,7 @@ class Explorer:
         self.engine.advance()
 
     def _begin(self, leases: list[Lease], sampling: Sampling) -> list[UnfinishedGroup]:
-        """Has the engine begin a group for each lease."""
+        """Begins a group in the engine for each lease."""
         if not leases:
             return []
         tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in leases])
@@ -149,14 +149,14 @@ class Explorer:
 
     @property
     def _rows(self) -> int:
-        """Completions of a prompt."""
+        """Number of completions of a prompt."""
         return self.group_size + self.with_baselines
 
     def _is_whole(self, group: UnfinishedGroup) -> bool:
         return len(group.completions) == self._rows
 
     def _group(self, whole: UnfinishedGroup) -> Group:
-        """The record of a group of which every completion has finished."""
+        """Makes the record of a group whose completions have all finished."""
         lease, prompt = whole.lease, whole.prompt
         shape = (self._rows, self.task.row_tokens)
         tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
@@ -181,7 +181,7 @@ class Explorer:
         )
 
     def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
-        """The group with the rewards of its rows; that of a greedy completion is their baseline."""
+        """Returns the group with rewards; a greedy completion's reward becomes the baseline."""
         if not self.with_baselines:
             return dataclasses.replace(group, rewards=rewards)
         rows = {
@@ -193,7 +193,7 @@ class Explorer:
 
 
 def _with_more(group: UnfinishedGroup, finished: Iterable[Completion]) -> UnfinishedGroup:
-    """The group with those completions that are its own."""
+    """Adds to a group those finished completions that belong to it."""
     tickets = (group.ticket, group.baseline_ticket)
     own = tuple(completion for completion in finished if completion.ticket in tickets)
     return group._replace(completions=group.completions + own)

@@ -47,17 +47,17 @@ from rl_sync.actors.events import (
 
 @dataclasses.dataclass(frozen=True)
 class MasterState:
-    """The master's whole memory.
+    """The master's whole state.
 
     Attributes:
       newest: the newest published version, None before the first.
       trained_steps: finished trainer steps.
       live: leases that have not ended, by id.
-      again: what is to be leased again before new ones, in order.
-      leased, trained, dropped: how many leases were given, trained, dropped for each reason.
-      out_of_attempts: how many groups that teach nothing were let pass, since no further prompt
-        is tried in their place.
-      stopping: why the run is being stopped, None while it goes on.
+      again: the work to lease again before new ordinals, in order.
+      leased, trained, dropped: the number of leases given, trained, and dropped for each reason.
+      out_of_attempts: the number of groups that teach nothing, but were admitted since no further
+        prompt is tried in their place.
+      stopping: the reason why the run is being stopped; None while it goes on.
     """
 
     settings: MasterSettings
@@ -75,12 +75,12 @@ class MasterState:
 
     @property
     def buffered(self) -> int:
-        """Groups that stand in the replay buffer."""
+        """Number of groups in the replay buffer."""
         return sum(lease.buffered for lease in self.live.values())
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to generate."""
+        """True where there is nothing left to generate."""
         return self.stopping is not None or self.trained_steps >= self.settings.steps
 
 
@@ -88,10 +88,10 @@ Outcome = tuple[MasterState, tuple[Command, ...]]
 
 
 def transition(state: MasterState, event: Event) -> Outcome:
-    """Takes one event.
+    """Handles one event.
 
     Returns:
-      The next state, and what the event gives rise to, in order.
+      The next state, and the commands, in order.
 
     Raises:
       ValueError: the event contradicts the ledger: a lease that is not live, a step out of order.
@@ -132,7 +132,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
 
 
 def position(state: MasterState) -> Position:
-    """Where the run stands: everything that is not trained is to be leased again."""
+    """Returns the position of the run; every ordinal that is not trained will be leased again."""
     untrained = {(place.ordinal, place.replacement) for place in state.again}
     untrained |= {
         (lease.ordinal, lease.replacement) for lease in state.live.values() if not lease.trained
@@ -176,7 +176,7 @@ def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
 
 
 def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
-    """The explorer's share of the first explorer step in which something of it is left to do."""
+    """Grants the explorer's share of the first explorer step in which some of it is left to do."""
     settings = state.settings
     taken = {lease.ordinal for lease in state.live.values()}
     again = {place.ordinal: place for place in state.again}
@@ -224,11 +224,11 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
 
 
 def _oldest_under_way(state: MasterState, newest: int) -> int:
-    """The version that decides how far ahead of the trainer groups may be begun.
+    """Returns the version that limits how far ahead of the trainer groups may be begun.
 
-    A group that is carried over is overtaken by others. So no more of those are begun than can be
-    trained before it becomes too stale: then it is still waited for, until its lease expires,
-    rather than refused, and long completions are trained on like short ones.
+    Other groups overtake one that is carried over. So no more of them are begun than can be trained
+    before it becomes too stale. The trainer then waits for it, until its lease expires, and does
+    not refuse it. So long completions are trained on like short ones.
     """
     if not state.settings.carries_over:
         return newest
@@ -274,12 +274,12 @@ def _grant(
 
 
 def _screen(state: MasterState, judged: Mapping[int, tuple[float, ...]]) -> Outcome:
-    """Drops the groups that teach nothing, and has other prompts tried in their places."""
+    """Drops groups that teach nothing; other prompts are tried in their places."""
     screening, admitted = state.settings.screening, []
     replaced: dict[str, list[int]] = {}
     out_of_attempts: dict[str, list[LiveLease]] = {}
     for lease_id, rewards in judged.items():
-        # What a lease that is over has brought is for the trainer to refuse.
+        # The trainer refuses the group of a lease that is over.
         lease, fault = state.live.get(lease_id), screening.fault(rewards)
         if lease and fault and lease.replacement + 1 < screening.max_attempts:
             replaced.setdefault(fault, []).append(lease_id)
@@ -298,9 +298,9 @@ def _screen(state: MasterState, judged: Mapping[int, tuple[float, ...]]) -> Outc
 
 
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
-    # A lease that expired while its explorer was at work has been given to another one: the
-    # trainer will find the group in the buffer and refuse it, since its lease is not live.
-    # Both the explorer and the trainer tell of a group, in either order; the first one counts.
+    # If a lease expired while its explorer was at work, another explorer has got its ordinal. The
+    # trainer will find the late group in the buffer and refuse it, since its lease is not live.
+    # Both the explorer and the trainer report a group, in either order; the first report counts.
     found = (state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
     leases = tuple(lease._replace(buffered=True) for lease in found if not lease.buffered)
     if not leases:

@@ -32,12 +32,14 @@ _MASKED = -1e30
 
 
 class Layer(NamedTuple):
-    """What tells one block of the scan from another; scalars there, vectors outside.
+    """Properties of one layer that its attention depends on.
+
+    Inside the scan over layers each is a scalar, outside a vector over the layers.
 
     Attributes:
-      number: of the layer, from 0.
-      window: how many newest tokens, itself included, a token sees.
-      slides: whether the layer takes the local RoPE.
+      number: the layer's number, from 0.
+      window: the number of newest tokens that a token attends to, itself included.
+      slides: whether the layer uses the local RoPE.
     """
 
     number: Int[Array, " L"]
@@ -46,12 +48,13 @@ class Layer(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What all blocks of a call share.
+    """Inputs that all blocks of a call share.
 
     Attributes:
-      positions: of each token in its own sequence.
-      segments: which sequence each token of a row belongs to; None where a row is one sequence.
-      everywhere, local: RoPE of ordinary layers, and of sliding ones if theirs is another.
+      positions: the position of each token in its own sequence.
+      segments: the sequence that each token of a row belongs to; None where a row is one sequence.
+      everywhere: RoPE of ordinary layers, and of sliding layers unless `local` is given.
+      local: RoPE of sliding layers; None where it is the same.
     """
 
     positions: Int[Array, "B T"]
@@ -63,11 +66,11 @@ class Context(NamedTuple):
 class Attention(nn.Module):
     """softmax(q·kᵀ)·v. Query, key and value share one kernel, grouped by kv head.
 
-    Called with a cache, writes one token a row to it and attends to what it holds; without one, to
-    the call's own tokens, and returns their keys and values.
+    With a cache, a call writes one token a row to the cache and attends to the cache. Without a
+    cache, it attends to the call's own tokens and returns their keys and values.
 
     Attributes:
-      span: how many slots of a cache are read.
+      span: the number of cache slots that are read.
     """
 
     config: ModelConfig
@@ -141,7 +144,7 @@ def attend(
     window: Int[Array, ""],
     context: Context,
 ) -> Float[Array, "B T K N H"]:
-    """Attends within a call: each token to itself and earlier ones of its own sequence."""
+    """Attends within a call: each token to itself and to earlier tokens of its own sequence."""
     places = jnp.arange(queries.shape[1])
     behind = places[:, None] - places[None, :]
     visible = ((behind >= 0) & (behind < window))[None]
@@ -157,7 +160,7 @@ def _attend_all(
     values: Float[Array, "B S K H"],
     visible: Bool[Array, "B T S"],
 ) -> Float[Array, "B T K N H"]:
-    """Attention as a whole, under a mask; the softmax is in float32."""
+    """Computes attention over all keys at once, under a mask; the softmax is in float32."""
     if _dot_product(config):
         B, T, K, N, H = queries.shape
         mask = jnp.broadcast_to(visible[:, None], (B, 1, T, keys.shape[1]))
@@ -166,7 +169,7 @@ def _attend_all(
             flat, keys, values, mask=mask, scale=config.attention_scale
         )
         return attended.reshape(B, T, K, N, H)
-    # One matrix product a kv head: queries that share it are rows of one matrix.
+    # One matrix product for each kv head: the queries that share it are rows of one matrix.
     B, T, K, N, H = queries.shape
     rows = (queries * config.attention_scale).transpose(0, 2, 3, 1, 4).reshape(B, K, N * T, H)
     scores = jnp.matmul(rows, keys.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
@@ -184,10 +187,10 @@ def attend_cached(
     context: Context,
     span: int,
 ) -> Float[Array, "B 1 K N H"]:
-    """Attends from one token a row to the slots of its own and earlier positions.
+    """Attends from one token a row to the cache slots of its own and earlier positions.
 
-    Where the cache is read by pages, none is that no row's window reaches, whatever the span;
-    elsewhere all of the span is read at once.
+    Where the cache is read by pages, only pages within some row's window are read, whatever the
+    span. Elsewhere the whole span is read at once.
     """
     positions = context.positions[:, 0]
 
@@ -217,8 +220,9 @@ def _attend_by_pages(
     first: Int[Array, ""],
     last: Int[Array, ""],
 ) -> Float[Array, "B K N H"]:
-    """A softmax that is kept up to date page by page (Online normalizer calculation for softmax,
-    arXiv:1805.02867, algorithm 3)."""
+    """Attends page by page, with a softmax that is updated for each page (Online normalizer
+    calculation for softmax, arXiv:1805.02867, algorithm 3).
+    """
 
     def add(number: Int[Array, ""], seen: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, mixed = seen

@@ -1,9 +1,9 @@
-"""Keys and values of the tokens that a model has seen, kept for the tokens to come.
+"""KV cache: keys and values of the tokens that a model has seen, kept for the tokens to come.
 
-In memory a cache is a row of pages, each with the slots of some positions of all rows: the token
-at position s is in slot s mod C of page s div C. On CPUs pages are small, so that attention reads
-no further than the longest row, each page being one piece of memory; elsewhere one page holds all
-positions, which keeps the device busy.
+A cache consists of pages. A page has C slots for each row: the token at position s is in slot s mod
+C of page s div C. On CPUs pages are small, so that attention reads no further than the longest row,
+and each page is contiguous in memory. Elsewhere one page holds all positions, which keeps the
+device busy.
 
 Letters in shapes: B rows, T positions, S key positions, K kv heads, H head dim, L layers, Z pages,
 C slots of a page.
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class KVCache(NamedTuple):
     """Keys and values by layer.
 
-    The slots of keys are innermost: of all layouts, both products of attention read this one
-    fastest on CPUs.
+    In keys the slots are the innermost axis: on CPUs both products of attention read this layout
+    fastest.
     """
 
     keys: Float[Array, "L Z B K H C"]
@@ -47,7 +47,7 @@ Axes = tuple[str | None, ...]
 
 
 def map_with_axes(function: Callable[[Array, Axes], T], cache: KVCache) -> tuple[T, T]:
-    """What a function makes of keys and of values, told their logical axes."""
+    """Applies a function to keys and to values, each with its logical axes."""
     return (
         function(cache.keys, ("layers", None, "batch", "kv", "head_dim", None)),
         function(cache.values, ("layers", None, "batch", "kv", None, "head_dim")),
@@ -55,12 +55,15 @@ def map_with_axes(function: Callable[[Array, Axes], T], cache: KVCache) -> tuple
 
 
 def reads_by_pages(config: ModelConfig) -> bool:
-    """Whether a cache is read as far as its rows reach, so that one span serves all lengths."""
+    """Says whether a cache is read page by page, only as far as its rows reach.
+
+    One span then serves all lengths.
+    """
     return config.attention == "auto" and jax.default_backend() == "cpu"
 
 
 def empty_cache(config: ModelConfig, rows: int, length: int) -> KVCache:
-    """A cache with `length` slots a row, or somewhat more."""
+    """Makes a cache with at least `length` slots a row."""
     pages, slots = _paging(config, length)
     shape = (config.num_layers, pages, rows, config.num_kv_heads)
     return KVCache(
@@ -72,9 +75,10 @@ def empty_cache(config: ModelConfig, rows: int, length: int) -> KVCache:
 def cached(
     config: ModelConfig, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"]
 ) -> KVCache:
-    """What one layer holds after T tokens a row: a cache without the axis of layers.
+    """Builds the cache of one layer from T tokens a row: a cache without the axis of layers.
 
-    Its pages may have fewer slots than those of a longer cache, whose first slots they then are.
+    Its pages may have fewer slots than those of a longer cache; they then fit the first slots
+    there.
     """
     pages, slots = _paging(config, keys.shape[1])
 
@@ -102,7 +106,7 @@ def write(
 
 
 def read_page(cache: KVCache, layer: Int[Array, ""], number: Int[Array, ""]) -> Page:
-    """One page of a layer."""
+    """Reads one page of a layer."""
 
     def read(x: Float[Array, "L Z ..."]) -> Array:
         return jax.lax.dynamic_slice(x, (layer, number, 0, 0, 0, 0), (1, 1, *x.shape[2:]))[0, 0]
@@ -113,7 +117,7 @@ def read_page(cache: KVCache, layer: Int[Array, ""], number: Int[Array, ""]) -> 
 def read_span(
     cache: KVCache, layer: Int[Array, ""], span: int
 ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
-    """Keys and values of a layer's first `span` positions."""
+    """Reads keys and values of a layer's first `span` positions."""
     _, _, B, K, H, C = cache.keys.shape
     pages, slots = -(-span // C), min(span, C)
 
@@ -126,6 +130,6 @@ def read_span(
 
 
 def _paging(config: ModelConfig, length: int) -> tuple[int, int]:
-    """How many pages, and how many slots each."""
+    """Returns the number of pages and the slots of each."""
     slots = min(length, _PAGE_SLOTS) if reads_by_pages(config) else length
     return -(-length // slots), slots

@@ -17,13 +17,13 @@ _MLP_TARGETS = ("gate", "up", "down")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How RoPE's frequencies are stretched for rows longer than those first trained on.
+    """Scaling of RoPE's frequencies, for rows longer than those of the first training.
 
     Attributes:
-      kind: `linear` divides every frequency by `factor`; `llama3` only the low ones, with a smooth
-        passage between `low_freq_factor` and `high_freq_factor` turns within `original_max_length`
-        tokens (as Llama 3.1 was published).
-      factor: by how much rows became longer.
+      kind: `linear` divides every frequency by `factor`. `llama3` divides only the low ones, with a
+        smooth transition between `low_freq_factor` and `high_freq_factor` turns within
+        `original_max_length` tokens (as published with Llama 3.1).
+      factor: the ratio of the new length of rows to the first one.
     """
 
     kind: Literal["linear", "llama3"]
@@ -38,10 +38,10 @@ class Experts:
     """A mixture of experts in place of each MLP.
 
     Attributes:
-      count: E, experts a layer.
-      per_token: how many of them each token goes through.
-      mlp_dim: F, width of one expert.
-      normalize: whether the chosen experts' weights are scaled to add up to 1.
+      count: E, the number of experts in each layer.
+      per_token: the number of experts that each token is routed to.
+      mlp_dim: F, the width of one expert.
+      normalize: whether the weights of a token's experts are scaled to add up to 1.
     """
 
     count: int
@@ -62,8 +62,8 @@ class Lora:
     """Low-rank adapters W + (alpha / rank) · A·B beside frozen kernels (LoRA, arXiv:2106.09685).
 
     Attributes:
-      rank: r, columns of A.
-      alpha: numerator of the scale.
+      rank: r, the number of columns of A.
+      alpha: the numerator of the scale.
       targets: the projections that get an adapter.
     """
 
@@ -86,47 +86,50 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What A·B is multiplied with: alpha / rank."""
+        """The factor on A·B: alpha / rank."""
         return self.alpha / self.rank
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Everything that decides which function a model is, apart from its parameters.
+    """Architecture of a model: everything that defines its function except the parameters.
 
     Attributes:
-      vocab_size: V, tokens that the embedding knows.
-      embed_dim: D, width of the residual stream.
-      num_layers: L, blocks of attention and MLP.
-      num_heads: N, query heads.
-      num_kv_heads: K, key and value heads; each serves N / K query heads.
-      head_dim: H, width of a head; even, since RoPE turns pairs.
-      mlp_dim: F, width of the gated MLP.
-      max_length: the most tokens in a row, prompt and completion together.
+      vocab_size: V, the number of tokens in the embedding.
+      embed_dim: D, the width of the residual stream.
+      num_layers: L, the number of blocks of attention and MLP.
+      num_heads: N, the number of query heads.
+      num_kv_heads: K, the number of key and value heads; each serves N / K query heads.
+      head_dim: H, the width of a head; even, since RoPE rotates pairs.
+      mlp_dim: F, the width of the gated MLP.
+      max_length: the largest number of tokens in a row, prompt and completion together.
       rope_base: θ of the rotary position embedding.
-      norm_eps: added to the mean square inside RMSNorm.
+      norm_eps: ε, added to the mean square inside RMSNorm.
       tie_embeddings: whether the embedding is also the output projection.
-      activation: of the MLP's gate.
+      activation: the activation of the MLP's gate.
       qkv_bias: whether queries, keys and values have biases (Qwen 2).
-      qk_norm: whether queries and keys are normalized a head before RoPE (Qwen 3, Gemma 3).
-      norm_offset: added to the scale of every RMSNorm: 1 where scales are stored around 0 (Gemma).
-      post_norms: whether attention's and the MLP's outputs are normalized too (Gemma).
-      scale_embedding: whether embeddings are multiplied with √D (Gemma).
-      query_scale: of q·kᵀ; None for 1/√H.
-      rope_scaling: None for RoPE as it is.
-      sliding_window: how many newest tokens, itself included, a token of a sliding layer sees.
-      sliding_layers: which layers slide, one flag a layer; empty for none.
-      local_rope_base: θ of sliding layers, without scaling; None for the same RoPE everywhere.
-      experts: None for one dense MLP a layer.
-      lora: None for no adapters.
-      dtype: what the blocks compute in. Log-probabilities are float32 anyway.
-      remat: what the backward pass computes again: `none` nothing, `full` each block from its
+      qk_norm: whether queries and keys are normalized in each head before RoPE (Qwen 3, Gemma 3).
+      norm_offset: a number added to the scale of every RMSNorm: 1 where stored scales are around 0
+        (Gemma).
+      post_norms: whether the outputs of attention and of the MLP are normalized too (Gemma).
+      scale_embedding: whether embeddings are multiplied by √D (Gemma).
+      query_scale: the factor on q·kᵀ; None for 1/√H.
+      rope_scaling: the scaling of RoPE's frequencies; None for none.
+      sliding_window: the number of newest tokens, itself included, that a token attends to in a
+        sliding layer.
+      sliding_layers: one flag for each layer, true where attention uses the sliding window; empty
+        for none.
+      local_rope_base: θ of sliding layers, without scaling; None for the same RoPE in all layers.
+      experts: a mixture of experts; None for a dense MLP in each layer.
+      lora: low-rank adapters; None for none.
+      dtype: the dtype that the blocks compute in. Log-probabilities are always float32.
+      remat: activations that the backward pass recomputes: `none`, `full` all of a block from its
         input, `dots` all but matrix products, `dots_no_batch` all but products with parameters.
-      attention: `einsum` as written out here, `dot_product` as `jax.nn.dot_product_attention`,
-        `auto` the latter on GPUs and TPUs.
+      attention: `einsum` for the implementation here, `dot_product` for
+        `jax.nn.dot_product_attention`, `auto` for the latter on GPUs and TPUs only.
 
     Raises:
-      ValueError: a size that is not positive, or values that do not fit each other.
+      ValueError: a size is not positive, or values contradict each other.
     """
 
     vocab_size: int
@@ -192,10 +195,10 @@ class ModelConfig:
 
     @property
     def heads_per_kv(self) -> int:
-        """Query heads that share one key and value head: N / K."""
+        """Number of query heads that share one key and value head: N / K."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def attention_scale(self) -> float:
-        """What q·kᵀ is multiplied with."""
+        """The factor on q·kᵀ."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale

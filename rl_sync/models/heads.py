@@ -1,4 +1,4 @@
-"""A scalar head on any model: what a critic's values and a reward model's scores are read from."""
+"""A scalar head on any model: it gives a critic's values and a reward model's scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def with_scalar_head(config: ModelConfig, params: Params, key: Array) -> Params:
 
 
 def blank_scalar_head(config: ModelConfig) -> Params:
-    """A head whose output is 0 everywhere, to start from."""
+    """Makes a head whose output is 0 everywhere, to start from."""
     return {"kernel": jnp.zeros(config.embed_dim), "bias": jnp.zeros(())}
 
 
@@ -34,10 +34,10 @@ def token_scalars(
     positions: Int[Array, "B T"] | None = None,
     segments: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
-    """The head's output, float32, of each prefix; entry t is of the one that ends with token t.
+    """Computes the head's output for each prefix, in float32; entry t is for tokens 0 … t.
 
-    As a value, entry t − 1 is that of the state in which token t is drawn. As a reward model's
-    score, the entry of the last token is the sequence's.
+    As a value, entry t − 1 is the value of the state in which token t is sampled. As a reward
+    model's score, the entry of the last token is the score of the sequence.
 
     Args:
       tokens, positions, segments: see `hidden_states`.
@@ -50,7 +50,7 @@ def token_scalars(
 
 
 def hidden_scalars(params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    """`token_scalars` of tokens whose hidden states are known."""
+    """Computes `token_scalars` of tokens whose hidden states are known."""
     head = params[HEAD]
     kernel = head["kernel"].astype(hidden.dtype)
     scalars = jnp.einsum("BTD,D->BT", hidden, kernel, preferred_element_type=jnp.float32)
@@ -58,5 +58,5 @@ def hidden_scalars(params: Params, hidden: Float[Array, "B T D"]) -> Float[Array
 
 
 def last_scalars(scalars: Float[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
-    """The entry of each row's last token, for rows that are padded on the right."""
+    """Takes the entry of each row's last token, for rows that are padded on the right."""
     return jnp.take_along_axis(scalars, lengths[:, None] - 1, axis=1)[:, 0]

@@ -32,13 +32,16 @@ def param(
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
 ) -> Array:
-    """A float32 parameter of a module, with its logical axis names."""
+    """Creates a float32 parameter of a module, with its logical axis names."""
     return cast(Array, module.param(name, nn.with_logical_partitioning(init, axes), shape))
 
 
 def fan_in(inputs: int, layers: int = 0) -> Initializer:
-    """Normal with variance 1/inputs; with `layers`, 1/(2·layers) of that, for what is added to the
-    residual stream (Language Models are Unsupervised Multitask Learners, section 2.3)."""
+    """Returns an initializer: normal with variance 1/inputs.
+
+    With `layers` the variance is 1/(2·layers) of that, for kernels whose output is added to the
+    residual stream (Language Models are Unsupervised Multitask Learners, section 2.3).
+    """
     return initializers.normal(math.sqrt(1.0 / (inputs * (2 * layers if layers else 1))))
 
 
@@ -62,11 +65,11 @@ class RMSNorm(nn.Module):
 class Adapter(nn.Module):
     """(alpha / rank) · x·A·B for each adapted target among `targets`, 0 for the others.
 
-    A starts random and B at 0, so a fresh adapter changes nothing (LoRA, section 4.1).
+    A starts random and B at 0, so a new adapter changes nothing (LoRA, section 4.1).
 
     Attributes:
-      targets: each one's shape of outputs and their logical axes.
-      inputs: how many trailing axes of x are summed over.
+      targets: for each target the shape of its outputs and their logical axes.
+      inputs: the number of trailing axes of x that are summed over.
     """
 
     config: ModelConfig
@@ -97,11 +100,12 @@ class Adapter(nn.Module):
 def project(
     x: Float[Array, "B T ..."], kernel: Float[Array, ...], inputs: int = 1
 ) -> Float[Array, "B T ..."]:
-    """Sums the products over the last `inputs` axes of x and the first of the kernel.
+    """Multiplies x with a kernel, summed over the last `inputs` axes of x and the first of the
+    kernel.
 
-    As one product of two matrices: with more axes XLA transposes whole activations on CPUs, in the
-    backward pass above all. On a mesh the axes stay apart: one that is cut cannot be merged into
-    another without gathering the kernel.
+    It is computed as one product of two matrices: with more axes XLA transposes whole activations
+    on CPUs, mostly in the backward pass. On a mesh the axes stay apart, since a sharded axis cannot
+    be merged into another without gathering the kernel.
     """
     if laid_out():
         return jnp.tensordot(x, kernel.astype(x.dtype), axes=inputs)
@@ -113,8 +117,9 @@ def project(
 
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _gated(activation: str, both: Float[Array, "B T 2 F"]) -> Float[Array, "B T F"]:
-    """act(gate) · up; computed again in the backward pass, which costs less than to keep it."""
-    # The gradient of a split is one array; that of two slices is a sum of two that are half zeros.
+    """act(gate) · up. The backward pass recomputes it, which costs less than keeping it."""
+    # The gradient of a split is one array. The gradient of two slices is a sum of two arrays, each
+    # of them half zeros.
     gate, up = jax.lax.split(both, (1, 1), axis=2)
     return (ACTIVATIONS[activation](gate) * up)[:, :, 0]
 
@@ -147,9 +152,10 @@ class GatedMLP(nn.Module):
 
 
 class MixtureMLP(nn.Module):
-    """Each token goes through its likeliest experts, weighed by the router's softmax.
+    """Mixture of experts: each token goes through its likeliest experts, weighted by the router's
+    softmax.
 
-    Tokens are sorted by expert, so that each expert multiplies its own tokens once: no token is
+    Tokens are sorted by expert, so that each expert multiplies its own tokens once. No token is
     dropped, whatever the balance.
     """
 

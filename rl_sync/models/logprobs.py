@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, without an array of [B, T, V] where that would be big.
+"""Log-probabilities of given tokens, without an array of [B, T, V] where that would be large.
 
 Letters in shapes: B rows, T positions, C positions of a chunk, D embed, V vocab.
 """
@@ -28,18 +28,18 @@ def token_logprobs(
     segments: Int[Array, "B T"] | None = None,
     logits_bytes: int = LOGITS_BYTES,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """log π(token | earlier tokens) of every token, and the entropy of what it was drawn from.
+    """Computes log π(token | earlier tokens) of every token, and the entropy of its distribution.
 
     Args:
       tokens, positions, segments: see `hidden_states`.
-      temperature: divides the logits, as it did when the tokens were sampled.
-      logits_bytes: how much memory logits may take at once; beyond it they are computed for so
-        many positions at a time, and computed again in the backward pass.
+      temperature: a divisor of the logits; use the one that the tokens were sampled with.
+      logits_bytes: the most memory that logits may take at once. If they need more, they are
+        computed in chunks of positions, and recomputed in the backward pass.
 
     Returns:
-      (logprobs, entropy) in float32 and nats; entry t belongs to `tokens[:, t]`, entry 0, which
-      nothing precedes, is 0. Entries at padding, and at the first token of a later sequence in a
-      row, mean nothing: mask them.
+      (logprobs, entropy) in float32 and nats. Entry t belongs to `tokens[:, t]`; entry 0 is 0,
+      since nothing precedes it. Entries at padding, and at the first token of a later sequence in a
+      row, have no meaning: mask them.
     """
     hidden = hidden_states(config, params, tokens, positions, segments)
     return hidden_logprobs(config, params, hidden, tokens, temperature, logits_bytes)
@@ -53,7 +53,7 @@ def hidden_logprobs(
     temperature: float | Float[Array, ""] = 1.0,
     logits_bytes: int = LOGITS_BYTES,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """`token_logprobs` of tokens whose hidden states are known."""
+    """Computes `token_logprobs` of tokens whose hidden states are known."""
     hidden, targets = hidden[:, :-1], tokens[:, 1:]
     score = functools.partial(_score, config, params, temperature)
     B, T, _ = hidden.shape

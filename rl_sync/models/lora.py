@@ -1,4 +1,4 @@
-"""Adapters apart from the parameters that they adapt, beside them, or merged into them."""
+"""LoRA adapters: split from the base parameters, joined with them, or merged into them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SUFFIX = "_lora"
 
 
 def split(params: Params) -> tuple[Params, Params]:
-    """Takes a model's parameters apart into (adapters, base).
+    """Splits a model's parameters into (adapters, base).
 
-    Adapters are what stands under a name that ends in `_lora`, base is the rest. Each is a dict
-    nested as `params` is, without the branches that would be empty.
+    Adapters are the parameters under a name that ends in `_lora`; base is the rest. Each is a dict
+    nested like `params`, without empty branches.
     """
     adapters, base = {}, {}
     for name, value in params.items():
@@ -42,7 +42,7 @@ def join(adapters: Params, base: Params) -> Params:
 
 
 def merged_config(config: ModelConfig) -> ModelConfig:
-    """The config of what `merge` returns."""
+    """Returns the config of the model that `merge` returns."""
     return dataclasses.replace(config, lora=None)
 
 
@@ -50,11 +50,11 @@ def merge(config: ModelConfig, params: Params) -> Params:
     """Adds (alpha / rank) · A·B to every adapted kernel (LoRA, arXiv:2106.09685, section 4.1).
 
     Args:
-      config: with `lora`.
-      params: of all layers, adapters included; they are not changed.
+      config: a config with `lora`.
+      params: the parameters of all layers, adapters included; they are not changed.
 
     Returns:
-      Parameters without adapters, for `merged_config`, which compute the same function but for
+      Parameters without adapters, for `merged_config`. They compute the same function, except for
       rounding.
     """
     adapters, base = split(params)
@@ -70,7 +70,7 @@ def merge(config: ModelConfig, params: Params) -> Params:
 def _delta(
     config: ModelConfig, adapter: dict[str, Array], target: LoraTarget, like: Array
 ) -> Float[Array, ...]:
-    """The scaled product of one target, in the shape of what it is added to; 0 without one."""
+    """Computes the scaled product A·B of one target, in the shape of `like`; 0 without adapter."""
     assert config.lora is not None
     if f"{target}_a" not in adapter:
         return jnp.zeros_like(like)

@@ -1,4 +1,4 @@
-"""How much memory a model takes, from shapes alone: nothing is allocated."""
+"""Memory of a model, estimated from shapes alone: nothing is allocated."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rl_sync.models.transformer import init_params
 
 
 def tree_bytes(tree: Any) -> int:
-    """Bytes of all arrays, or of what has their shapes and dtypes."""
+    """Returns the bytes of all arrays, or of objects with shapes and dtypes."""
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of what one device holds of all arrays, or of what has their shapes and shardings."""
+    """Returns the bytes of all arrays on one device, from their shapes and shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
@@ -33,12 +33,12 @@ def device_bytes(tree: Any) -> int:
 
 
 def param_shapes(config: ModelConfig) -> Any:
-    """The tree of `init_params`, as shapes."""
+    """Returns the tree of `init_params`, as shapes."""
     return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
 def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout) -> int:
-    """Bytes of the keys and values of so many rows of so many tokens, on each device."""
+    """Returns the bytes of the KV cache on each device, for so many rows of so many tokens."""
     shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
     return device_bytes(map_with_axes(layout.like, shapes))
 
@@ -50,10 +50,10 @@ def activation_bytes(
     logits_bytes: int = LOGITS_BYTES,
     own_critic: bool = False,
 ) -> int:
-    """Bytes that the forward pass keeps for the backward pass of a loss on log-probabilities.
+    """Returns the bytes of activations that the forward pass of a loss on log-probabilities keeps.
 
-    That is what JAX's own differentiation would keep, parameters and tokens not counted; XLA may
-    still do with less by fusing, or need more for what it computes in between.
+    These are the residuals that JAX's differentiation keeps for the backward pass, without
+    parameters and tokens. XLA may need less by fusing, or more for temporary values.
 
     Args:
       own_critic: whether a critic with a model of its own learns beside it.
@@ -78,7 +78,7 @@ def activation_bytes_by_policy(
     logits_bytes: int = LOGITS_BYTES,
     own_critic: bool = False,
 ) -> dict[str, int]:
-    """`activation_bytes` under every policy of `config.remat`."""
+    """Returns `activation_bytes` under every policy of `config.remat`."""
     return {
         policy: activation_bytes(
             dataclasses.replace(config, remat=policy), rows, length, logits_bytes, own_critic
@@ -88,7 +88,9 @@ def activation_bytes_by_policy(
 
 
 def _residual_bytes(loss: Callable[[Any, Any], Any], params: Any, tokens: Any) -> int:
-    """What `jax.vjp` closes over, but for the function's own arguments and constants."""
+    """Returns the bytes that `jax.vjp` closes over, except the function's own arguments and
+    constants.
+    """
     traced = jax.make_jaxpr(lambda p, t: jax.vjp(lambda q: loss(q, t), p)[1])(params, tokens)
     given = {*traced.jaxpr.invars, *traced.jaxpr.constvars}
     # A kept value is listed once for each use; literals have no variable.

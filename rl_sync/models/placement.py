@@ -1,4 +1,4 @@
-"""A model's parameters on a mesh: never whole where the layout cuts them."""
+"""Parameters on a mesh: no device ever holds a whole array where the layout shards it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rl_sync.types import Params
 
 
 def param_like(config: ModelConfig, layout: Layout) -> Params:
-    """Shapes, dtypes and shardings of the parameters."""
+    """Returns shapes, dtypes and shardings of the parameters."""
     shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     return jax.tree.map(layout.like, shapes, param_axes(config))
 
 
 def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
-    """Draws random float32 parameters, each device its own shards.
+    """Draws random float32 parameters; each device draws its own shards.
 
     The values are those of `init_params`, whatever the layout.
     """
@@ -32,24 +32,24 @@ def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
 
 
 def zeros(like: Params) -> Params:
-    """Zeros in the shapes, dtypes and shardings of `like`."""
+    """Makes zeros in the shapes, dtypes and shardings of `like`."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like)
 
 
 def like_cast(like: Params, dtype: str) -> Params:
-    """The same shapes and shardings, of another dtype."""
+    """Returns the same shapes and shardings with another dtype."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), like)
 
 
 def shardings(like: Params) -> Params:
-    """The sharding of every leaf."""
+    """Returns the sharding of every leaf."""
     return jax.tree.map(lambda x: x.sharding, like)
 
 
 def in_host_memory(like: Params) -> Params:
-    """The same shapes, dtypes and shardings, but in the memory of the devices' host.
+    """Returns the same shapes, dtypes and shardings, but in the memory of the devices' host.
 
-    Numbers stay on the devices.
+    Scalars stay on the devices.
     """
 
     def there(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -60,19 +60,19 @@ def in_host_memory(like: Params) -> Params:
 
 
 def move(tree: Params, like: Params) -> Params:
-    """Copies every leaf to where `like` lies, into another memory too; may be traced."""
+    """Copies every leaf to the place and memory of its leaf in `like`; may be traced."""
     return jax.device_put(tree, shardings(like), may_alias=False)
 
 
 def constrain_like(tree: Params, like: Params) -> Params:
-    """Makes the compiler put every leaf, and what is differentiated by it, where `like` lies."""
+    """Makes the compiler shard every leaf, and its gradient, like the leaf in `like`."""
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(like))
 
 
 def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
-    """Places a value that every process has; each puts what its own devices are to hold.
+    """Places a value that every process has: each process puts the shards of its own devices.
 
-    An array that lies there already stays.
+    An array that already has this sharding is returned as it is.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
@@ -83,7 +83,8 @@ def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
 
 
 def undivided(config: ModelConfig, layout: Layout) -> list[str]:
-    """The parameters with an axis that the layout would cut and cannot, as it is not divisible.
+    """Lists the parameters with an axis that the layout would shard, but whose size is not
+    divisible.
 
     Returns:
       Lines such as `embedding: vocab of 15 over tensor=2`.

@@ -22,7 +22,7 @@ class Rotation(NamedTuple):
 def frequencies(
     head_dim: int, base: float, scaling: RopeScaling | None
 ) -> Float[np.ndarray, " H/2"]:
-    """θ^(−2i/H), i = 0 … H/2 − 1 (eq. 15), stretched as `scaling` says."""
+    """Computes θ^(−2i/H), i = 0 … H/2 − 1 (eq. 15), stretched as `scaling` says."""
     plain = base ** -(np.arange(0, head_dim, 2) / head_dim)
     if scaling is None:
         return plain
@@ -37,7 +37,7 @@ def frequencies(
 def rotations(
     config: ModelConfig, positions: Int[Array, "B T"]
 ) -> tuple[Rotation, Rotation | None]:
-    """The rotations of ordinary layers, and of sliding ones if theirs are others."""
+    """Computes the rotations of ordinary layers, and those of sliding layers if they differ."""
     everywhere = _rotation(
         frequencies(config.head_dim, config.rope_base, config.rope_scaling), positions
     )
@@ -53,7 +53,7 @@ def _rotation(by: Float[np.ndarray, " H/2"], positions: Int[Array, "B T"]) -> Ro
 
 
 def rotate(x: Float[Array, "B T ... H"], by: Rotation) -> Float[Array, "B T ... H"]:
-    """Turns the pair (x_i, x_{i + H/2}) by the i-th angle of each position."""
+    """Rotates the pair (x_i, x_{i + H/2}) by the i-th angle of each position."""
     missing = tuple(range(2, x.ndim - 1))
     cos, sin = jnp.expand_dims(by.cos, missing), jnp.expand_dims(by.sin, missing)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -1,11 +1,12 @@
-"""Meshes, and where arrays lie on them: from logical axis names to shardings.
+"""Meshes and shardings: from logical axis names to the shards of each device.
 
-A program's devices form a mesh of three named axes: `data` repeats the parameters, `fsdp` shares
-them out and gathers them layer by layer (ZeRO, arXiv:1910.02054), `tensor` shares out what is
-computed inside a layer (Megatron-LM, arXiv:1909.08053). Arrays name their axes logically, and a
-layout's rules say along which mesh axes each of those is cut.
+A program's devices form a mesh with three named axes. Along `data`, parameters are replicated and
+rows are split. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
+arXiv:1910.02054). Along `tensor`, the computation inside a layer is sharded (Megatron-LM,
+arXiv:1909.08053). Arrays have logical axis names; a layout's rules map each of them to mesh axes.
 
-An axis that its mesh axes do not divide evenly is not cut along them: the array is repeated there.
+An axis whose size is not divisible by its mesh axes is not sharded along them: the array is
+replicated there.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from jaxtyping import Array
 MESH_AXES = ("data", "fsdp", "tensor")
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
-"""For each logical axis the mesh axes that cut it; where several axes of an array claim one mesh
-axis, the rule that stands first has it."""
+"""The mesh axes that shard each logical axis. If several axes of an array claim one mesh axis, the
+first rule wins.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
-    """How many devices a program has along each mesh axis.
+    """Number of devices of a program along each mesh axis.
 
     Raises:
-      ValueError: a size below 1.
+      ValueError: a size is below 1.
     """
 
     data: int = 1
@@ -49,19 +51,19 @@ class MeshShape:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """In the order of `MESH_AXES`."""
+        """The sizes in the order of `MESH_AXES`."""
         return self.data, self.fsdp, self.tensor
 
     @property
     def devices(self) -> int:
-        """How many devices the mesh has."""
+        """Number of devices of the mesh."""
         return math.prod(self.sizes)
 
     def mesh(self, devices: Sequence[jax.Device]) -> Mesh:
-        """The mesh on the first of these devices.
+        """Makes the mesh on the first of these devices.
 
         Raises:
-          ValueError: there are too few.
+          ValueError: there are too few devices.
         """
         if len(devices) < self.devices:
             raise ValueError(
@@ -77,17 +79,17 @@ class MeshShape:
         )
 
     def abstract(self) -> AbstractMesh:
-        """The mesh without devices, to plan with."""
+        """Returns the mesh without devices, to plan with."""
         return AbstractMesh(self.sizes, MESH_AXES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A mesh, and how arrays are cut along it.
+    """A mesh, and the rules for sharding arrays along it.
 
     Attributes:
-      mesh: with the axes `MESH_AXES`; an abstract one to plan with.
-      rules: from logical axes to mesh axes.
+      mesh: a mesh with the axes `MESH_AXES`; an abstract one to plan with.
+      rules: the mesh axes of each logical axis.
     """
 
     mesh: Mesh | AbstractMesh
@@ -100,35 +102,37 @@ class Layout:
 
     @property
     def repeated(self) -> NamedSharding:
-        """Whole on every device."""
+        """The sharding of a replicated array: whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def batch_shards(self) -> int:
-        """Into how many parts rows are cut."""
+        """Number of parts that rows are split into."""
         return math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("batch", ()))
 
     def sharding(self, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-        """Where an array of this shape lies.
+        """Returns the sharding of an array of this shape.
 
         Args:
-          axes: logical names of its first axes; None for one that is not cut.
+          axes: logical names of its first axes; None for an axis that is not sharded.
         """
         cuts = zip(self.wanted(axes), shape, strict=False)
         return NamedSharding(self.mesh, PartitionSpec(*(self._even(*cut) or None for cut in cuts)))
 
     def wanted(self, axes: Sequence[str | None]) -> list[tuple[str, ...]]:
-        """The mesh axes of more than one device that the rules cut each axis along."""
+        """Returns for each axis the mesh axes, of more than one device, that the rules shard it
+        along.
+        """
         found = nn.logical_to_mesh_axes(tuple(axes), self.rules) or ()
         cuts = [cut if isinstance(cut, tuple) else (cut,) if cut else () for cut in found]
         return [tuple(name for name in cut if self.mesh.shape[name] > 1) for cut in cuts]
 
     def like(self, x: Any, axes: Sequence[str | None]) -> jax.ShapeDtypeStruct:
-        """The shape and dtype of x, in its place."""
+        """Returns the shape and dtype of x, with its sharding."""
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(axes, x.shape))
 
     def _even(self, cut: tuple[str, ...], size: int) -> tuple[str, ...]:
-        """As many of the mesh axes, from the first on, as divide the size."""
+        """Returns as many of the mesh axes, from the first on, as divide the size."""
         while size % math.prod(self.mesh.shape[name] for name in cut):
             cut = cut[:-1]
         return cut
@@ -147,7 +151,7 @@ def using(layout: Layout) -> contextlib.AbstractContextManager[None]:
 
 
 def laid_out() -> bool:
-    """Whether a layout of several devices is in use."""
+    """Says whether a layout of several devices is in use."""
     return _layout.value.mesh.size > 1
 
 

@@ -1,11 +1,11 @@
-"""A decoder-only transformer in Flax Linen, and the pure functions that the rest of the code sees.
+"""A decoder-only transformer in Flax Linen, and the pure functions that the rest of the code uses.
 
-One model for all families: RMSNorm, RoPE, grouped-query attention, a gated MLP or a mixture of
-experts; what differs between them is `ModelConfig`. Linen stays inside this package: outside it
-there are `Params`, a plain dict of arrays, and functions.
+One model serves all families: RMSNorm, RoPE, grouped-query attention, a gated MLP or a mixture of
+experts. `ModelConfig` says how they differ. Linen stays inside this package: the code outside sees
+`Params`, a plain dict of arrays, and functions.
 
-Blocks run under `nn.scan`, so every block parameter has a leading layer axis and compile time
-does not grow with depth; only a handful of layers is unrolled. Parameters and activations carry
+Blocks run under `nn.scan`, so every block parameter has a leading layer axis, and compile time does
+not grow with depth. A model of a few layers only is unrolled. Parameters and activations carry
 logical axis names: batch, length, vocab, embed, heads, kv, head_dim, mlp, layers, experts.
 
 Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, H head dim, V vocab,
@@ -41,7 +41,7 @@ _EVERYTHING = np.iinfo(np.int32).max
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). A step of the scan over layers."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): one step of the scan over layers."""
 
     config: ModelConfig
     collect: bool
@@ -72,16 +72,20 @@ class Block(nn.Module):
 
 
 def _run(block: Block, carry: Any, layer: Layer, context: Context) -> Any:
-    """What Linen lifts; of a class it would derive another one, while threads may be tracing it."""
+    """Calls a block, as a function for Linen's transformations.
+
+    Given the class itself, Linen would derive another class from it while other threads may be
+    tracing it.
+    """
     return block(carry, layer, context)
 
 
 class Transformer(nn.Module):
-    """Tokens in, normalized hidden states out, with the cache handed through when there is one.
+    """Maps tokens to normalized hidden states; a given cache is updated and returned.
 
     Attributes:
-      collect: whether keys and values are returned as a cache when none is given.
-      span: how many slots of a cache are read.
+      collect: whether keys and values are returned as a new cache when none is given.
+      span: the number of cache slots that are read.
     """
 
     config: ModelConfig
@@ -99,7 +103,7 @@ class Transformer(nn.Module):
         if not config.tie_embeddings:
             param(self, "unembedding", start, shape, axes)  # For `logits`.
         run = _run
-        # A loop would copy all that its backward pass needs, twice.
+        # A loop would copy all residuals of its backward pass, twice.
         few = config.num_layers <= _UNROLLED_LAYERS
         unrolled = few and config.remat == "none" and cache is None and not self.collect
         if config.remat != "none" and cache is None:
@@ -113,10 +117,11 @@ class Transformer(nn.Module):
             length=config.num_layers,
             unroll=config.num_layers if unrolled else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
-            # The check traces every block once more, for variables that all layers would share.
+            # The check would trace every block once more, to find variables that all layers share.
             check_constancy_invariants=False,
         )
-        # Gathered along D before the lookup, not along V: as the output projection needs it.
+        # The embedding is gathered along D before the lookup, not along V, as the output projection
+        # needs it.
         x = constrain(embedding, "vocab")[tokens].astype(config.dtype)
         if config.scale_embedding:
             x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
@@ -152,7 +157,9 @@ def init_params(config: ModelConfig, key: Array) -> Params:
 
 
 def param_axes(config: ModelConfig) -> Params:
-    """The logical axis names of every parameter, as PartitionSpecs in the tree of `init_params`."""
+    """Returns the logical axis names of every parameter, as PartitionSpecs in the tree of
+    `init_params`.
+    """
     boxed = jax.eval_shape(lambda key: _init_boxed(config, key), jax.random.key(0))
     return nn.get_partition_spec(boxed)
 
@@ -164,14 +171,14 @@ def hidden_states(
     positions: Int[Array, "B T"] | None = None,
     segments: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """The normalized output of the last block: what `logits` and scalar heads read.
+    """Computes the normalized output of the last block, the input of `logits` and of scalar heads.
 
     Args:
-      tokens: rows of one sequence each, padded on the right; or of several, or padded anywhere,
-        with `segments`.
+      tokens: rows of one sequence each, padded on the right. With `segments`, a row may hold
+        several sequences and padding anywhere.
       positions: each token's place in its sequence; 0 … T − 1 when left out.
-      segments: which sequence each token belongs to; sequences do not see each other. Padding is
-        one more.
+      segments: the sequence that each token belongs to; sequences do not attend to each other.
+        Padding is a sequence of its own.
     """
     context = _context(config, _positions(tokens, positions), segments)
     return _apply(Transformer(config), params, tokens, context, None)[0]
@@ -180,7 +187,7 @@ def hidden_states(
 def prefill(
     config: ModelConfig, params: Params, tokens: Int[Array, "B T"]
 ) -> tuple[Float[Array, "B T D"], KVCache]:
-    """The hidden states of rows that are padded on the right, and their keys and values."""
+    """Computes the hidden states of rows padded on the right, and their keys and values."""
     context = _context(config, _positions(tokens, None))
     hidden, cache = _apply(Transformer(config, collect=True), params, tokens, context, None)
     assert cache is not None
@@ -195,13 +202,14 @@ def decode_step(
     cache: KVCache,
     span: int,
 ) -> tuple[Float[Array, "B D"], KVCache]:
-    """One new token a row: its hidden state, and the cache with its key and value.
+    """Decodes one new token a row: returns its hidden state, and the cache with its key and value.
 
     Args:
-      tokens: one a row.
-      positions: their places, and so their slots in the cache.
-      cache: of all earlier tokens.
-      span: slots that are read, more than any position. It is a shape: each value compiles once.
+      tokens: one token a row.
+      positions: the positions of the tokens, which are their slots in the cache.
+      cache: keys and values of all earlier tokens.
+      span: the number of slots that are read, more than any position. It is a shape: each value
+        compiles once.
     """
     context = _context(config, positions[:, None])
     hidden, after = _apply(Transformer(config, span=span), params, tokens[:, None], context, cache)
@@ -212,7 +220,7 @@ def decode_step(
 def logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... V"]:
-    """Next-token logits, float32, of hidden states."""
+    """Computes the next-token logits, float32, of hidden states."""
     kernel = params["embedding" if config.tie_embeddings else "unembedding"]
     return jnp.einsum(
         "...D,VD->...V", hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32

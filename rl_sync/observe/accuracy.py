@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems, and on those of them apart whose prompts are trained on too."""
+"""Accuracy on held-out problems, also apart for those whose prompts are trained on too."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ SEEN, UNSEEN = "seen", "unseen"
 
 
 def measure(solved: Sequence[bool], seen: Sequence[bool]) -> dict[str, float]:
-    """The share of problems that are solved, and how many problems there are.
+    """Computes the share of solved problems, and their number.
 
     Args:
-      solved: one a problem.
-      seen: whether its prompt is trained on too.
+      solved: for each problem, whether it is solved.
+      seen: for each problem, whether its prompt is trained on too.
 
     Returns:
       `accuracy` and `problems`. If some prompts are trained on, also `accuracy_seen`,
@@ -31,7 +31,7 @@ def measure(solved: Sequence[bool], seen: Sequence[bool]) -> dict[str, float]:
 
 
 def describe_parts(values: Mapping[str, Any]) -> str:
-    """The accuracies of both parts, in parentheses; nothing if no prompt is trained on."""
+    """Writes the accuracies of both parts in parentheses; empty if no prompt is trained on."""
     names = {SEEN: "whose prompts are trained on too", UNSEEN: "others"}
     parts = [
         f"{values[f'accuracy_{name}']:.1%} of {values[f'problems_{name}']} {words}"

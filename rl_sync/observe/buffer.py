@@ -1,4 +1,4 @@
-"""What the replay buffer held, told from the spans of those who filled and emptied it."""
+"""Contents of the replay buffer over time, derived from the spans of explorers and trainer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Entry(NamedTuple):
     """Groups of one explorer step that entered the buffer.
 
     Attributes:
-      role: the explorer.
-      step: its step; None if neither the insert nor the rollout says.
-      start_secs, end_secs: of the first and the last insert, Unix seconds.
-      leases: the groups.
+      role: the explorer's role.
+      step: the explorer step; None if neither the insert nor the rollout records it.
+      start_secs, end_secs: the start of the first insert and the end of the last, in Unix seconds.
+      leases: the lease ids of the groups.
     """
 
     role: str
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Groups that went from one explorer step, through the buffer, into one trainer step."""
+    """Groups that went from one explorer step, through the buffer, to one trainer step."""
 
     entry: Entry
     train: Span
@@ -36,16 +36,16 @@ class Passage(NamedTuple):
 
 
 class Level(NamedTuple):
-    """From `secs` (Unix) on the buffer holds `groups` groups."""
+    """Fill level: from `secs` (Unix seconds) on, the buffer holds `groups` groups."""
 
     secs: float
     groups: int
 
 
 def entries(spans: Iterable[Span]) -> list[Entry]:
-    """The groups that entered the buffer, one entry an explorer step, ordered by their end.
+    """Lists the groups that entered the buffer by explorer step, ordered by their end.
 
-    Inserts of one step, such as a stream of single groups, are taken together.
+    Inserts of one step, such as a stream of single groups, become one entry.
     """
     spans = list(spans)
     steps = {
@@ -74,7 +74,7 @@ def entries(spans: Iterable[Span]) -> list[Entry]:
 
 
 def passages(spans: Iterable[Span]) -> list[Passage]:
-    """Which explorer step's groups went into which trainer step, ordered by the trainer step."""
+    """Lists the groups of each explorer step in each trainer step, ordered by trainer step."""
     spans = list(spans)
     found = []
     source = {lease: entry for entry in entries(spans) for lease in entry.leases}
@@ -90,10 +90,10 @@ def passages(spans: Iterable[Span]) -> list[Passage]:
 
 
 def fill_level(spans: Iterable[Span]) -> list[Level]:
-    """How many groups the buffer held, from each change on.
+    """Computes the number of groups in the buffer, from each change on.
 
-    A group enters when its insert ends. It leaves when the last train step that names it starts,
-    as `leases` (trained on) or as `dropped` (refused).
+    A group enters when its insert ends. It leaves at the start of the last train step that names it
+    in `leases` (trained on) or in `dropped` (refused).
     """
     entered: dict[int, float] = {}
     left: dict[int, float] = {}
@@ -118,6 +118,6 @@ def fill_level(spans: Iterable[Span]) -> list[Level]:
 
 
 def level_at(levels: Sequence[Level], secs: float) -> int:
-    """The number of groups at a time; 0 before the first change."""
+    """Returns the number of groups at a time; 0 before the first change."""
     place = bisect.bisect_right(levels, secs, key=lambda level: level.secs)
     return levels[place - 1].groups if place else 0

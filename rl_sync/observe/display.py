@@ -1,4 +1,4 @@
-"""The live display of a run: one line a role on a terminal, a plain line now and then elsewhere."""
+"""The live display of a run: a line for each role on a terminal, some plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PLAIN_EVERY_SECS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class RoleStatus:
-    """What one role is doing.
+    """Status of one role.
 
     Attributes:
-      role: who.
-      activity: a `SpanKind`, or any word; what the role does while it does not wait.
-      since_secs: for how long, in seconds, when the status was made.
+      role: the name of the role.
+      activity: the work of the role, as a `SpanKind` or any word; also set during a wait.
+      since_secs: the duration of the activity or wait so far, in seconds.
       waits_for: the reason of an open wait; None while working.
       step: its explorer step or trainer step.
       version: the policy version that it holds.
-      tokens_per_sec: generated, or trained on.
-      reward: the mean of its last batch.
-      staleness: of its last batch, in trainer steps.
-      loss: of its last warm-up step.
+      tokens_per_sec: tokens generated, or trained on, in a second.
+      reward: the mean reward of its last batch.
+      staleness: the staleness of its last batch, in trainer steps.
+      loss: the loss of its last warm-up step.
     """
 
     role: str
@@ -50,16 +50,16 @@ class RoleStatus:
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """What a run is doing.
+    """Status of a run.
 
     Attributes:
-      phase: such as "warm-up", "rl" or "evaluation".
-      step, steps: how many of the phase's steps are done, of how many.
-      roles: a line each, in the order shown.
-      buffer_size, buffer_capacity: in groups.
-      elapsed_secs: since the run started.
-      message: anything worth a line of its own; empty for none.
-      loss: of the phase's last step; None where it says nothing.
+      phase: the phase, such as "warm-up", "rl" or "evaluation".
+      step, steps: the number of finished steps of the phase, and of all its steps.
+      roles: the status of each role, in the order of display.
+      buffer_size, buffer_capacity: the groups in the buffer, and the most that fit.
+      elapsed_secs: the time since the start of the run.
+      message: a message on a line of its own; empty for none.
+      loss: the loss of the phase's last step; None if the phase has no loss.
     """
 
     phase: str
@@ -74,7 +74,7 @@ class RunStatus:
 
 
 def describe_activity(role: RoleStatus) -> str:
-    """A role's state in words: "rollout e7", "train t3", "waits for synchronization 3.2 s"."""
+    """Describes a role's state: "rollout e7", "train t3", "waits for synchronization 3.2 s"."""
     if role.waits_for is not None:
         return f"waits for {role.waits_for} {role.since_secs:.1f} s"
     look = LOOKS.get(role.activity)
@@ -92,7 +92,7 @@ def _style(role: RoleStatus) -> str:
 
 
 def plain_line(status: RunStatus) -> str:
-    """The status on one line, for logs."""
+    """Writes the status on one line, for logs."""
     progress = f"{status.phase} {status.step}/{status.steps}{_loss(status)}"
     parts = [f"[{_clock(status.elapsed_secs)}] {progress}"]
     for role in status.roles:
@@ -111,7 +111,7 @@ def plain_line(status: RunStatus) -> str:
 
 
 def render(status: RunStatus) -> RenderableType:
-    """The status as something that rich draws: a heading, a line a role, the buffer, a message."""
+    """Lays the status out for rich: a heading, a line a role, the buffer, and a message."""
     heading = Table.grid(padding=(0, 2))
     heading.add_row(
         Text(status.phase, style="bold"),
@@ -146,7 +146,7 @@ class LiveDisplay:
     """Shows a run while it runs: a context manager with `update`.
 
     On a terminal the lines are redrawn in place, and the last ones stay. Elsewhere a plain line is
-    printed at most every `plain_every_secs`, and at once when the phase or the message changes.
+    printed at most every `plain_every_secs`, or immediately when the phase or the message changes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The drawing of a timeline: lanes, blocks, the buffer's level, arrows for groups and weights."""
+"""Figure of a timeline: lanes, blocks, the buffer's fill level, arrows for groups and weights."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _LEAST_SYNC = 0.0045  # Syncs are drawn at least this wide, as a share of the wi
 _MOST_SYNCS = 0.1  # unless that would give all syncs of a lane more than this share.
 _LEAST_DRAWN = 0.0008
 _WEIGHTS_LINE: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (3, 2)), "alpha": 0.8}
-_MOST_ARROWS = 120  # More than that are a curtain, not arrows.
+_MOST_ARROWS = 120  # More arrows than that hide everything.
 
 
 def draw(spans: Iterable[Span], window: tuple[float, float], title: str) -> Figure:
     """Draws the part of a run that lies in a window.
 
     Args:
-      spans: of the whole run, so that the buffer's level is known at the window's start.
-      window: Unix seconds.
-      title: the picture's heading.
+      spans: the spans of the whole run; the buffer's level at the window's start depends on all.
+      window: its start and end, in Unix seconds.
+      title: the title of the figure.
 
     Raises:
       ValueError: the window holds no span.
@@ -86,7 +86,7 @@ def _has_lane(role: str) -> bool:
 
 
 def _lanes(roles: list[str]) -> dict[str, float]:
-    """The height at which each lane's middle lies: explorers on top, the buffer, the trainer."""
+    """Returns the height of each lane's middle: explorers on top, the buffer, the trainer."""
     names = [role for role in roles if is_explorer(role)] + ["buffer"]
     names += [role for role in roles if not is_explorer(role)]
     return {name: float(len(names) - 1 - place) for place, name in enumerate(names)}
@@ -100,7 +100,7 @@ def _lane_name(role: str, lanes: Iterable[str]) -> str:
 
 
 def _set_up(axes: Axes, lanes: dict[str, float], window: tuple[float, float]) -> None:
-    """Axis, lane names, and a faint bed under each lane."""
+    """Draws the axis, lane names, and a light background of each lane."""
     axes.set_xlim(*window)
     axes.set_ylim(-0.5, len(lanes) - 0.5)
     axes.set_yticks(
@@ -120,7 +120,7 @@ def _set_up(axes: Axes, lanes: dict[str, float], window: tuple[float, float]) ->
 
 
 class _Painter:
-    """Draws into one pair of axes; times are Unix seconds until here."""
+    """Draws into one pair of axes, and converts times from Unix seconds to seconds of the run."""
 
     def __init__(
         self, axes: Axes, lanes: dict[str, float], origin_secs: float, least_sync_secs: float
@@ -141,17 +141,17 @@ class _Painter:
     # Blocks.
 
     def lane(self, spans: list[Span]) -> None:
-        """One role's blocks: long work first, short work over it, syncs on top."""
+        """Draws one role's blocks: long work first, short work over it, syncs on top."""
         main = [span for span in spans if span.kind not in _QUIET_KINDS]
         work = [span for span in main if span.kind not in (SpanKind.WAIT, *SYNC_KINDS)]
         waits = of_kind(spans, SpanKind.WAIT)
-        # One thread may wait for the next batch while another computes: that is no idle time.
+        # One thread may wait for the next batch while another computes: the role is not idle then.
         spans = [span for span in spans if span.kind is not SpanKind.WAIT]
         spans += [part for wait in waits for part in uncovered(wait, work)]
         for span in sorted(spans, key=lambda span: span.kind in SYNC_KINDS):
             if span.duration_secs < _LEAST_DRAWN * self.window_secs and span.kind not in SYNC_KINDS:
                 continue
-            # Work of another thread goes into a strip at the bottom, not over what it overlaps.
+            # Work of another thread is drawn in a strip at the bottom, so that it hides nothing.
             aside = span.attributes.get("background", False) or (
                 span.kind in _QUIET_KINDS and overlap_secs([span], main) > 0.2 * span.duration_secs
             )
@@ -175,7 +175,7 @@ class _Painter:
             self.label(span, left + width / 2, width)
 
     def label(self, span: Span, middle: float, width: float) -> None:
-        """Writes the first wording of a block's name that fits into it, if any does."""
+        """Writes the longest wording of a block's name that fits into the block, if any."""
         room = width * self.points_per_sec
         for text, size, rotation in _wordings(span):
             across, up = self.text_points(text, size)
@@ -194,7 +194,7 @@ class _Painter:
                 return
 
     def text_points(self, text: str, size: float) -> tuple[float, float]:
-        """Width and height of a text, in points."""
+        """Measures the width and height of a text, in points."""
         lines = text.split("\n")
         font = FontProperties(size=size)
         widths = [
@@ -205,7 +205,7 @@ class _Painter:
     # The buffer.
 
     def buffer_level(self, spans: list[Span], start: float, end: float) -> None:
-        """The number of groups in the buffer, as a stepped area with its numbers."""
+        """Draws the number of groups in the buffer, as a stepped area with numbers."""
         levels = buffer.fill_level(spans)
         times = [start, *(level.secs for level in levels if start < level.secs < end), end]
         groups = [buffer.level_at(levels, secs) for secs in times]
@@ -225,7 +225,7 @@ class _Painter:
                 )
 
     def groups(self, spans: list[Span], start: float, end: float) -> None:
-        """An arrow for the groups of each explorer step, and one for each batch."""
+        """Draws an arrow for the groups of each explorer step, and one for each batch."""
         buffer_y, half = self.lanes["buffer"], _BLOCK / 2
         entries = [e for e in buffer.entries(spans) if e.role in self.lanes]
         entries = [entry for entry in entries if start < entry.end_secs <= end]
@@ -239,7 +239,7 @@ class _Painter:
             self.arrow(span.start_secs, buffer_y - half, self.lanes[span.role] + half)
 
     def arrow(self, secs: float, top: float, bottom: float) -> None:
-        """A vertical arrow down; where it crosses another lane it passes behind the blocks."""
+        """Draws a vertical arrow down; it passes behind the blocks of lanes that it crosses."""
         x = secs - self.origin_secs
         arrow = FancyArrowPatch(
             (x, top), (x, bottom), arrowstyle="-|>", mutation_scale=9, shrinkA=0, shrinkB=0
@@ -251,7 +251,7 @@ class _Painter:
     # Weights.
 
     def weights(self, spans: list[Span], start: float, end: float) -> None:
-        """How weights went: a band where all meet, a line from the save to the restore."""
+        """Draws moves of weights: a band for a collective sync, or a line from save to restore."""
         meetings: dict[Span, list[Span]] = {}
         syncs = of_kind(spans, *SYNC_KINDS)
         published = [span for span in syncs if span.role == TRAINER and span.role in self.lanes]
@@ -267,7 +267,7 @@ class _Painter:
             self.meeting(publish, pulls)
 
     def meeting(self, publish: Span, pulls: list[Span]) -> None:
-        """A band over all lanes, for as long as all are in the sync."""
+        """Draws a band over all lanes, for as long as all roles are in the sync."""
         left = max(span.start_secs for span in (publish, *pulls)) - self.origin_secs
         width = min(span.end_secs for span in (publish, *pulls)) - self.origin_secs - left
         if width < self.least_sync_secs:
@@ -286,7 +286,7 @@ class _Painter:
 
 
 def _publication(pull: Span, published: list[Span]) -> Span | None:
-    """The trainer's sync that an explorer's sync took its weights from."""
+    """Finds the trainer's sync that published the weights of an explorer's sync."""
     if not is_explorer(pull.role) or pull.version is None:
         return None
     candidates = [
@@ -300,7 +300,7 @@ def _publication(pull: Span, published: list[Span]) -> Span | None:
 
 
 def _wordings(span: Span) -> list[tuple[str, float, int]]:
-    """Names for a block, from the fullest to the shortest: text, size, rotation."""
+    """Returns names for a block, from the longest to the shortest: text, size, rotation."""
     if span.kind is SpanKind.WAIT:
         reason = str(span.attributes.get("reason", "something"))
         whole, broken = f"wait for {reason}", f"wait for\n{reason}"
@@ -322,7 +322,7 @@ def _wordings(span: Span) -> list[tuple[str, float, int]]:
 
 
 def _annotate(figure: Figure, axes: Axes, spans: list[Span], title: str, height: float) -> None:
-    """Title and legend: only of what the picture shows."""
+    """Writes the title, and a legend of the kinds that the figure shows."""
     left = axes.get_position().x0
     figure.text(
         left, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", color=_INK, va="top"

@@ -1,4 +1,4 @@
-"""Files of JSON lines that survive their writer's death: one object a line, flushed at once."""
+"""Files of JSON lines that survive a crash of their writer: each line is flushed immediately."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _log = logging.getLogger(__name__)
 
 
 class RecordsError(OSError):
-    """Records that a run relies on cannot be written; the message says where, and why."""
+    """Records that a run relies on cannot be written; the message names the file and the reason."""
 
 
 def plain(value: Any) -> Any:
-    """Returns `value` as JSON can say it: NumPy and JAX values as numbers and lists, NaN as None.
+    """Converts a value for JSON: NumPy and JAX values to numbers and lists, NaN to None.
 
-    Infinities become None too: JSON has no word for them. Mapping keys become strings.
+    Infinities become None too, since JSON cannot express them. Mapping keys become strings.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -45,13 +45,13 @@ def plain(value: Any) -> Any:
 class JsonLinesWriter:
     """Appends objects to a file, each as one whole line or not at all, from any thread.
 
-    A line that an earlier writer left unfinished when it died, or that this one could not finish
-    as the disk was full, is cut off, so that only the last line of a file can ever be torn.
+    An unfinished line is cut off. An earlier writer leaves one when it is killed, this one when the
+    disk is full. So only the last line of a file can ever be incomplete.
 
     Args:
       path: the file.
-      vital: whether a line that cannot be written is an error. Else that is said once, lines are
-        left out, and the file goes on as soon as it can be written again.
+      vital: whether a line that cannot be written is an error. If not, the writer warns once,
+        leaves lines out, and goes on as soon as the file can be written again.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, vital: bool = True):
@@ -69,7 +69,7 @@ class JsonLinesWriter:
 
         Raises:
           ValueError: the writer is closed.
-          RecordsError: it cannot be written, and is vital.
+          RecordsError: the line cannot be written, and the file is vital.
         """
         line = json.dumps(plain(record), separators=(",", ":"), allow_nan=False) + "\n"
         with self._lock:
@@ -92,17 +92,17 @@ class JsonLinesWriter:
         end = self._file.seek(0, os.SEEK_END)
         left = memoryview(line)
         try:
-            while left:  # A disk that becomes full takes a part, and says so the next time.
+            while left:  # A disk that becomes full takes a part, and fails at the next write.
                 left = left[self._file.write(left) :]
         except OSError:
             self._torn_at = end
-            with contextlib.suppress(OSError):  # Else before the next line.
+            with contextlib.suppress(OSError):  # Otherwise cut before the next line.
                 self._file.truncate(end)
                 self._torn_at = None
             raise
 
     def _give_up(self, error: OSError) -> None:
-        """Says that a line is lost."""
+        """Reports that a line is lost."""
         cause = f"{self.path} cannot be written: {error.strerror or error}"
         if self._vital:
             raise RecordsError(
@@ -119,15 +119,15 @@ class JsonLinesWriter:
 
 
 def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> list[dict[str, Any]]:
-    """Reads all whole lines; an unfinished last line, of a writer that was killed, is left out.
+    """Reads all whole lines; an unfinished last line of a killed writer is left out.
 
     Args:
-      strict: whether a broken line in the middle is an error. Else such lines are left out, and how
-        many there are is said.
+      strict: whether a broken line in the middle is an error. If not, such lines are left out, and
+        a warning gives their number.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: a line in the middle is not a JSON object; the message says which.
+      ValueError: a line in the middle is not a JSON object; the message gives its number.
     """
     lines = Path(path).read_bytes().split(b"\n")
     records, broken = [], []

@@ -1,4 +1,4 @@
-"""Metrics as a run keeps them: one line of JSON a step, and the same numbers for TensorBoard."""
+"""Metrics of a run: one line of JSON a step, and the same numbers for TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PHASES = ("warm_up", "rl", "evaluation")
 def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
     """Reads the lines of a run's metrics in the order written, of one phase or of all.
 
-    Steps that were taken again after a crash have the later line alone.
+    For steps that were repeated after a crash, only the later line is returned.
 
     Raises:
       FileNotFoundError: the work directory has no metrics.
-      ValueError: a line is not a JSON object; the message says which.
+      ValueError: a line is not a JSON object; the message gives its number.
     """
     found = read_json_lines(Workdir(workdir).metrics, strict=False)
     lines = standing(found, _is_void)

@@ -1,4 +1,4 @@
-"""Writes a run's metrics; apart from their reader, as TensorBoard's writer takes long to load."""
+"""Writer of a run's metrics, apart from the reader, as TensorBoard's writer imports slowly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_sync.workdir import Workdir
 
 _RESERVED = ("phase", "step", "time")
 _FLUSH_SECS = 10.0
-# With this version TensorBoard takes the start of a session for one that goes on.
+# With this version TensorBoard understands a session's start as a resumption.
 _VERSION, _START = "brain.Event:2", SessionLog.START
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 class MetricsWriter:
     """Writes a run's metrics to `workdir/metrics.jsonl` and `workdir/tensorboard/`.
 
-    A run that goes on appends; see `resume`. Usable as a context manager that closes both.
+    A run that resumes appends; see `resume`. The writer is a context manager that closes both.
     """
 
     def __init__(self, workdir: str | os.PathLike[str]):
@@ -37,13 +37,13 @@ class MetricsWriter:
         self._events = _Events(self._workdir)
 
     def resume(self, step: int, warm_up: int | None = None) -> None:
-        """Marks where the run goes on: what is there of later steps does not count any more.
+        """Marks where the run resumes: earlier lines of later steps become void.
 
         Args:
           step, warm_up: see `rl_sync.observe.resumption.mark`.
         """
         self._lines.write(mark(step, warm_up))
-        # TensorBoard forgets what it has of later steps, whatever phase they are of.
+        # TensorBoard drops all points of later steps, of all phases.
         self._events.forget(step + 1)
         for line in read_metrics(self._workdir, "warm_up"):
             self._show(line["phase"], line["step"], line["time"], line)
@@ -53,11 +53,11 @@ class MetricsWriter:
 
         Args:
           phase: one of `PHASES`.
-          step: counts within the phase.
-          values: scalars by name; strings and lists go to the JSON line only.
+          step: the step within the phase.
+          values: scalars by name. Strings and lists are written to the JSON line only.
 
         Raises:
-          ValueError: an unknown phase, or a value named like one of the line's own fields.
+          ValueError: the phase is unknown, or a value has the name of one of the line's own fields.
         """
         if phase not in PHASES:
             raise ValueError(f"A metric's phase is one of {', '.join(PHASES)}, not {phase!r}.")
@@ -90,9 +90,10 @@ class MetricsWriter:
 
 
 class _Events:
-    """The numbers for TensorBoard, until they cannot be written: then `metrics.jsonl` has to do.
+    """Writer of the numbers for TensorBoard; it stops after a failed write.
 
-    Written at once: tensorboardX's own thread dies of a full disk, and its queue then blocks.
+    `metrics.jsonl` has the same numbers. It writes immediately: tensorboardX's own thread dies of a
+    full disk, and its queue then blocks.
     """
 
     def __init__(self, workdir: Workdir):
@@ -110,7 +111,7 @@ class _Events:
             self._try(self._writer.flush)
 
     def forget(self, step: int) -> None:
-        """Has TensorBoard forget what was written of a step and of later ones."""
+        """Makes TensorBoard drop the points of a step and of later ones."""
         now = time.time()
         for said in ({"file_version": _VERSION}, {"session_log": SessionLog(status=_START)}):
             event = Event(step=step, wall_time=now, **said)

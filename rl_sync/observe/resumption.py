@@ -1,7 +1,7 @@
-"""Marks in a run's records of where it went on, and what they make void.
+"""Marks in a run's records: the place where a run resumed, and the lines that this makes void.
 
-A run goes on from a snapshot. What came after it, before a crash, is done again, and what was
-recorded of it does not count. Its lines stay in the files, before the mark that makes them void.
+A run resumes from a snapshot. Steps between the snapshot and the crash are repeated, and their
+first records do not count. Their lines stay in the files, before the mark that makes them void.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 RESUMED_AT = "resumed_at"
-"""The field of a mark: the trainer step that the run went on from."""
+"""The field of a mark: the trainer step that the run resumed from."""
 
 WARM_UP = "warm_up"
-"""The field of a mark in a warm-up: the warm-up step that the run went on from."""
+"""The field of a mark in a warm-up: the warm-up step that the run resumed from."""
 
 Record = dict[str, Any]
 
 
 def mark(step: int, warm_up: int | None = None, **fields: Any) -> Record:
-    """The line that says where a run goes on.
+    """Makes the line that marks where a run resumes.
 
     Args:
       step: the trainer step, 0 in the warm-up.
-      warm_up: the warm-up step, None where the warm-up is over.
-      fields: what else the line says.
+      warm_up: the warm-up step; None if the warm-up is over.
+      fields: other fields of the line.
     """
     where = {RESUMED_AT: step} if warm_up is None else {RESUMED_AT: step, WARM_UP: warm_up}
     return {"time": time.time(), **where, **fields}
 
 
 def standing(records: Iterable[Record], is_void: Callable[[Record, Record], bool]) -> list[Record]:
-    """The records that count, in their order, without the marks.
+    """Returns the records that count, in their order, without the marks.
 
     Args:
-      is_void: whether a record does not count any more after a mark.
+      is_void: says whether a later mark makes a record void.
     """
     stands: list[Record] = []
     for record in records:

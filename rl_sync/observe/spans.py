@@ -1,8 +1,8 @@
-"""Spans: what each role did from when to when, and what it waited for.
+"""Spans: the start and end of everything that a role does or waits for.
 
 Each role writes its own file, `workdir/spans/<role>.jsonl`. Roles are named `explorer1`,
-`explorer2`, …, `trainer`, `master`. Times are Unix seconds, so that the roles of one machine
-compare; within a role they advance with the monotonic clock, so that no duration is negative.
+`explorer2`, …, `trainer`, `master`. Times are Unix seconds, so that the roles of one machine can be
+compared. Within a role they follow the monotonic clock, so that no duration is negative.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl_sync.workdir import Workdir
 
 
 class SpanKind(enum.StrEnum):
-    """What a role was doing."""
+    """Kind of a role's activity."""
 
     ROLLOUT = "rollout"
     SCORE = "score"
@@ -51,16 +51,16 @@ SYNC_KINDS = frozenset(map(sync_kind, TRANSFERS))
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """One stretch of one role's time.
+    """One interval of one role's time.
 
     Attributes:
-      role: who.
-      kind: what.
+      role: the name of the role.
+      kind: the kind of activity.
       start_secs, end_secs: Unix seconds.
       attributes: JSON values. By convention `step`, `version` (of the weights), `versions` (the
         sorted, distinct versions in a train batch), `leases` (ids of the groups that enter or leave
-        the buffer), `dropped` (ids of the groups that a trainer sampled and refused), `tokens`,
-        and for a wait `reason`, such as "experiences", "synchronization", "prompts".
+        the buffer), `dropped` (ids of the groups that a trainer sampled and refused), `tokens`, and
+        for a wait `reason`, such as "experiences", "synchronization", "prompts".
     """
 
     role: str
@@ -75,12 +75,12 @@ class Span:
 
     @property
     def step(self) -> int | None:
-        """The explorer step or the trainer step that the span belongs to, if it says."""
+        """The explorer step or the trainer step of the span, if recorded."""
         return self.attributes.get("step")
 
     @property
     def version(self) -> int | None:
-        """The policy version that the span used, published or pulled, if it says."""
+        """The policy version that the span used, published or pulled, if recorded."""
         return self.attributes.get("version")
 
     @property
@@ -117,13 +117,13 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class OpenSpan:
-    """What a role is doing right now.
+    """The current activity of a role.
 
     Attributes:
       kind, attributes: as in `Span`.
-      reason: what a wait waits for; None for other kinds.
+      reason: the reason of a wait; None for other kinds.
       start_secs: Unix seconds.
-      lasted_secs: how long it has been open.
+      lasted_secs: the time since its start.
     """
 
     kind: SpanKind
@@ -144,9 +144,8 @@ class _Open:
 class SpanRecorder:
     """Writes one role's spans, from any of its threads.
 
-    A span is written when it ends, and each line is flushed: a killed role loses only the spans
-    that were open. Usable as a context manager that closes the file. Without a path it writes
-    nothing.
+    A span is written when it ends, and each line is flushed. So a killed role loses only its open
+    spans. The recorder is a context manager that closes the file. Without a path it writes nothing.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, role: str):
@@ -158,15 +157,15 @@ class SpanRecorder:
         self._began_secs = self.now()
 
     def now(self) -> float:
-        """Unix seconds, by a clock that never goes back."""
+        """Returns Unix seconds of a clock that never goes back."""
         return time.monotonic() + self._unix_minus_monotonic
 
     @contextlib.contextmanager
     def span(self, kind: SpanKind, /, **attributes: Any) -> Iterator[dict[str, Any]]:
         """Records the body of a `with` statement.
 
-        Yields the attributes, to be completed by what only the body knows. A body that raises is
-        recorded too, with the exception's name as the attribute `error`.
+        Yields the attributes, so that the body can add to them. A body that raises is recorded too,
+        with the exception's name as the attribute `error`.
         """
         opened = _Open(kind, self.now(), attributes)
         with self._lock:
@@ -184,7 +183,7 @@ class SpanRecorder:
     def record(
         self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: Any
     ) -> None:
-        """Records a span that is over; times as `now` gives them.
+        """Records a finished span; its times are from `now`.
 
         Raises:
           ValueError: the span ends before it starts, or the recorder is closed.
@@ -198,15 +197,15 @@ class SpanRecorder:
             self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
 
     def resume(self, step: int, warm_up: int | None = None) -> None:
-        """Marks that the run goes on; see `rl_sync.observe.resumption.mark`."""
+        """Marks that the run resumes; see `rl_sync.observe.resumption.mark`."""
         if self._writer is not None:
             self._writer.write(mark(step, warm_up, began=self._began_secs))
 
     @property
     def current(self) -> OpenSpan | None:
-        """The innermost open span of a thread that works, else of one that waits; None if none is.
+        """The innermost open span of a working thread, else of a waiting one, else None.
 
-        Of several threads, of the one that opened its span last.
+        Among several threads, the one that opened its span last counts.
         """
         with self._lock:
             innermost = {opened.thread: opened for opened in self._open}.values()
@@ -234,12 +233,12 @@ class SpanRecorder:
 def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
     """Reads the spans of all roles, ordered by their start.
 
-    Of a run that was started again, those that a crash made void are left out, and so is the time
-    in which it did not run: later spans are moved to where the earlier ones end.
+    For a run that was resumed, spans that a crash made void are left out. The time in which it did
+    not run is left out too, so that later spans are moved to the end of the earlier ones.
 
     Raises:
       FileNotFoundError: the work directory has no spans.
-      ValueError: a line is not a span; the message says which.
+      ValueError: a line is not a span; the message gives its number.
     """
     files = Workdir(workdir).spans_of("*")
     paths = sorted(files.parent.glob(files.name))
@@ -272,11 +271,11 @@ def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
 
 @dataclasses.dataclass(frozen=True)
 class _Seam:
-    """Where a run went on.
+    """A place where a run was resumed.
 
     Attributes:
       step, warm_up: see `rl_sync.observe.resumption.mark`.
-      ended_secs, began_secs: when the trainer recorded last before, and when it began again.
+      ended_secs, began_secs: the trainer's last record before, and its start afterwards.
     """
 
     step: int
@@ -285,16 +284,16 @@ class _Seam:
     began_secs: float
 
     def joined(self, spans: list[Span], gap: float) -> tuple[list[Span], float]:
-        """Leaves out what is void before the seam, and moves what comes after it to what is left.
+        """Drops void spans before the seam, and moves the spans after it to close the gap.
 
         Args:
-          gap: by how much the spans were moved already.
+          gap: the seconds by which the spans were moved already.
 
         Returns:
-          The spans, and by how much more those after the seam are moved.
+          The spans, and the further seconds by which those after the seam are moved.
         """
         ended, began = self.ended_secs - gap, self.began_secs - gap
-        # The clocks of other roles, and the ends of their processes, are near the trainer's.
+        # Other roles' clocks, and the ends of their processes, are close to the trainer's.
         middle = (ended + began) / 2
         before = [span for span in spans if span.start_secs < middle]
         lost = min((s.start_secs for s in before if self._is_void(s)), default=middle)

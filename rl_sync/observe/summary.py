@@ -1,6 +1,6 @@
-"""Where a run's time went: busy and idle shares, overlap, waits, throughput, staleness.
+"""Summary of a run's time: busy and idle shares, overlap, waits, throughput, staleness.
 
-All functions are pure functions of spans. Shares and waits are counted over the *RL phase*: from
+All functions are pure functions of spans. Shares and waits are counted over the *RL phase*, from
 the start of the first rollout to the end of the last train step.
 """
 
@@ -19,14 +19,14 @@ WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
 
 @dataclasses.dataclass(frozen=True)
 class RoleSummary:
-    """How one role spent the RL phase.
+    """One role's time in the RL phase.
 
     Attributes:
-      busy_secs: at work of any kind, in at least one thread.
-      sync_secs: not at work, and moving weights.
-      idle_secs: the rest: waits, and what no span covers.
+      busy_secs: the time at work of any kind, in at least one thread.
+      sync_secs: the time without work in which weights are moved.
+      idle_secs: the rest: waits, and time without spans.
       wait_secs: seconds by the reason of the wait, longest first. A wait of one thread while
-        another works counts here, and not in `idle_secs`.
+        another works counts here, but not in `idle_secs`.
     """
 
     role: str
@@ -50,18 +50,19 @@ class RoleSummary:
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """How a run spent its RL phase.
+    """A run's time and throughput in the RL phase.
 
     Attributes:
-      wall_secs: how long it lasted.
-      roles: a summary each, explorers first.
-      rollout_secs, train_secs: total, summed over explorers.
+      wall_secs: the duration of the phase.
+      roles: the summary of each role, explorers first.
+      rollout_secs, train_secs: the total time, summed over explorers.
       overlap_secs: seconds in which at least one explorer generated while the trainer trained.
-      wait_secs: by reason, summed over roles.
-      rollout_tokens, trained_tokens: totals, of the rollouts and train steps that ended by then.
-      carried_over: how often a rollout left a group to be finished in the next one.
-      trainer_steps: how many were taken.
-      mean_staleness, max_staleness: over trained groups, in trainer steps; None if none was.
+      wait_secs: seconds by the reason of the wait, summed over roles.
+      rollout_tokens, trained_tokens: totals of the rollouts and train steps that ended in the
+        phase.
+      carried_over: how often a rollout left an unfinished group to the next rollout.
+      trainer_steps: the number of train steps.
+      mean_staleness, max_staleness: over trained groups, in trainer steps; None without groups.
     """
 
     wall_secs: float
@@ -87,9 +88,10 @@ class RunSummary:
 
     @property
     def ideal_ratio(self) -> float:
-        """The least wall time that overlap could reach, as a share of doing all in turn.
+        """The least wall time with perfect overlap, as a share of doing all work in sequence.
 
-        The longer of total rollout and total train time, over their sum: 0.5 when both are equal.
+        It is the longer of total rollout and total train time, divided by their sum: 0.5 when both
+        are equal.
         """
         return max(self.rollout_secs, self.train_secs) / (self.rollout_secs + self.train_secs)
 
@@ -100,7 +102,7 @@ class RunSummary:
 
     @property
     def explorer_idle_share(self) -> float:
-        """The mean over the explorers."""
+        """The mean idle share of the explorers."""
         shares = [role.idle_share for role in self.roles if is_explorer(role.role)]
         return sum(shares) / len(shares)
 
@@ -109,7 +111,7 @@ class RunSummary:
         return self.role(TRAINER).idle_share
 
     def role(self, name: str) -> RoleSummary:
-        """The summary of one role.
+        """Returns the summary of one role.
 
         Raises:
           KeyError: it recorded nothing.
@@ -118,12 +120,12 @@ class RunSummary:
 
 
 def of_kind(spans: Iterable[Span], *kinds: SpanKind, role: str | None = None) -> list[Span]:
-    """The spans of some kinds, of one role or of all."""
+    """Returns the spans of some kinds, of one role or of all."""
     return [span for span in spans if span.kind in kinds and role in (None, span.role)]
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:
-    """The times in which at least one span is open, as disjoint intervals in order."""
+    """Returns the times in which at least one span is open, as disjoint intervals in order."""
     merged: list[Interval] = []
     for start, end in sorted((span.start_secs, span.end_secs) for span in spans):
         if merged and start <= merged[-1][1]:
@@ -134,12 +136,12 @@ def union(spans: Iterable[Span]) -> list[Interval]:
 
 
 def union_secs(spans: Iterable[Span]) -> float:
-    """Seconds in which at least one span is open."""
+    """Returns the seconds in which at least one span is open."""
     return sum(end - start for start, end in union(spans))
 
 
 def overlap_secs(spans_a: Iterable[Span], spans_b: Iterable[Span]) -> float:
-    """Seconds in which at least one span of each side is open."""
+    """Returns the seconds in which at least one span of each side is open."""
     a, b = union(spans_a), union(spans_b)
     total, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
@@ -152,7 +154,7 @@ def overlap_secs(spans_a: Iterable[Span], spans_b: Iterable[Span]) -> float:
 
 
 def uncovered(span: Span, others: Iterable[Span]) -> list[Span]:
-    """The parts of a span in which none of the others is open."""
+    """Returns the parts of a span in which none of the others is open."""
     parts, start = [], span.start_secs
     for left, right in [*union(others), (span.end_secs, span.end_secs)]:
         end = min(left, span.end_secs)
@@ -163,7 +165,7 @@ def uncovered(span: Span, others: Iterable[Span]) -> list[Span]:
 
 
 def rl_phase(spans: Iterable[Span]) -> Interval:
-    """From the start of the first rollout to the end of the last train step, Unix seconds.
+    """Returns the start of the first rollout and the end of the last train step (Unix seconds).
 
     Raises:
       ValueError: there is no rollout or no train step, or no train step after a rollout.
@@ -183,7 +185,7 @@ def rl_phase(spans: Iterable[Span]) -> Interval:
 
 
 def clipped(spans: Iterable[Span], start_secs: float, end_secs: float) -> list[Span]:
-    """The parts of spans that lie in a window; those outside are left out."""
+    """Clips spans to a window; those outside are left out."""
     return [
         dataclasses.replace(
             span,
@@ -196,11 +198,11 @@ def clipped(spans: Iterable[Span], start_secs: float, end_secs: float) -> list[S
 
 
 def staleness(spans: Iterable[Span]) -> list[int]:
-    """The staleness of every trained group, in trainer steps: step - 1 - version.
+    """Returns the staleness of every trained group, in trainer steps: step - 1 - version.
 
-    A group's version is that of the rollout that generated it. Where the train step records an
-    older version than those, as when weights change during a rollout, or where no rollout is
-    known, the versions that the train step records count for one group each.
+    A group's version is the version of its rollout. In two cases the versions that the train step
+    records count instead, for one group each: if one of them is older, as when weights change
+    during a rollout, or if no rollout is known.
     """
     spans = list(spans)
     versions = {
@@ -258,7 +260,7 @@ def summarize(spans: Iterable[Span]) -> RunSummary:
 
 
 def describe(summary: RunSummary) -> list[str]:
-    """The summary as lines for a terminal."""
+    """Writes the summary as lines for a terminal."""
     lines = [
         f"RL phase {summary.wall_secs:.1f} s: rollouts {summary.rollout_secs:.1f} s, training"
         f" {summary.train_secs:.1f} s, both at once {summary.overlap_secs:.1f} s",
@@ -295,7 +297,7 @@ def _summarize_role(role: str, phase: list[Span], wall_secs: float) -> RoleSumma
 
 
 def _wait_secs(spans: Iterable[Span]) -> dict[str, float]:
-    """Seconds by reason, longest first; waits of different roles add up."""
+    """Sums wait seconds by reason, longest first; waits of different roles add up."""
     waits: dict[str, dict[str, list[Span]]] = {}
     for span in of_kind(spans, SpanKind.WAIT):
         reason = span.attributes.get("reason", "something")

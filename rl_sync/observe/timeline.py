@@ -1,4 +1,4 @@
-"""The timeline of a run as a picture: who did what when, and how groups and weights moved."""
+"""The timeline of a run as a figure: activity of all roles, and moves of groups and weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODE_NAMES = {
     "multi_explorer": "Multi-explorer",
 }
 
-# What is drawn unless the caller says otherwise. The first steps compile, and dwarf the others.
+# The default range of steps. The first steps are skipped: they compile, and dwarf the others.
 _SKIPPED_STEPS = 2
 _SHOWN_STEPS = 6
 
@@ -37,20 +37,19 @@ def draw_timeline(
     steps: Steps | None = None,
     title: str | None = None,
 ) -> tuple[Path, Path]:
-    """Draws a run's timeline, and returns where the PNG and the SVG are.
+    """Draws a run's timeline, and returns the paths of the PNG and the SVG.
 
     Args:
-      workdir: of the run; it may still be running.
-      out_dir: where the pictures go; None for `workdir`.
+      workdir: the work directory of the run, which may still be running.
+      out_dir: the folder for the pictures; None for `workdir`.
       start_secs, end_secs: the window, in seconds since the run's first span, as on the axis.
       steps: the first and the last trainer step to show; (1, None) for all. Without a window and
-        without steps, six steps are shown, from the third on where the run has as many.
-      title: None for the mode and the schedule in `workdir/config.json`.
+        without steps, six steps are shown, from the third on if the run has that many.
+      title: the title; None for the mode and the schedule in `workdir/config.json`.
 
     Raises:
       FileNotFoundError: the work directory has no spans.
-      ValueError: the window is empty, steps and seconds are both given, or nobody has done anything
-        yet.
+      ValueError: the window is empty, steps and seconds are both given, or there are no spans yet.
     """
     spans = read_spans(workdir)
     if not spans:
@@ -75,7 +74,7 @@ def parse_steps(text: str) -> Steps:
     """Reads a range of trainer steps: "3:8", "3:" for the third to the last, "3", or "all".
 
     Raises:
-      ValueError: the text is none of those.
+      ValueError: the text has none of these forms.
     """
     match = re.fullmatch(r"(\d+)(:(\d*))?", text.strip())
     if text.strip() == "all":
@@ -89,7 +88,7 @@ def parse_steps(text: str) -> Steps:
 
 
 def default_steps(spans: list[Span]) -> Steps:
-    """Six steps past the slow first ones; all of a run that is too short for that."""
+    """Returns six steps after the slow first ones; all steps of a shorter run."""
     taken = [span.step for span in of_kind(spans, SpanKind.TRAIN) if span.step is not None]
     if not taken:
         return 1, None
@@ -100,13 +99,13 @@ def default_steps(spans: list[Span]) -> Steps:
 
 
 def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
-    """The Unix seconds from the end of the step before the first to the end of the last.
+    """Returns the window of some steps in Unix seconds.
 
-    Where the first is the run's first step, from the first rollout on. A run without trainer steps
-    is shown whole.
+    It begins at the end of the step before the first one; for the run's first step, at the first
+    rollout. It ends at the end of the last step. A run without trainer steps is shown whole.
 
     Raises:
-      ValueError: the run has no such steps; the message says which it has.
+      ValueError: the run does not have these steps; the message gives those that it has.
     """
     trains = [span for span in of_kind(spans, SpanKind.TRAIN) if span.step is not None]
     if not trains:
@@ -125,7 +124,7 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
         rollouts = of_kind(spans, SpanKind.ROLLOUT)
         start = min(span.start_secs for span in (*shown, *rollouts))
     end = max(span.end_secs for span in shown)
-    # The sync that follows the last step belongs to the picture.
+    # The sync after the last step is shown too.
     syncs = of_kind(spans, *SYNC_KINDS, role=TRAINER)
     published = {span.step for span in shown}
     end = max([end, *(span.end_secs for span in syncs if span.version in published)])
@@ -134,10 +133,10 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
 
 
 def run_title(workdir: str | os.PathLike[str]) -> str:
-    """The mode and the schedule in `workdir/config.json`; the folder's name without one."""
+    """Writes the mode and the schedule in `workdir/config.json`; without it the folder's name."""
     try:
         config = json.loads(Workdir(workdir).config.read_text())
-    except (OSError, ValueError):  # A picture does without.
+    except (OSError, ValueError):  # The title is optional.
         config = None
     sync = config.get("sync") if isinstance(config, dict) else None
     if not isinstance(sync, dict):
@@ -155,7 +154,7 @@ def run_title(workdir: str | os.PathLike[str]) -> str:
 
 
 def _save(figure: Figure, folder: Path) -> tuple[Path, Path]:
-    """Writes both pictures, each under a temporary name first."""
+    """Writes both pictures, each first under a temporary name."""
     folder.mkdir(parents=True, exist_ok=True)
     png, svg = Workdir(folder).timeline
     with mpl.rc_context({"hatch.linewidth": 0.5, "svg.hashsalt": "rl_sync"}):

@@ -1,8 +1,8 @@
-"""Spans as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Trace of the spans, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Every role is a process with one lane, or more where its threads overlap. The buffer is one too:
-a short slice for each arrival and each departure of groups, and a counter of what it holds. Arrows
-follow the groups from the explorer through the buffer into the trainer.
+Every role is a process with one lane, or with more if its threads overlap. The buffer is a process
+too, with a short slice for each arrival and each departure of groups, and a counter of the groups
+in it. Arrows follow the groups from the explorer through the buffer to the trainer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SLICE_SECS = 0.001
 
 Event = dict[str, Any]
 Place = tuple[int, int]
-"""Process id and thread id: a lane of the viewer."""
+"""A lane of the viewer: process id and thread id."""
 
 
 def write_trace(
     workdir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Writes the trace of a run; by default to `workdir/trace.json`. Returns where.
+    """Writes the trace of a run, by default to `workdir/trace.json`, and returns its path.
 
     Raises:
       FileNotFoundError, ValueError: see `read_spans`.
@@ -44,13 +44,13 @@ def write_trace(
 
 
 def trace_events(spans: Iterable[Span]) -> list[Event]:
-    """The events of the trace; times in microseconds since the first span began."""
+    """Builds the events of the trace; times are microseconds since the first span began."""
     spans = sorted(spans, key=lambda span: span.start_secs)
     if not spans:
         return []
     origin_secs = spans[0].start_secs
     roles = sorted({span.role for span in spans}, key=role_order)
-    # The buffer's lane stands where its groups pass: below the explorers.
+    # The buffer's lane is below the explorers, where its groups pass.
     lanes = sorted([*roles, _BUFFER], key=lambda role: (_lane_rank(role), role_order(role)))
     pids = {role: pid for pid, role in enumerate(lanes, start=1)}
     events = [event for role in lanes for event in _name_process(role, pids[role])]
@@ -89,10 +89,10 @@ def _name_thread(name: str, pid: int, tid: int) -> Event:
 
 
 def _threads(spans: list[Span]) -> list[int]:
-    """Gives each span the first lane in which it nests: the format allows no partial overlap.
+    """Gives each span the first lane in which it nests; the format allows no partial overlap.
 
     Args:
-      spans: of one role, ordered by start.
+      spans: the spans of one role, ordered by start.
     """
     order = sorted(range(len(spans)), key=lambda i: (spans[i].start_secs, -spans[i].end_secs))
     open_ends: list[list[float]] = []
@@ -139,7 +139,7 @@ def _title(span: Span) -> str:
 
 
 def _buffer_events(spans: list[Span], pid: int, origin_secs: float) -> list[Event]:
-    """The buffer's own lanes: arrivals, departures, and the counter."""
+    """Builds the events of the buffer's lanes: arrivals, departures, and the counter."""
     arrivals = [
         (span.end_secs, f"groups of {span.role}", span.leases) for span in _inserts(spans).values()
     ]
@@ -162,7 +162,7 @@ def _buffer_events(spans: list[Span], pid: int, origin_secs: float) -> list[Even
 
 
 def _inserts(spans: list[Span]) -> dict[int, Span]:
-    """The insert that brought each group, by its lease."""
+    """Finds the insert of each group, by its lease."""
     return {
         lease: span
         for span in spans
@@ -174,7 +174,7 @@ def _inserts(spans: list[Span]) -> dict[int, Span]:
 def _moments(
     moments: list[tuple[float, str, tuple[int, ...]]], place: Place, origin_secs: float
 ) -> list[Event]:
-    """A short slice for each moment, cut where the next one begins: slices must not overlap."""
+    """Builds a short slice for each moment, which ends before the next: slices must not overlap."""
     moments = sorted(set(moments))
     ends = [secs for secs, *_ in moments[1:]] + [float("inf")]
     return [
@@ -195,7 +195,7 @@ def _moments(
 def _arrows(
     spans: list[Span], places: dict[Span, Place], buffer_pid: int, origin_secs: float
 ) -> list[Event]:
-    """An arrow from each insert, by the buffer's two lanes, to each train step that it fed.
+    """Builds an arrow from each insert, through the buffer, to each train step that it fed.
 
     A point belongs to the slice of its lane that is open at its time.
     """

@@ -1,7 +1,7 @@
-"""Signs of life of the processes of a run: who gave the last one when, and who is silent.
+"""Heartbeats: signs of life of a run's processes, and those that are silent.
 
-A process gives them from a thread of its own, also while it computes, compiles or waits. One that
-is silent is stopped, or stuck with the interpreter in its hands.
+A process sends heartbeats from a thread of its own, also while it computes, compiles or waits. A
+silent process was stopped, or is stuck while it holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import NamedTuple
 from rl_sync.roles import role_of
 
 SILENT_SECS = 5.0
-"""After so long without a sign of life, a process is named where others wait for it."""
+"""After so long without a heartbeat, a process is named in the errors of those that wait for it."""
 
 _LATE_SECS = 1.0
 
 
 class Silence(NamedTuple):
-    """A process that gives no signs of life.
+    """A process that sends no heartbeats.
 
     Attributes:
       name: see `process_name`.
       process: its number on its machine.
-      secs: how long it has been silent.
-      doing: what it was doing when it was last heard of.
+      secs: the time since its last heartbeat.
+      doing: its activity at the last heartbeat.
     """
 
     name: str
@@ -48,7 +48,7 @@ class _Sign(NamedTuple):
 
 
 class Attendance:
-    """Who is there; safe to use from several threads, which give the time by one clock."""
+    """The last heartbeat of every process. Safe to use from several threads with one clock."""
 
     def __init__(self, now_secs: float) -> None:
         self._lock = threading.Lock()
@@ -56,29 +56,29 @@ class Attendance:
         self._looked_secs = now_secs
 
     def heard(self, name: str, process: int, doing: str, now_secs: float) -> None:
-        """Takes a sign of life."""
+        """Records a heartbeat."""
         with self._lock:
             self._signs[name] = _Sign(process, doing, now_secs)
 
     def left(self, name: str) -> None:
-        """Expects no more signs of a process."""
+        """Expects no more heartbeats of a process."""
         with self._lock:
             self._signs.pop(name, None)
 
     def lost(self, program: str) -> None:
-        """Expects no more signs of any process of a program, until there are some again."""
+        """Expects no more heartbeats of a program's processes, until they send some again."""
         with self._lock:
             for name in [name for name in self._signs if role_of(name) == program]:
                 del self._signs[name]
 
     def ticked(self, now_secs: float, since_last_secs: float) -> None:
-        """Takes note that whoever listens is awake; called again and again.
+        """Records that the listener is awake; it must be called regularly.
 
-        If that is late, it was the listener that stood still, perhaps with all the others, as when
-        a machine is paused: that time is nobody's silence.
+        If the call is late, the listener itself stood still, perhaps with all the others, as when a
+        machine is paused. That time does not count as silence.
 
         Args:
-          since_last_secs: how long after the last call it was to be called.
+          since_last_secs: the planned time between two calls.
         """
         with self._lock:
             late = now_secs - self._looked_secs - since_last_secs
@@ -90,7 +90,7 @@ class Attendance:
                 }
 
     def silences(self, at_least_secs: float) -> list[Silence]:
-        """Those that were silent for so long at the last tick, the longest first."""
+        """Returns the processes that were silent for so long at the last tick, longest first."""
         with self._lock:
             silences = [
                 Silence(name, sign.process, self._looked_secs - sign.at_secs, sign.doing)

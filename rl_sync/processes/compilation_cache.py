@@ -1,8 +1,7 @@
-"""Compiled programs, kept on disk by JAX, so that a role that starts again reads what one of an
-earlier run, or of an earlier start, had to compile.
+"""JAX's compilation cache on disk, so that a restarted role need not compile again.
 
-The key of a program covers all that its code depends on: its operations and shapes, the versions
-of JAX and XLA, the compiler's flags, and the device; of a CPU also the instructions that it has.
+The key of a program covers everything that its code depends on: its operations and shapes, the
+versions of JAX and XLA, the compiler's flags, and the device; for a CPU also its instructions.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ from jax._src import compiler, distributed
 from rl_sync.settings.records import ConfigError
 
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
-"""The variable with which a user gives JAX a cache."""
+"""The environment variable by which a user gives JAX a cache."""
 
 _MOST_BYTES = 1 << 30
-_LEAST_COMPILE_SECS = 0.05  # Faster ones, of which there are many, are not worth a file each.
+_LEAST_COMPILE_SECS = 0.05  # There are many faster ones, not worth a file each.
 _LOCK_SECS = 10.0
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
 class Programs:
-    """What this process asked JAX to compile since `use`.
+    """Counts of the programs that this process asked JAX to compile since `use`.
 
     Attributes:
-      needed: how many programs.
-      read: how many of them the cache had.
+      needed: the number of programs.
+      read: the number of those that were in the cache.
     """
 
     needed: int = 0
     read: int = 0
 
     def count(self, event: str, **_: str | int) -> None:
-        """Listens to JAX's events."""
+        """Counts an event of JAX."""
         self.needed += event == "/jax/compilation_cache/compile_requests_use_cache"
         self.read += event == "/jax/compilation_cache/cache_hits"
 
 
 def directory(configured: str | None, environment: Mapping[str, str]) -> str | None:
-    """Where programs are kept; None for nowhere.
+    """Returns the directory of the cache; None for no cache.
 
     Args:
       configured: `launch.compilation_cache`: None for one in the user's cache directory, empty for
-        nowhere.
-      environment: whose `JAX_COMPILATION_CACHE_DIR` goes before that.
+        no cache.
+      environment: the environment; its `JAX_COMPILATION_CACHE_DIR` has precedence.
     """
     if DIRECTORY in environment:
         return environment[DIRECTORY] or None
@@ -67,17 +66,17 @@ def directory(configured: str | None, environment: Mapping[str, str]) -> str | N
 
 
 def use(configured: str | None, environment: Mapping[str, str]) -> Programs:
-    """Has JAX keep programs; call it before anything is compiled.
+    """Makes JAX keep compiled programs; call it before anything is compiled.
 
-    The oldest go when there are too many. A cache that the environment gives JAX keeps the limits
-    that the environment gives it. A directory that cannot be used, or that others may write to, is
-    warned of, and done without.
+    The oldest programs are deleted when there are too many. A cache from the environment keeps its
+    limits from there. If the directory cannot be used, or others may write to it, a warning is
+    logged, and no cache is used.
 
     Args:
       configured, environment: see `directory`.
 
     Returns:
-      What will be counted from now on.
+      The counts from now on.
     """
     programs = Programs()
     jax.monitoring.register_event_listener(programs.count)
@@ -98,14 +97,14 @@ def use(configured: str | None, environment: Mapping[str, str]) -> Programs:
         )
         return programs
     jax.config.update("jax_compilation_cache_dir", path)
-    # A cache with a bound is locked while it is read or written, one without is not.
+    # JAX locks a cache during reads and writes only if its size is bounded.
     jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_COMPILE_SECS)
     return programs
 
 
 def check(configured: str | None, environment: Mapping[str, str]) -> None:
-    """Refuses a directory that others may write to; one that JAX was given is its giver's.
+    """Refuses a directory that others may write to; one from the environment is not checked.
 
     Args:
       configured, environment: see `directory`.
@@ -126,9 +125,9 @@ def check(configured: str | None, environment: Mapping[str, str]) -> None:
 
 
 def _refuse_open(path: str) -> None:
-    """Raises PermissionError if others than this user, and root, may write to a directory.
+    """Raises PermissionError if anybody except this user and root may write to a directory.
 
-    A sticky one is no exception: there, too, others can put a program before we do.
+    A sticky directory is no exception: there, too, others can write a program before we do.
     """
     status = os.stat(path)
     if status.st_uid not in (os.geteuid(), 0):
@@ -144,7 +143,7 @@ def _refuse_open(path: str) -> None:
 
 
 class _Cluster:
-    """What JAX's compiler sees of a cluster: this process as the first."""
+    """The cluster as JAX's compiler sees it: this process is the first."""
 
     process_id = 0
 
@@ -167,8 +166,8 @@ def _let_every_process_write() -> None:
 
 
 def _drop_unfinished(path: Path) -> None:
-    """Removes programs that somebody was killed while writing; JAX would stumble over them."""
-    # JAX's own lock, and JAX's order: what has a time of access was written before that.
+    """Removes programs that a killed process left unfinished; JAX would fail on them."""
+    # JAX's own lock, and JAX's order: it writes a program before its time of access.
     with filelock.FileLock(path / ".lockfile", timeout=_LOCK_SECS):
         for entry in path.glob("*-cache"):
             if not entry.with_name(entry.name.removesuffix("-cache") + "-atime").exists():

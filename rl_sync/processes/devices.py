@@ -1,4 +1,4 @@
-"""Which GPUs of a machine each role's processes get."""
+"""Assignment of a machine's GPUs to the processes of the roles."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def role_environment(settings: RunSettings, visible: str | None) -> dict[str, dict[str, str]]:
-    """What the environment of each process on this machine has besides the launcher's own, by its
-    name; on other machines they have all GPUs that there are.
+    """Returns the additional environment of each process on this machine, by its name.
+
+    On other machines processes see all GPUs.
 
     Args:
-      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Several GPUs are shared out, to each process
-        as many as its part of the mesh has; one GPU is shared by all, and without the variable JAX
-        finds what there is.
+      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Several GPUs are distributed: each process
+        gets as many as its part of the mesh has. One GPU is shared by all. Without the variable JAX
+        finds the GPUs itself.
 
     Raises:
       ConfigError: there are several GPUs, but too few.
     """
     if settings.launch.colocate:
-        return {}  # One process has them all, and shares them out itself.
+        return {}  # One process has all of them, and distributes them itself.
     ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
     roles = {
         member.name: device_share(settings, member.program)

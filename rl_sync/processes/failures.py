@@ -1,4 +1,4 @@
-"""Failures that need no traceback: the message is for the user."""
+"""Failures without a traceback: their message is for the user."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rl_sync.settings.records import ConfigError
 
 
 class RunError(RuntimeError):
-    """A run cannot go on: why, and what to do about it, for the user to read."""
+    """A run cannot go on; the message tells the user why, and what to do."""
 
 
 def log_failure(log: logging.Logger, who: str, error: Exception) -> None:
-    """Logs what a role failed with; with a traceback unless the message says it all."""
+    """Logs the error of a role, with a traceback unless its message is for the user."""
     if isinstance(error, RunError | RecordsError | ConfigError):
         log.error("%s failed: %s", who, error)
     else:

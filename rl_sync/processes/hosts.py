@@ -1,4 +1,4 @@
-"""Names of machines, looked up with a deadline."""
+"""Host names, resolved with a deadline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LOOK_UP_SECS = 10.0
 
 
 def check_own(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> None:
-    """Checks that a name or an address is one of this machine's.
+    """Checks that a name or an address belongs to this machine.
 
     Args:
       setting: where it was given, for the message.
 
     Raises:
-      ConfigError: it is not, or nobody says so within the deadline.
+      ConfigError: it does not, or the name is not resolved within the deadline.
     """
     address = look_up(setting, host, timeout_secs)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -32,23 +32,23 @@ def check_own(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> N
 
 
 def look_up(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> str:
-    """The address of a host.
+    """Resolves a host to its address.
 
     Args:
       setting: where it was given, for the message.
 
     Raises:
-      ConfigError: there is none, or nobody says so within the deadline.
+      ConfigError: it has no address, or the name is not resolved within the deadline.
     """
     answers: queue.Queue[str | OSError] = queue.Queue()
 
     def ask() -> None:
         try:
             answers.put(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
-        except (OSError, UnicodeError) as error:  # Names of over 63 letters are the latter.
+        except (OSError, UnicodeError) as error:  # UnicodeError for names of over 63 letters.
             answers.put(OSError(str(error)))
 
-    # Nothing ends a look-up, so a thread has it, and is left behind.
+    # A look-up cannot be interrupted, so it gets a thread, which is left behind.
     threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
         answer = answers.get(timeout=timeout_secs)

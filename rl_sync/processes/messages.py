@@ -35,25 +35,25 @@ for _class in (TrainBatch, Rows, Packing, Demonstrations):
 
 
 def encode(value: Any) -> bytes:
-    """Encodes numbers, text, bytes, arrays, registered records and errors; and collections of them.
+    """Encodes numbers, text, bytes, arrays, records, errors, and collections of them.
 
     Raises:
-      TypeError: the value, or a part of it, is none of these.
+      TypeError: the value, or a part of it, is none of these, or its class is not registered.
     """
     return msgpack.packb(value, default=_extension, strict_types=True)
 
 
 def decode(data: bytes) -> Any:
-    """Returns the value that was encoded.
+    """Decodes a value.
 
     Raises:
-      ValueError: the data is no such thing.
+      ValueError: the data do not encode a value.
     """
     return msgpack.unpackb(data, ext_hook=_value, strict_map_key=False)
 
 
 def _extension(value: Any) -> msgpack.ExtType:
-    """Encodes what msgpack does not know."""
+    """Encodes a value that msgpack does not know."""
     if (name := type(value).__name__) in _records and type(value) is _records[name]:
         fields = {field: getattr(value, field) for field in _fields(type(value))}
         return msgpack.ExtType(_RECORD, encode([name, fields]))
@@ -67,7 +67,7 @@ def _extension(value: Any) -> msgpack.ExtType:
 
 
 def _value(code: int, data: bytes) -> Any:
-    """Decodes what `_extension` encoded."""
+    """Inverts `_extension`."""
     value = decode(data)
     if code == _TUPLE:
         return tuple(value)
@@ -114,7 +114,7 @@ def _plain(array: np.ndarray) -> list[Any]:
 
 
 def _described(error: BaseException) -> list[str]:
-    """The module and name of an error's class, and its message."""
+    """Returns the module and name of an error's class, and its message."""
     kind, message = type(error), str(error)
     if isinstance(error, Exception) and error.args in ((), (message,)):
         return [kind.__module__, kind.__name__, message]
@@ -122,7 +122,7 @@ def _described(error: BaseException) -> list[str]:
 
 
 def _error(module: str, name: str, message: str) -> Exception:
-    """An error of the class that was named, if that is ours or Python's; else one that names it."""
+    """Makes an error of the class if it is ours or Python's; else one that names the class."""
     found: Any = None
     if module == builtins.__name__ or module.partition(".")[0] == __name__.partition(".")[0]:
         found = vars(sys.modules.get(module, builtins)).get(name)
@@ -133,5 +133,5 @@ def _error(module: str, name: str, message: str) -> Exception:
         message = f"{name}: {message}"
     try:
         return make(message)
-    except TypeError:  # Its class wants more than a message.
+    except TypeError:  # Its class needs more than a message.
         return RuntimeError(f"{name}: {message}")

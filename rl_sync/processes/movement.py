@@ -1,4 +1,4 @@
-"""Signs that a trainer that was asked to stop is on its way to a snapshot."""
+"""Progress of a trainer that was asked to stop, on its way to a snapshot."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _WORK = {
 
 
 def trainer_of(status: RunStatus | None) -> RoleStatus | None:
-    """The trainer's part of a status; None before its first sign of life."""
+    """Returns the trainer's part of a status; None before its first heartbeat."""
     roles = () if status is None else status.roles
     return next((role for role in roles if role.role == TRAINER), None)
 
 
 class Movement:
-    """Tells for how long nothing has moved in the trainer.
+    """Measures how long the trainer has made no progress.
 
-    It moves when it turns to something else, and while it computes or saves: a train step may well
-    outlast any patience. One that gives no sign of life, or waits, or moves weights, stands still.
+    A change of activity is progress. Computing and saving are progress too: a train step may
+    outlast any patience. A trainer without heartbeats, or one that waits or moves weights, makes no
+    progress.
 
     Args:
-      most_secs: how long one piece of work may last.
+      most_secs: the longest time that one piece of work may last.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class Movement:
         self._seen: RoleStatus | None = None
 
     def see(self, status: RunStatus | None) -> None:
-        """Takes in how the trainer does now; None where the master does not answer."""
+        """Takes the current status of the run; None if the master does not answer."""
         before, now = self._seen, trainer_of(status)
         if now is None:
             return
         turned = before is None or (before.activity, before.step) != (now.activity, now.step)
-        # The time of an activity grows with each sign of life, and with nothing else.
+        # The time of an activity grows with each heartbeat, and with nothing else.
         lives = before is None or now.since_secs > before.since_secs
         works = now.activity in _WORK and now.since_secs <= self._most_secs
         if turned or (lives and works):
@@ -57,5 +58,5 @@ class Movement:
 
     @property
     def still_secs(self) -> float:
-        """Seconds since it moved last."""
+        """Seconds since the last progress."""
         return self._clock() - self._moved_secs

@@ -1,4 +1,4 @@
-"""Where a process of the run is: who else there is, and which devices are its program's."""
+"""Place of a process in the run: the other processes' addresses, and its program's devices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from rl_sync.weights.local import LocalPublisher
 
 
 class Addresses(NamedTuple):
-    """Where the others are, each as host:port.
+    """Addresses of other processes, each as `host:port`.
 
     Attributes:
-      coordinator: where the cluster of this process forms, if it is in one.
-      team: where the first process of this one's program tells the others what it hears.
+      master: the master.
+      replay: the replay buffer's server.
+      coordinator: the coordinator of this process's cluster, if it is in one.
+      team: the first process of this process's program, which tells the others what it hears.
     """
 
     master: str
@@ -31,13 +33,13 @@ class Addresses(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a program runs, or one process of it.
+    """Place of a program, or of one of its processes.
 
     Attributes:
-      layout: the program's devices, and how arrays lie on them.
-      team: its processes.
+      layout: the program's devices, and the sharding of arrays on them.
+      team: the program's processes.
       processes: their indices in their cluster.
-      weights: where versions are handed over to roles of the same process; None where they are not.
+      weights: the publisher for roles in the same process; None if there are none.
     """
 
     layout: Layout
@@ -47,7 +49,7 @@ class Place(NamedTuple):
 
 
 def join(settings: RunSettings, addresses: Addresses, member: Member) -> Place:
-    """Starts JAX with the devices of a process, in the cluster that it belongs to.
+    """Starts JAX with the devices of a process, in its cluster.
 
     Raises:
       ConfigError: a process has fewer devices than its part of the mesh.
@@ -56,7 +58,8 @@ def join(settings: RunSettings, addresses: Addresses, member: Member) -> Place:
     program = member.program
     devices = device_share(settings, program)
     if devices > 1:
-        # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
+        # A CPU is one device unless JAX is told another number before it starts. Accelerators need
+        # nothing.
         jax.config.update("jax_num_cpu_devices", devices)
     size, indices = cluster_size(settings, program), indices_of(settings, program)
     if size > 1:
@@ -70,7 +73,7 @@ def join(settings: RunSettings, addresses: Addresses, member: Member) -> Place:
 
 
 def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
-    """How a process agrees with the others of its program."""
+    """Makes the team by which a process agrees with the others of its program."""
     processes = settings.processes_of(member.program)
     if processes == 1:
         return Team()
@@ -83,7 +86,7 @@ def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
         member.process,
         addresses.team,
         start_secs=launch.start_secs,
-        # The first process's own waits end before.
+        # The first process's own waits end earlier.
         wait_secs=launch.wait_secs + launch.call_secs,
         secret=secret,
     )

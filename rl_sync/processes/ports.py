@@ -1,4 +1,4 @@
-"""Ports for servers that are started later, and whose addresses must be known before."""
+"""Ports for servers that start later, but whose addresses must be known before."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import socket
 import sys
 from collections.abc import Sequence
 
-# Below those that operating systems give to whoever asks for any port, outgoing connections too
-# (from 32,768 on Linux, from 49,152 elsewhere): such a one may be gone when the server binds.
+# Below the ephemeral ports (from 32,768 on Linux, from 49,152 elsewhere), which operating systems
+# also give to outgoing connections. An ephemeral port may be taken when the server binds.
 CANDIDATES: Sequence[int] = range(20_000, 30_000)
 
 
 def interface_towards(address: str) -> str:
-    """The address of this machine that another one, at `host:port`, can reach it at."""
+    """Returns the address at which another machine, at `host:port`, can reach this machine."""
     host, _, port = address.rpartition(":")
     family = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host.strip("[]"), int(port)))  # Sends nothing: it chooses a route.
+        probe.connect((host.strip("[]"), int(port)))  # Sends nothing: it only chooses a route.
         return probe.getsockname()[0]
 
 
 class HeldPorts:
     """Free ports for servers that other processes start later.
 
-    While they are held, nobody else who looks for free ports here gets them. (On Linux: elsewhere
-    a server could not have them either, so that they are only looked up.)
+    While they are held, nobody else who looks for free ports here gets them. (This works on Linux
+    only. Elsewhere the server could not bind a held port either, so the ports are only looked up.)
 
     Args:
-      host: the address of this machine that they are ports of.
+      host: the address of this machine that the ports belong to.
     """
 
     def __init__(self, host: str):
@@ -37,7 +37,7 @@ class HeldPorts:
         self._sockets = contextlib.ExitStack()
 
     def take(self, count: int) -> list[int]:
-        """As many different ports that nobody has.
+        """Takes so many different free ports.
 
         Raises:
           OSError: there are not so many.
@@ -56,7 +56,7 @@ class HeldPorts:
         return found
 
     def close(self) -> None:
-        """Holds them no longer."""
+        """Releases the ports."""
         self._sockets.close()
 
     def _hold(self, port: int) -> bool:
@@ -66,8 +66,9 @@ class HeldPorts:
                 probe.bind((self._host, port))
             except OSError:
                 return False
-            # Linux lets a server that asks for it, as all do, have what is bound like this and not
-            # listened on; it refuses who does not ask, as the line above.
+            # Linux lets a server with SO_REUSEADDR, as all have it, bind a port that is bound like
+            # this and not listened on. It refuses a socket without the option, as in the line
+            # above.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if sys.platform == "linux":
                 self._sockets.push(owned.pop_all())
@@ -75,7 +76,7 @@ class HeldPorts:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Ports that nobody has now; who else looks for some may be given the same.
+    """Returns ports that are free now; others who look for free ports may get the same.
 
     Raises:
       OSError: there are not so many.

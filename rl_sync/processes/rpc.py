@@ -20,16 +20,16 @@ from rl_sync.processes.messages import decode, encode, record
 
 _METHOD = "/rl_sync.Role/Call"
 _SECRET = "rl-sync-secret"
-# Of who is given none: nobody but this process can know it.
+# The default secret, which only this process knows.
 _OWN = secrets.token_hex(32)
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
-    # Who called before the server was up would otherwise be refused for seconds after it is.
+    # Without this, a client that called before the server was up would fail for seconds after.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Roles reach each other directly, whatever proxy the user's downloads go through.
+    # Roles call each other directly, even if the user's downloads go through a proxy.
     ("grpc.enable_http_proxy", 0),
 ]
 _log = logging.getLogger(__name__)
@@ -76,11 +76,11 @@ class Desk:
 
 
 class RemoteError(RuntimeError):
-    """The called role refused: its message, with the exception's name in front."""
+    """The called role raised an exception; the message has its name and its message."""
 
 
 class PeerLostError(RuntimeError):
-    """The called role is gone, or does not answer."""
+    """The called role has ended, or does not answer."""
 
 
 class RpcServer:
@@ -129,15 +129,15 @@ class RpcServer:
             return encode((False, f"{type(error).__name__}: {error}"))
 
     def close(self, grace_secs: float = 1.0) -> None:
-        """Stops serving; calls under way get the grace to end."""
+        """Stops serving; calls in flight have `grace_secs` to end."""
         self._server.stop(grace_secs).wait()
 
 
 class _Door(grpc.GenericRpcHandler):
-    """Lets calls in that carry the secret.
+    """Admits calls that carry the secret.
 
     Args:
-      serve: handles those.
+      serve: the handler of these calls.
       secret: see `RpcServer`.
     """
 
@@ -147,13 +147,13 @@ class _Door(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """Chooses who handles a call, of which only the metadata has been read."""
+        """Chooses the handler of a call by its metadata; nothing else has been read yet."""
         if handler_call_details.method != _METHOD:
             return None
         presented = dict(handler_call_details.invocation_metadata).get(_SECRET, "")
         if hmac.compare_digest(presented.encode(), self._secret):
             return grpc.unary_unary_rpc_method_handler(self._serve)
-        # One that takes a stream need not take the message in.
+        # A handler of streams need not read the message.
         return grpc.stream_unary_rpc_method_handler(_refuse)
 
 

@@ -1,7 +1,7 @@
 """The secret of a run: only processes that know it may call the run's roles.
 
-It stands in a file of the work directory that its owner alone can read, so that it is in no command
-line and in no environment that is handed on.
+It is in a file of the work directory that only its owner can read. So it is in no command line, and
+in no environment that child processes inherit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def secret_of(workdir: str | os.PathLike[str]) -> str:
     """Reads the secret of the run in a work directory; makes one if there is none.
 
     Raises:
-      OSError: the directory cannot be written, or somebody began to make one and did not finish.
+      OSError: the directory cannot be written, or another process began to make a secret and did
+        not finish.
     """
     path = Workdir(workdir).secret
     try:
@@ -38,13 +39,13 @@ def secret_of(workdir: str | os.PathLike[str]) -> str:
 
 
 def forget(workdir: str | os.PathLike[str]) -> None:
-    """Removes the secret: the next run in the directory has another one."""
+    """Removes the secret; the next run in the directory makes another one."""
     with contextlib.suppress(FileNotFoundError):
         Workdir(workdir).secret.unlink()
 
 
 def is_open(workdir: str | os.PathLike[str]) -> bool:
-    """Whether others than its owner can read the secret, as where a file system has no modes."""
+    """Says whether others can read the secret, as on a file system without modes."""
     return bool(Workdir(workdir).secret.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 

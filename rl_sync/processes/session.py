@@ -1,7 +1,7 @@
-"""What every role's process has: settings, a line to the master, spans, signs of life.
+"""Session of a role's process: settings, a connection to the master, spans, heartbeats.
 
-Of a program of several processes the first alone has spans; the others agree with it, but give
-signs of life of their own.
+In a program of several processes, only the first writes spans. The others agree with it, but send
+heartbeats of their own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class RunStoppedError(Exception):
-    """The run is being stopped: save what is to be saved and leave."""
+    """The run is being stopped: the role shall save its state and leave."""
 
 
 class Session:
     """One process of a program in a run; usable as a context manager.
 
-    Its methods are for the thread that runs the program, but for `tell`.
+    Its methods are for the thread that runs the program, except `tell`.
 
     Args:
       settings: the run.
@@ -64,19 +64,19 @@ class Session:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that talks to the outside."""
+        """True in the process that talks to the outside."""
         return self.team.leads
 
     def agree(self, what: str, thunk: Callable[[], T]) -> T:
-        """What the first process gets from a thunk; see `Agree`."""
+        """Returns the first process's result of a function; see `Agree`."""
         return self.team.agree(what, thunk)
 
     def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
-        """What the first process gets from a thunk, or this one's share of it; see `Team`."""
+        """Returns the first process's result, or this process's share of it; see `Team`."""
         return self.team.hand_out(what, thunk, share)
 
     def call(self, call: Call[T]) -> T:
-        """Calls the master, with the settings' deadline for an answer."""
+        """Calls the master; the deadline for its answer is in the settings."""
         return self.agree(f"call {type(call).__name__}", lambda: self.call_alone(call))
 
     def tell(self, call: Call[None]) -> None:
@@ -85,11 +85,11 @@ class Session:
             self.call_alone(call)
 
     def call_alone(self, call: Call[T]) -> T:
-        """Calls the master for this process alone, whatever the others do."""
+        """Calls the master for this process alone, not in agreement with the others."""
         return self._master.call(call, self.settings.launch.call_secs)
 
     def resumed(self, step: int, warm_up: int | None = None) -> None:
-        """Marks in all records that the run goes on from a snapshot.
+        """Marks in all records that the run resumes from a snapshot.
 
         Args:
           step, warm_up: see `rl_sync.observe.resumption.mark`.
@@ -110,14 +110,14 @@ class Session:
         return Patience(self, what, whom, self.settings.launch.wait_secs)
 
     def status(self) -> RoleStatus:
-        """What the live display shows of this role."""
+        """Returns the status of this role for the live display."""
         current = self.spans.current
         activity, since, waits_for = "idle", 0.0, None
         if current is not None:
             activity, since = str(current.kind), current.lasted_secs
             waits_for = current.reason if current.kind is SpanKind.WAIT else None
         facts = dict(self.facts)
-        # What is under way knows its step; a warm-up's span is of many.
+        # The open span knows its step, except in a warm-up: that span has many steps.
         if current is not None and current.kind is not SpanKind.WARM_UP:
             facts["step"] = current.attributes.get("step", facts.get("step"))
         return RoleStatus(
@@ -135,14 +135,14 @@ class Session:
                 if time.monotonic() - lost_since > self.settings.launch.master_lost_secs:
                     _log.error("The master is lost, so %s ends: %s", self.role, error)
                     logging.shutdown()
-                    os._exit(3)  # The main thread may stand in a collective that nothing ends.
+                    os._exit(3)  # The main thread may be in a collective that cannot end.
             except Exception:
                 _log.exception("A sign of life of %s failed", self.name)
         with contextlib.suppress(PeerLostError, RemoteError):
             self.call_alone(Leave(self.name))
 
     def _doing(self) -> str:
-        """What this process does, for who wonders later where it got stuck."""
+        """Describes the activity of this process, in case it gets stuck."""
         current = self.spans.current
         if current is None:
             return "between two spans"
@@ -151,7 +151,7 @@ class Session:
         return (f"waiting for {current.reason}" if waits else f"at {current.kind}") + of_step
 
     def silences(self) -> list[Silence]:
-        """The other processes that give the master no signs of life; none if it gives none."""
+        """Returns the other processes without heartbeats; none if the master does not answer."""
         try:
             told = self._master.call(AskSilences(SILENT_SECS), SILENT_SECS)
         except (PeerLostError, RemoteError):
@@ -159,7 +159,7 @@ class Session:
         return [silence for silence in told if silence.name != self.name]
 
     def close(self) -> None:
-        """Ends the signs of life and closes the spans."""
+        """Ends the heartbeats and closes the spans."""
         self._closed.set()
         self._heart.join(timeout=2 * HEARTBEAT_SECS)
         self.spans.close()
@@ -169,17 +169,18 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        """A stop that comes before the role has begun ends its body in order."""
+        """Closes the session; a stop that comes before the role has begun is not an error."""
         self.close()
         return kind is not None and issubclass(kind, RunStoppedError)
 
 
 class Patience:
-    """One wait's deadline: call it at each turn of the waiting loop.
+    """Deadline of one wait: call it at each turn of the waiting loop.
 
-    Raises, when called:
-      RunStoppedError: the run is being stopped.
-      TimeoutError: the deadline has passed; says what was awaited, from whom, since when.
+    Raises:
+      RunStoppedError: the run is being stopped; raised by a call.
+      TimeoutError: the deadline has passed; raised by a call. The message says what was awaited,
+        from whom, and how long.
     """
 
     def __init__(self, session: Session, what: str, whom: str, timeout_secs: float):

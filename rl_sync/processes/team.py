@@ -1,8 +1,9 @@
-"""The processes of one program: the first one talks to the outside, the others hear it from there.
+"""Team: the processes of one program. The first talks to the outside, the others hear from it.
 
-All run the same program, so that all dispatch the same computations in the same order. What could
-make them differ (an answer, a batch, the clock) is heard by the first alone, the *leader*, and
-handed on to the *followers*, which wait for it at the same point of the program.
+All run the same program, so that all dispatch the same computations in the same order. Some values
+could make them differ, such as an answer, a batch or the time. Only the first process, the
+*leader*, obtains them. It hands them to the *followers*, which wait for them at the same point of
+the program.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ class Hear(Call[bytes | None]):
 
 
 class Team:
-    """A program of one process, whose process agrees with itself.
+    """A program of one process, which agrees with itself.
 
     Attributes:
       leads: whether this process talks to the outside.
-      process: which of the program's processes this is.
-      agree: for the thread that runs the program.
+      process: the index of this process in the program.
+      agree: the means to agree of the thread that runs the program.
     """
 
     leads: bool = True
@@ -57,36 +58,36 @@ class Team:
     agree: Agree = staticmethod(alone)
 
     def thread(self, name: str) -> Agree:
-        """How another thread agrees with the threads of that name in the other processes."""
+        """Returns the `Agree` of another thread, for the threads of its name in all processes."""
         del name
         return alone
 
     def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
-        """Has the first process do something, and gives each other one its share of the result.
+        """Runs a function in the first process, and gives the others shares of its result.
 
-        Like `agree`, for the thread that runs the program.
+        Like `agree`, it is for the thread that runs the program.
 
         Args:
-          share: of the result, what a process is to have; called in the first one.
+          share: returns the share of a process in the result; called in the first process.
 
         Returns:
-          The result in the first process, in others their shares.
+          The result in the first process, its share in any other.
         """
         del what, share
         return thunk()
 
     def close(self) -> None:
-        """Lets go of the others."""
+        """Ends the agreement with the other processes."""
 
 
 class Leader(Team):
     """The first process of several.
 
     Args:
-      program: its name.
-      followers: how many there are.
-      address: `host:port` to serve at.
-      secret: the run's.
+      program: the name of the program.
+      followers: the number of other processes.
+      address: the `host:port` to serve at.
+      secret: the secret of the run.
 
     Raises:
       ValueError: the port is taken.
@@ -116,17 +117,17 @@ class Leader(Team):
         return self._program_thread.hand_out(what, thunk, share)
 
     def close(self) -> None:
-        """Waits until the others have heard everything, for a while at most."""
+        """Waits until the others have heard everything, for a limited time."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._said, _CLOSE_SECS):
                 _log.warning("%s ends although not all its processes listen.", self._program)
         self._server.close()
 
     def say(self, thread: str, turn: int, what: str, outcomes: Sequence[bytes]) -> None:
-        """Lets the others hear what came of a turn of one of the threads.
+        """Tells the others the outcome of a turn of one of the threads.
 
         Args:
-          outcomes: for each of the others.
+          outcomes: the outcome for each of the others.
         """
         with self._changed:
             self._said[thread, turn] = what, outcomes
@@ -135,7 +136,7 @@ class Leader(Team):
 
     @property
     def followers(self) -> int:
-        """How many there are."""
+        """Number of followers."""
         return self._followers
 
     def _hear(self, call: Hear) -> bytes | None:
@@ -158,11 +159,11 @@ class Leader(Team):
 
 
 class _Speaker:
-    """How one of the leader's threads has the others hear what it did; an `Agree`.
+    """Tells the followers the outcomes of one of the leader's threads; an `Agree`.
 
     Args:
       leader: the leader.
-      name: the thread's, in all processes.
+      name: the name of the thread, in all processes.
     """
 
     def __init__(self, leader: Leader, name: str):
@@ -170,7 +171,7 @@ class _Speaker:
         self._turn, self._inside = 0, False
 
     def __call__(self, what: str, thunk: Callable[[], T]) -> T:
-        if self._inside:  # A part of something that is agreed on as a whole.
+        if self._inside:  # A part of a larger agreement.
             return thunk()
 
         def told(result: T) -> list[bytes]:
@@ -204,15 +205,15 @@ class _Speaker:
 
 
 class Follower(Team):
-    """Another process than the first.
+    """Any process of a program except the first.
 
     Args:
-      program: its name.
-      index: which process, from 1.
-      address: where the leader serves.
-      start_secs: until the leader is up.
-      wait_secs: the longest that the leader takes from one agreement to the next.
-      secret: the run's.
+      program: the name of the program.
+      index: the index of the process, from 1.
+      address: the address at which the leader serves.
+      start_secs: the longest time until the leader is up.
+      wait_secs: the longest time of the leader between two agreements.
+      secret: the secret of the run.
     """
 
     leads = False
@@ -262,7 +263,7 @@ class Follower(Team):
             outcome = self._ask(thread, turn, what)
             if outcome is not None:
                 return outcome
-        # Not a TimeoutError, which all processes would have heard of: nobody hears this one.
+        # Not a TimeoutError: all processes would have heard of that, but nobody hears of this.
         raise PeerLostError(
             f"Process {self.process} of {self._program} has waited {self._wait_secs:.0f} s for the"
             f" first to come to {what!r}."

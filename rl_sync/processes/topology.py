@@ -1,8 +1,8 @@
-"""Programs and their processes: how many, in which cluster, on which devices.
+"""Topology of a run: its programs, their processes, clusters and devices.
 
 The trainer and each explorer are a *program*: one process or several, with one mesh over the
 devices of all of them. With collective transfer all programs form one cluster, the trainer's
-processes first; else a program of several processes forms one of its own.
+processes first. Otherwise each program of several processes forms a cluster of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Member(NamedTuple):
 
     Attributes:
       program: `trainer`, `explorer1`, `explorer2`, ….
-      process: which of the program's processes; 0 leads.
+      process: the index of the process in its program; 0 leads.
     """
 
     program: str
@@ -30,19 +30,19 @@ class Member(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is shown; see `process_name`."""
+        """The name for users; see `process_name`."""
         return process_name(self.program, self.process)
 
 
 def programs_of(settings: RunSettings) -> list[str]:
-    """The programs of a run, the trainer first; one for all under `launch.colocate`."""
+    """Returns the programs of a run, the trainer first; one for all under `launch.colocate`."""
     if settings.launch.colocate:
         return [TOGETHER]
     return [TRAINER, *map(explorer_name, range(1, settings.explorers + 1))]
 
 
 def members_of(settings: RunSettings) -> list[Member]:
-    """All processes that compute, program by program."""
+    """Returns all processes that compute, program by program."""
     return [
         Member(program, process)
         for program in programs_of(settings)
@@ -51,19 +51,19 @@ def members_of(settings: RunSettings) -> list[Member]:
 
 
 def device_share(settings: RunSettings, program: str) -> int:
-    """How many devices each process of a program has."""
+    """Returns the number of devices of each process of a program."""
     return settings.mesh_of(program).devices // settings.processes_of(program)
 
 
 def cluster_size(settings: RunSettings, program: str) -> int:
-    """How many processes the cluster of a program has; 1 for no cluster."""
+    """Returns the number of processes of a program's cluster; 1 for no cluster."""
     if not settings.is_joint:
         return settings.processes_of(program)
     return settings.trainer.processes + settings.explorers * settings.explorer.processes
 
 
 def indices_of(settings: RunSettings, program: str) -> range:
-    """The indices of a program's processes in its cluster."""
+    """Returns the indices of a program's processes in its cluster."""
     first, count = 0, settings.processes_of(program)
     if settings.is_joint and program != TRAINER:
         number = number_of(program)
@@ -72,10 +72,10 @@ def indices_of(settings: RunSettings, program: str) -> range:
 
 
 def layout_of(settings: RunSettings, program: str) -> Layout:
-    """The mesh of a program of this process's cluster, on an equal part of each process's devices.
+    """Returns the layout of a program, on an equal part of each of its processes' devices.
 
     Raises:
-      ConfigError: a process has fewer devices than that.
+      ConfigError: a process has too few devices.
     """
     shape, indices = settings.mesh_of(program), indices_of(settings, program)
     share = device_share(settings, program)

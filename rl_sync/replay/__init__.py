@@ -1,2 +1,1 @@
-"""The replay buffer between explorers and trainer: a Reverb server, its client, and a backend
-that needs no server."""
+"""The replay buffer between explorers and trainer: a Reverb server, or an embedded one."""

@@ -38,19 +38,19 @@ _MESSAGE_BYTES = 1 << 20
 _REQUEST_SAMPLES = 256
 _DRAW_SECS = 2.0
 _LOOK_SECS, _MOST_LOOK_SECS = 0.005, 0.05
-_LOOK_SHARE = 0.02  # Of how long there has been nothing: who waits long need not look all the time.
+_LOOK_SHARE = 0.02  # Share of the time that the table was empty: after a long wait looks are rarer.
 _FRESH_SECS = 0.1
 
 
 class ReplayClient:
     """Reads and writes the tables of one server; see `rl_sync.replay.interface.Replay`.
 
-    A client may be shared by threads, and must not be used in a forked process.
+    Threads may share a client. It must not be used in a forked process.
 
     Args:
       address: `host:port`. No connection is made before the first request.
-      columns: names for the columns of items that carry none, because another client wrote them;
-        the default is column_0, column_1, ….
+      columns: names for the columns of items without names, which another client wrote; the default
+        is column_0, column_1, ….
     """
 
     def __init__(self, address: str, columns: Sequence[str] | None = None) -> None:
@@ -61,8 +61,7 @@ class ReplayClient:
         self._there: dict[str, int] = {}
         self._looked_secs = 0.0
         self._empty_since_secs: dict[str, float] = {}
-        # A call that the calling thread itself drives takes half as long as one that gRPC's
-        # threads drive.
+        # A call driven by the calling thread takes half as long as one driven by gRPC's threads.
         driven_by_caller = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
         self._channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, driven_by_caller])
         pb = reverb_pb2
@@ -70,8 +69,8 @@ class ReplayClient:
         self._mutate_priorities = self._unary("MutatePriorities", pb.MutatePrioritiesResponse)
         self._checkpoint = self._unary("Checkpoint", pb.CheckpointResponse)
         self._reset = self._unary("Reset", pb.ResetResponse)
-        # The server reads a stream of requests; one request, then the end, is such a stream too,
-        # and spares a thread a call.
+        # The server reads a stream of requests. One request and the end is such a stream too, and
+        # saves a thread for each call.
         self._sample_stream = self._channel.unary_stream(
             SERVICE + "SampleStream",
             request_serializer=pb.SampleStreamRequest.SerializeToString,
@@ -121,8 +120,8 @@ class ReplayClient:
         deadline = time.monotonic() + timeout_secs
         samples: list[Sample] = []
         while len(samples) < count:
-            # A server that gives up on a request may have taken items out of the table for it,
-            # and loses them. So a request does not wait for items: it asks for what is there.
+            # If a server gives up on a request, it may lose items that it took out of the table for
+            # it. So a request does not wait for items: it only asks for items that are there.
             there = self._drawable(table)
             if there:
                 self._empty_since_secs.pop(table, None)
@@ -142,13 +141,13 @@ class ReplayClient:
         return samples
 
     def _pause_secs(self, table: str) -> float:
-        """How long to wait before looking again into a table that is empty."""
+        """Returns the time to wait before the next look into an empty table."""
         now = time.monotonic()
         empty_secs = now - self._empty_since_secs.setdefault(table, now)
         return min(max(_LOOK_SECS, _LOOK_SHARE * empty_secs), _MOST_LOOK_SECS)
 
     def _drawable(self, table: str) -> int:
-        """How many items can be drawn at once, as far as this client can know."""
+        """Returns how many items can be drawn at once, as far as this client can know."""
         fresh = time.monotonic() - self._looked_secs < _FRESH_SECS
         if not fresh or not self._there.get(table):
             response = self._ask(
@@ -213,7 +212,7 @@ class ReplayClient:
     def _stream(self, table: str) -> InsertStream:
         """Returns the table's stream, a new one if there is none or it has ended.
 
-        One a table, since a table without room holds up everything behind it on its stream.
+        There is one for each table, since a full table blocks everything behind it on its stream.
         """
         with self._lock:
             stream = self._streams.get(table)
@@ -229,7 +228,7 @@ class ReplayClient:
         deadline: float,
         timeout_secs: float,
     ) -> None:
-        """Waits for confirmations, and says what is wrong if they do not come."""
+        """Waits for confirmations, and raises the reason if they do not come."""
         try:
             if stream.wait(tickets, deadline):
                 return
@@ -282,7 +281,7 @@ class ReplayClient:
             self._fail(error, doing)
 
     def _fail(self, error: grpc.RpcError, doing: str) -> NoReturn:
-        """Raises what a gRPC error means to our callers."""
+        """Raises the error that a gRPC error means to our callers."""
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.NOT_FOUND:
             raise ReplayError(
@@ -315,7 +314,7 @@ class ReplayClient:
 
 
 def _batches(items: Iterable[wire.EncodedItem]) -> Iterator[list[wire.EncodedItem]]:
-    """Gathers items for messages that are neither tiny nor huge."""
+    """Groups items into messages that are neither tiny nor huge."""
     batch, size_bytes = [], 0
     for item in items:
         batch.append(item)

@@ -1,4 +1,4 @@
-"""Raw snappy, over several cores where the data are large."""
+"""Raw snappy compression, on several cores for large data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MAX_THREADS = 4
 
 
 def compress(data: memoryview) -> list[Buffer]:
-    """Compresses bytes to raw snappy, which comes in pieces that belong one after the other.
+    """Compresses bytes to raw snappy, and returns it in pieces to be concatenated.
 
-    Raw snappy is the length of the data, a varint, then elements that make the data block by block
-    of 64 KiB, none referring to an earlier block. So parts of whole blocks can be compressed apart,
-    and joined without their lengths. (google/snappy, format_description.txt)
+    Raw snappy is the length of the data, as a varint, followed by elements for the data in blocks
+    of 64 KiB. No element refers to an earlier block. So parts of whole blocks can be compressed
+    apart, and joined without their lengths. (google/snappy, format_description.txt)
     """
     threads = min(_MAX_THREADS, data.nbytes // _PART_BYTES, _cores())
     if threads < 2:

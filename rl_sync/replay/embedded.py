@@ -1,4 +1,4 @@
-"""A replay buffer inside the process: Reverb's semantics without a server."""
+"""A replay buffer inside the process, with Reverb's semantics but without a server."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from rl_sync.replay.tables import TableInfo, TableSpec, check_names
 class EmbeddedReplay:
     """Tables in this process's memory; see `rl_sync.replay.interface.Replay`.
 
-    Items are kept as the messages that a server would be sent, so that what comes out is what
-    would come out of a server, and later changes to an inserted array change nothing.
+    Items are kept as the messages to a server. So samples are the same as those of a server, and
+    later changes to an inserted array have no effect.
 
     Args:
       tables: the tables.
-      checkpoint_dir: where `checkpoint` writes; None if it is not used.
+      checkpoint_dir: the folder where `checkpoint` writes; None if it is not used.
       restore: a checkpoint to start from, of a buffer with no other tables than these.
 
     Raises:
-      ValueError: tables of one name, or a checkpoint that is unreadable or has other tables.
+      ValueError: two tables have the same name, or the checkpoint is unreadable or has other
+        tables.
     """
 
     def __init__(
@@ -51,10 +52,10 @@ class EmbeddedReplay:
         self.close()
 
     def table(self, name: str) -> Table:
-        """Returns a table, whose items' payloads are pairs of a FlatTrajectory and its chunks.
+        """Returns a table; the payload of its items is a FlatTrajectory with its chunks.
 
         Raises:
-          ReplayError: there is none of this name.
+          ReplayError: there is no table of this name.
         """
         if name not in self._tables:
             raise ReplayError(

@@ -1,8 +1,9 @@
-"""Serves an embedded replay buffer over Reverb's gRPC protocol, where no Reverb server can run.
+"""A server of an embedded replay buffer, with Reverb's gRPC protocol but without Reverb.
 
     python -m rl_sync.replay.embedded_server --port 8700 --tables '[{"name": "queue", ...}]'
 
-The command line, the ready line and the life line are those of `rl_sync/replay/server.py`.
+The command line, the ready line and the end with standard input are those of
+`rl_sync/replay/server.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ReplayService:
     def insert_stream(
         self, requests: Iterable[pb.InsertStreamRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.InsertStreamResponse]:
-        """Takes chunks and items; confirms the items that are in their tables."""
+        """Receives chunks and items, and confirms the items that are in their tables."""
         chunks: dict[int, pb.Chunk] = {}
         for request in requests:
             chunks.update((chunk.chunk_key, chunk) for chunk in request.chunks)
@@ -60,7 +61,7 @@ class ReplayService:
     def sample_stream(
         self, requests: Iterable[pb.SampleStreamRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.SampleStreamResponse]:
-        """Draws as many items as are asked for, waiting for each up to the time-out."""
+        """Draws the requested number of items, and waits for each up to the time-out."""
         for request in requests:
             table = self._table(request.table, context)
             timeout_secs = request.rate_limiter_timeout.milliseconds / 1000
@@ -114,7 +115,7 @@ class ReplayService:
     def _draw(
         self, table: Table, count: int, deadline: float, context: grpc.ServicerContext
     ) -> list[Drawn]:
-        """Waits in short steps, so that a client that went away takes nothing with it."""
+        """Draws items in short waits, so that a client that went away takes none."""
         while context.is_active():
             drawn = table.sample(count, min(deadline, time.monotonic() + _LOOK_AROUND_SECS))
             if drawn:
@@ -173,7 +174,7 @@ def start(replay: EmbeddedReplay, port: int, host: str) -> tuple[grpc.Server, in
       host: the address to listen on.
 
     Returns:
-      The server, whose `stop` ends it, and its port.
+      The server, and its port; `stop` ends the server.
 
     Raises:
       PortTakenError: another process listens there.
@@ -197,7 +198,7 @@ def start(replay: EmbeddedReplay, port: int, host: str) -> tuple[grpc.Server, in
         "Checkpoint": method(unary, service.checkpoint, pb.CheckpointRequest),
         "Reset": method(unary, service.reset, pb.ResetRequest),
     }
-    # A stream keeps a thread for as long as it is open; beyond the limit, clients are told so.
+    # A stream takes a thread as long as it is open; beyond the limit clients get an error.
     server = grpc.server(
         futures.ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="replay-server"),
         options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)],

@@ -1,4 +1,4 @@
-"""What a replay buffer is to its users: samples, errors, and the protocol of both backends."""
+"""The interface of a replay buffer: samples, errors, and the protocol of both backends."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from rl_sync.replay.tables import TableInfo
 
 Columns = Mapping[str, np.ndarray]
-"""An item's named arrays, of any shapes; see `rl_sync.replay.tensors` for the dtypes."""
+"""Named arrays of an item, of any shapes; see `rl_sync.replay.tensors` for the dtypes."""
 
 RPC_TIMEOUT_SECS = 30.0
 CHECKPOINT_TIMEOUT_SECS = 600.0
 
 
 class ReplayError(RuntimeError):
-    """The replay buffer refused a request; the message says which and why."""
+    """The replay buffer refused a request; the message names it and the reason."""
 
 
 class ReplayTimeoutError(ReplayError, TimeoutError):
-    """The replay buffer did not get to it in the time given."""
+    """The replay buffer could not answer a request in the given time."""
 
 
 class ReplayUnavailableError(ReplayError):
-    """The replay server cannot be reached, or went away."""
+    """The replay server cannot be reached, or has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Sample:
     """One item drawn from a table.
 
     Attributes:
-      key: identifies the item, for `update_priorities` and `delete`.
-      priority: at the time of sampling.
-      times_sampled: how often it was drawn, this time included.
-      probability: of drawing it, at the time of sampling.
-      table_size: items in the table at the time of sampling.
-      columns: what was inserted; the arrays are the caller's own. Strings come back as object
-        arrays of bytes.
+      key: the id of the item, for `update_priorities` and `delete`.
+      priority: the priority at the time of sampling.
+      times_sampled: the number of times it was drawn, this time included.
+      probability: the probability of drawing it, at the time of sampling.
+      table_size: the number of items in the table at the time of sampling.
+      columns: the inserted arrays, as copies for the caller. Strings are returned as object arrays
+        of bytes.
     """
 
     key: int
@@ -63,10 +63,10 @@ class Replay(Protocol):
         """Inserts one item, and returns when the table holds it.
 
         Raises:
-          ReplayTimeoutError: the table had no room for that long. The item is not lost: it waits
-            at the buffer, and goes in as soon as there is room. So do not insert it again; wait
+          ReplayTimeoutError: the table had no room in that time. The item is not lost: it waits at
+            the buffer, and is inserted as soon as there is room. So do not insert it again; wait
             for it with `flush`.
-          ValueError: a dtype that cannot be stored.
+          ValueError: a dtype cannot be stored.
         """
         ...
 
@@ -80,12 +80,12 @@ class Replay(Protocol):
     ) -> None:
         """Inserts items in their order, pipelined; otherwise like `insert`.
 
-        When one of them cannot be stored, those in front of it may have been.
+        If one of them cannot be stored, those before it may already be stored.
         """
         ...
 
     def flush(self, timeout_secs: float) -> None:
-        """Waits until every item that this object was given is in its table.
+        """Waits until all items inserted through this object are in their tables.
 
         Raises:
           ReplayTimeoutError: some still wait for room.
@@ -93,10 +93,10 @@ class Replay(Protocol):
         ...
 
     def sample(self, table: str, count: int = 1, *, timeout_secs: float) -> list[Sample]:
-        """Draws `count` items, or those that could be drawn in the time given, at least one.
+        """Draws `count` items, or as many as possible in the given time, but at least one.
 
         Raises:
-          ReplayTimeoutError: not one item could be drawn in time.
+          ReplayTimeoutError: no item could be drawn in time.
         """
         ...
 
@@ -107,8 +107,8 @@ class Replay(Protocol):
     def delete(self, table: str, keys: Sequence[int]) -> None:
         """Deletes items; keys that the table does not hold are ignored.
 
-        A rate limiter counts inserts and samples only: where it makes writers wait, as in a queue,
-        deleting an item gives no room.
+        A rate limiter counts only inserts and samples. So if it makes writers wait, as in a queue,
+        deleting an item makes no room.
         """
         ...
 
@@ -117,13 +117,13 @@ class Replay(Protocol):
         ...
 
     def checkpoint(self) -> str:
-        """Saves all tables, and returns the path to start a server from."""
+        """Saves all tables, and returns the path from which a server can start."""
         ...
 
     def reset(self, table: str) -> None:
-        """Empties a table and sets its rate limiter back."""
+        """Empties a table and resets its rate limiter."""
         ...
 
     def close(self) -> None:
-        """Ends streams and threads. Items that still wait for room are left to the buffer."""
+        """Ends streams and threads. Items that still wait for room stay at the buffer."""
         ...

@@ -1,4 +1,4 @@
-"""Starting a replay server as a child of this process, and stopping it."""
+"""The process of a replay server, a child of this process: start and stop."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _LOG_LINES = 15
 
 
 class ReplayServerError(RuntimeError):
-    """A replay server cannot be started; the message says why, and what to do."""
+    """A replay server cannot be started; the message tells why, and what to do."""
 
 
 class ServerProcess:
     """A replay server that is a child of this process.
 
-    It lives as long as its standard input is open: it goes when this process goes, however that
-    happens.
+    It runs as long as its standard input is open. So it ends when this process ends, in whatever
+    way.
 
     Attributes:
       popen: the child, in a session and a process group of its own.
-      log_path: what it printed.
+      log_path: the file of its output.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        """`host:port` for clients; with port 0, known once the server is ready."""
+        """The `host:port` for clients; with port 0, known once the server is ready."""
         return f"{self._host}:{self._port}"
 
     @property
@@ -76,7 +76,7 @@ class ServerProcess:
         """Waits until the server serves.
 
         Raises:
-          ReplayServerError: it ended, or needs longer than that.
+          ReplayServerError: it ended, or is not ready in that time.
         """
         deadline = time.monotonic() + timeout_secs
         while not self._ready.wait(0.05):
@@ -98,7 +98,7 @@ class ServerProcess:
         return self.popen.poll()
 
     def stop(self, timeout_secs: float = STOP_TIMEOUT_SECS) -> None:
-        """Ends the server, in good order if it takes no longer than that."""
+        """Ends the server, cleanly if that takes no longer than the time-out."""
         assert self.popen.stdin is not None
         with contextlib.suppress(OSError):
             self.popen.stdin.close()
@@ -114,7 +114,7 @@ class ServerProcess:
         self._reader.join(timeout_secs)
 
     def _read_output(self) -> None:
-        """Takes the ready line off the server's output, and drains the rest."""
+        """Reads the ready line from the server's output, and drains the rest."""
         assert self.popen.stdout is not None
         with self.popen.stdout as output:
             for line in output:
@@ -165,19 +165,19 @@ def start_server(
     """Starts a replay server.
 
     Args:
-      backend: `reverb`, the real server, in an environment that uv makes for it; `embedded`, ours,
-        in this process's environment.
-      tables: what it holds.
-      port: what it listens on; 0 for any free port.
-      host: the address of this machine that it listens at.
-      log_path: where its output goes.
-      checkpoint_dir: where it writes checkpoints.
+      backend: `reverb` for the Reverb server, in an environment that uv makes; `embedded` for our
+        own server, in this process's environment.
+      tables: its tables.
+      port: the port; 0 for any free port.
+      host: the address of this machine to listen on.
+      log_path: the file for its output.
+      checkpoint_dir: the folder for its checkpoints.
       restore: the path of a checkpoint, of the same backend, to start from.
-      start_timeout_secs: how long to wait until it serves; None to return at once, and leave that
-        to `ServerProcess.wait_ready`, which the caller must call.
+      start_timeout_secs: the longest wait until it serves. None returns immediately; the caller
+        must then call `ServerProcess.wait_ready`.
 
     Raises:
-      ValueError: an unknown backend, or wrong tables.
+      ValueError: the backend is unknown, or the tables are not valid.
       ReplayServerError: it cannot be started.
     """
     table_specs.check_names(tables)
@@ -187,7 +187,7 @@ def start_server(
         command += ["--checkpoint-dir", os.path.abspath(checkpoint_dir)]
     if restore is not None:
         command += ["--restore", os.path.abspath(restore)]
-    # The other environment must not look for packages in ours.
+    # The server's environment must not find packages of ours.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
     }
@@ -213,7 +213,7 @@ def start_server(
 
 
 def _interpreter(backend: Backend) -> list[str]:
-    """Returns what runs the server's code, up to its arguments."""
+    """Returns the command that runs the server, without its arguments."""
     if backend == "embedded":
         return [sys.executable, "-m", "rl_sync.replay.embedded_server"]
     if backend == "reverb":
@@ -225,10 +225,10 @@ def _interpreter(backend: Backend) -> list[str]:
 
 
 def _is_installed(uv: str, script: str) -> bool:
-    """Whether the script's environment is there, or can be made without the network.
+    """Says whether the script's environment exists, or can be made without the network.
 
-    Without this question, uv would ask the package index about versions at every start, and a
-    machine without network could not start what it has.
+    Without this check, uv would ask the package index for versions at every start. A machine
+    without network could then not start an environment that it has.
     """
     try:
         check = subprocess.run(

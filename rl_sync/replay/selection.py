@@ -1,4 +1,4 @@
-"""Strategies that pick one key out of a table: Reverb's selectors, for the embedded backend."""
+"""Selectors, which pick one key of a table, as in Reverb; for the embedded backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Selection(Protocol):
     def delete(self, key: int) -> None: ...
 
     def pick(self) -> tuple[int, float]:
-        """Returns a key and the probability that it had of being picked; never called empty."""
+        """Returns a key and the probability with which it was picked; there must be a key."""
         ...
 
 
@@ -41,7 +41,7 @@ class Ordered:
 
 
 class Heap:
-    """Picks a key of the highest priority, or of the lowest; the oldest of several."""
+    """Picks the key with the highest priority, or the lowest; among equals the oldest."""
 
     def __init__(self, lowest: bool) -> None:
         self._priorities: dict[int, float] = {}
@@ -86,10 +86,10 @@ class Uniform:
 
 
 class Prioritized:
-    """Picks a key in proportion to priority ** exponent; any, when all priorities are 0.
+    """Picks a key in proportion to priority ** exponent; any key if all priorities are 0.
 
-    The weights are the leaves of a tree of sums: leaf i has node `capacity + i`, and node n is the
-    sum of nodes 2n and 2n + 1.
+    The weights are the leaves of a sum tree: leaf i is node `capacity + i`, and node n is the sum
+    of nodes 2n and 2n + 1.
     """
 
     def __init__(self, exponent: float, rng: random.Random) -> None:
@@ -127,7 +127,7 @@ class Prioritized:
         rest, node = self._rng.random() * total, 1
         while node < self._capacity:
             node *= 2
-            # A right sum of 0 is never entered, whatever rounding has left in `rest`.
+            # A right subtree of sum 0 is never entered, whatever `rest` is after rounding.
             if rest >= self._sums[node] and self._sums[node + 1] > 0.0:
                 rest -= self._sums[node]
                 node += 1

@@ -2,14 +2,14 @@
 # requires-python = "==3.11.*"
 # dependencies = ["dm-reverb==0.14.0", "tensorflow-cpu==2.15.1", "setuptools<81"]
 # ///
-"""The Reverb server: a script with an environment of its own, which no JAX can share.
+"""The Reverb server: a script with an environment of its own, since JAX cannot share it.
 
     uv run --script rl_sync/replay/server.py --port 8700 --tables '[{"name": "queue", ...}]'
 
-`--tables` is a JSON list of tables with the fields of `rl_sync.replay.tables.TableSpec`, of which
-those may be left out that have defaults there. When the server serves, it prints one
-line of JSON with the port. It exits when its standard input ends, so that it never outlives the
-process that started it, and on SIGTERM. It imports nothing of rl_sync.
+`--tables` is a JSON list of tables with the fields of `rl_sync.replay.tables.TableSpec`; fields
+with a default there are optional. When the server is ready, it prints one line of JSON with the
+port. It exits on SIGTERM, and when its standard input ends, so that it never outlives the process
+that started it. It imports nothing of rl_sync.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ DEFAULTS = {
 }
 
 Serve = Callable[[argparse.Namespace, Callable[[int], None]], None]
-"""Serves as the arguments say; calls its second argument with the port once it serves, which
-returns when it is time to stop."""
+"""A function that serves according to the arguments. Once it is ready, it calls its second argument
+with the port; that call returns when the server shall stop.
+"""
 
 
 class PortTakenError(OSError):
@@ -72,7 +73,7 @@ def run(serve: Serve, description: str) -> int:
     stop, serving = threading.Event(), threading.Event()
 
     def leave(*_: object) -> None:
-        """Stops in good order when the server serves, and at once before that."""
+        """Stops cleanly if the server is ready, and immediately before that."""
         if not serving.is_set():
             os._exit(0)
         if stop.is_set():
@@ -88,7 +89,7 @@ def run(serve: Serve, description: str) -> int:
     def wait(port: int) -> None:
         serving.set()
         print(json.dumps({"port": port, "pid": os.getpid()}), flush=True)
-        # In steps, so that this thread, where Python runs signal handlers, is never out of reach.
+        # In short waits, since Python runs signal handlers in this thread.
         while not stop.wait(0.5):
             pass
 
@@ -136,12 +137,12 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
     folder = args.checkpoint_dir or (args.restore and os.path.dirname(args.restore))
     checkpointer = None
     if folder:
-        # A folder of our own: Reverb would restore whatever it finds in one with checkpoints.
+        # A new folder: Reverb restores any checkpoint that it finds in its folder.
         checkpointer = reverb.checkpointers.DefaultCheckpointer(
             os.path.join(folder, f"server-{time.time_ns()}"),
             fallback_checkpoint_path=args.restore,
         )
-    free_port(args.port, args.host)  # again, after the seconds that the import took
+    free_port(args.port, args.host)  # again: the import took seconds
     tables = [make_table(reverb, spec) for spec in specs]
     server = reverb.Server(tables, args.port, checkpointer)
     answer_at(args.host, args.port)
@@ -150,10 +151,10 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
 
 
 def answer_at(host: str, port: int) -> None:
-    """Has this process's server at a port answer those alone who call one address.
+    """Makes this process's server at a port answer only calls to one address.
 
-    Reverb listens on all interfaces, and cannot be told otherwise. So the kernel is told to drop
-    what comes to its socket for other addresses, as a firewall would.
+    Reverb always listens on all interfaces. So the kernel is told to drop packets to its socket for
+    other addresses, as a firewall would.
     """
     address = socket.gethostbyname(host)
     if address == "0.0.0.0":
@@ -172,7 +173,7 @@ def answer_at(host: str, port: int) -> None:
 def address_filter(address: str) -> list[tuple[int, int, int, int]]:
     """Returns a program of classic BPF that keeps packets to an IPv4 address, and drops others.
 
-    With an address of the loopback interface, it keeps those to IPv6's as well.
+    With an address of the loopback interface, it also keeps packets to IPv6's loopback address.
     """
     keep, drop = (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)
 
@@ -190,7 +191,7 @@ def address_filter(address: str) -> list[tuple[int, int, int, int]]:
     is_loopback = address.startswith("127.")
     version_4 = equal([(16, wanted)])
     version_6 = equal([(24, 0), (28, 0), (32, 0), (36, 1)]) if is_loopback else [drop]
-    shift = (0x74, 0, 0, 4)  # The first half of the first byte is the version.
+    shift = (0x74, 0, 0, 4)  # The first half of the first byte is the IP version.
     return [load(0x30, 0), shift, (0x15, 0, len(version_4), 4), *version_4, *version_6]
 
 
@@ -221,7 +222,7 @@ def read_tables(text: str) -> list[dict[str, Any]]:
     """Returns the table specifications of a JSON list, complete.
 
     Raises:
-      ValueError: it is not such a list, or a field is missing or unknown.
+      ValueError: the text is not such a list, or a field is missing or unknown.
     """
     rows = json.loads(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

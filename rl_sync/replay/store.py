@@ -19,8 +19,8 @@ class Stored:
 
     Attributes:
       key, priority, times_sampled: as in `rl_sync.replay.interface.Sample`.
-      payload: what was inserted; the table does not look inside.
-      inserted: whether the table has taken it; until then it waits for room.
+      payload: the inserted data; the table does not look inside.
+      inserted: whether it is in the table; until then it waits for room.
     """
 
     key: int
@@ -45,8 +45,8 @@ class Drawn:
 class Table:
     """Items, the order in which they are drawn and removed, and a rate limiter.
 
-    Inserts wait in a line of their own, in order, and go in as soon as the limiter allows it,
-    whether or not anyone still waits for that.
+    Inserts wait in a queue, in order. They enter the table as soon as the limiter allows it, even
+    if no caller waits for that any more.
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -64,7 +64,7 @@ class Table:
         self._inserts = self._samples = self._deletes = 0
 
     def submit(self, item: Stored) -> None:
-        """Puts an item in line."""
+        """Puts an item into the queue of inserts."""
         with self._changed:
             self._waiting.append(item)
             self._advance()
@@ -73,7 +73,8 @@ class Table:
         """Waits until items that were submitted are in the table.
 
         Returns:
-          How many still wait for room at the deadline (on `time.monotonic()`'s clock).
+          The number of items that still wait for room at the deadline (on `time.monotonic()`'s
+          clock).
         """
         with self._changed:
             self._changed.wait_for(
@@ -83,7 +84,7 @@ class Table:
             return sum(not item.inserted for item in items)
 
     def sample(self, count: int, deadline: float) -> list[Drawn]:
-        """Draws up to `count` items, at least one; none if none could be drawn by the deadline."""
+        """Draws up to `count` items, waiting for the first; none if the deadline passes."""
         drawn: list[Drawn] = []
         with self._changed:
             timeout_secs = max(0.0, deadline - time.monotonic())
@@ -110,7 +111,7 @@ class Table:
             self._advance()
 
     def reset(self) -> None:
-        """Empties the table; what waited for room goes in then."""
+        """Empties the table; waiting inserts then enter."""
         with self._changed:
             waiting = self._waiting
             self._clear()
@@ -140,7 +141,7 @@ class Table:
             return items, (self._inserts, self._samples, self._deletes)
 
     def restore(self, items: list[Stored], counts: tuple[int, int, int]) -> None:
-        """Inverts `snapshot`, on a table that nothing was inserted into."""
+        """Inverts `snapshot`, on an unused table."""
         with self._changed:
             assert not self._items, "a table is restored before it is used"
             for item in items:
@@ -149,7 +150,7 @@ class Table:
             self._advance()
 
     def _advance(self) -> None:
-        """Takes in what waits, as far as the limiter allows, and wakes up everybody."""
+        """Inserts waiting items, as far as the limiter allows, and wakes up all waits."""
         while self._waiting and self._can_insert():
             item = self._waiting.popleft()
             if item.key in self._items:

@@ -1,4 +1,4 @@
-"""The stream on which items go to one table of a server, and their confirmations come back."""
+"""The stream that sends items to one table of a server, and receives their confirmations."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import grpc
 from rl_sync.replay import reverb_pb2
 
 OpenStream = Callable[[Iterator[bytes], Callable[[bytes], Any]], Any]
-"""From serialized InsertStreamRequests, and what to do with each serialized InsertStreamResponse
-as soon as it arrives, to the call, an iterator of what that returned."""
+"""A function that opens a stream. Its arguments are serialized InsertStreamRequests, and a function
+for each serialized InsertStreamResponse as it arrives. It returns the call, an iterator of that
+function's results.
+"""
 
 
 class Ticket:
-    """What is known of the items of one request.
+    """Confirmations of the items of one request.
 
     Attributes:
-      unconfirmed: how many of them the server has not confirmed.
+      unconfirmed: the number of items that the server has not confirmed.
     """
 
     def __init__(self, count: int) -> None:
         self.unconfirmed = count
-        # Held while there is something to wait for. A bare lock, since a Condition would wake up
-        # the waiter before it lets it go on.
+        # Held while items are unconfirmed. It is a plain lock, since a Condition would wake up the
+        # waiter before it can continue.
         self._waiting = threading.Lock()
         self._waiting.acquire()
 
@@ -38,11 +40,11 @@ class Ticket:
             self._waiting.release()
 
     def give_up(self) -> None:
-        """Wakes up who waits, though not all is confirmed."""
+        """Ends the wait, although not all items are confirmed."""
         self._waiting.release()
 
     def wait(self, deadline: float) -> bool:
-        """Waits for the last confirmation; whether the wait ended by the deadline."""
+        """Waits for the last confirmation; returns whether the wait ended by the deadline."""
         if not self._waiting.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         self._waiting.release()
@@ -50,11 +52,11 @@ class Ticket:
 
 
 class InsertStream:
-    """Sends items, and knows which of them the server has not confirmed yet.
+    """Sends items, and tracks those that the server has not confirmed yet.
 
-    gRPC takes requests from one thread of its own, and has confirmations deserialized in another,
-    where we take them, rather than in a third that has to be woken up first. The third, ours, only
-    asks gRPC for more.
+    gRPC takes requests in one thread of its own, and deserializes confirmations in another. We take
+    them there, rather than in a third thread that has to be woken up first. The third thread, ours,
+    only asks gRPC for more.
     """
 
     def __init__(self, open_stream: OpenStream) -> None:
@@ -70,7 +72,7 @@ class InsertStream:
 
     @property
     def error(self) -> grpc.RpcError | None:
-        """What ended the stream, or None while it lives."""
+        """The error that ended the stream; None while it is open."""
         return self._error
 
     def send(self, request: bytes, keys: Collection[int]) -> Ticket:
@@ -92,11 +94,11 @@ class InsertStream:
         """Waits until the server has confirmed all items of some requests.
 
         Args:
-          tickets: of the requests.
-          deadline: on `time.monotonic()`'s clock.
+          tickets: the tickets of the requests.
+          deadline: the deadline on `time.monotonic()`'s clock.
 
         Returns:
-          Whether it has, by the deadline.
+          Whether it has confirmed them by the deadline.
 
         Raises:
           grpc.RpcError: the stream ended first.
@@ -108,7 +110,7 @@ class InsertStream:
         return in_time
 
     def close(self, timeout_secs: float = 5.0) -> None:
-        """Ends the stream; what has not been confirmed is left to the server."""
+        """Ends the stream; unconfirmed items stay with the server."""
         self._requests.put(None)
         if self._pending:
             self._call.cancel()
@@ -138,7 +140,7 @@ class InsertStream:
 
 
 class StreamEnded(grpc.RpcError):
-    """The server ended the stream in good order, which it does when it shuts down."""
+    """The server ended the stream cleanly, as it does when it shuts down."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""The tables of a replay buffer: what the server is started with, and what it reports."""
+"""Tables of a replay buffer: their specifications for the server, and its reports."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ UNLIMITED = sys.float_info.max
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """One table: how items are drawn and removed, how many it holds, when callers must wait.
+    """Specification of a table: selection of items, size, and rate limiter.
 
     The rate limiter is Reverb's. With d = inserts · samples_per_insert − samples, an insert must
     keep d ≤ max_diff (unless the table is still filling up to `min_size_to_sample`), and a sample
     must keep d ≥ min_diff; a sample also waits until the table holds `min_size_to_sample` items.
 
     Attributes:
-      name: unique on a server.
-      max_size: items held; when another is inserted, the remover makes room.
-      sampler: picks the item to draw. `prioritized` draws in proportion to
-        priority ** priority_exponent.
-      remover: picks the item to remove from a full table.
-      max_times_sampled: an item drawn that often is removed; 0 for no limit.
+      name: a name that is unique on a server.
+      max_size: the largest number of items; when another is inserted, the remover makes room.
+      sampler: the selector of the item to draw. `prioritized` draws in proportion to priority **
+        priority_exponent.
+      remover: the selector of the item to remove from a full table.
+      max_times_sampled: the number of draws after which an item is removed; 0 for no limit.
       min_size_to_sample, samples_per_insert, min_diff, max_diff: the rate limiter.
-      priority_exponent: of `prioritized`, as sampler or as remover.
+      priority_exponent: the exponent of `prioritized`, as sampler or as remover.
 
     Raises:
-      ValueError: a value makes no sense, or callers would wait for ever.
+      ValueError: a value is not valid, or callers would wait forever.
     """
 
     name: str
@@ -108,7 +108,8 @@ def from_json(text: str) -> list[TableSpec]:
     """Inverts `to_json`.
 
     Raises:
-      ValueError: not a list of tables, an unknown or a missing field, or two tables of one name.
+      ValueError: the text is not a list of tables, a field is unknown or missing, or two tables
+        have the same name.
     """
     rows: Any = json.loads(text)
     if not isinstance(rows, list) or not rows:

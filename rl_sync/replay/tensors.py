@@ -1,7 +1,7 @@
 """Arrays as TensorProto messages, the way Reverb stores them in a chunk.
 
-Numbers travel as their little-endian bytes, compressed with raw snappy; strings as their lengths
-(varints), then their bytes, not compressed.
+Numbers are encoded as their little-endian bytes, compressed with raw snappy. Strings are encoded as
+their lengths (varints), then their bytes, not compressed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class EncodedTensor(NamedTuple):
     """A serialized message: its head, then its content.
 
     Attributes:
-      head: everything but the content, and the tag and length of the content.
-      content: the content, in pieces that belong one after the other.
-      content_bytes: their sizes together.
-      size_bytes: of the array, before compression.
+      head: the message without the content, but with the content's tag and length.
+      content: the content, in pieces to be concatenated.
+      content_bytes: the number of bytes of the content.
+      size_bytes: the number of bytes of the array, before compression.
     """
 
     head: bytes
@@ -50,10 +50,10 @@ class EncodedTensor(NamedTuple):
 
 
 def encode(array: np.ndarray) -> EncodedTensor:
-    """Encodes an array; the content is not copied after it was compressed.
+    """Encodes an array; the content is not copied after compression.
 
     Raises:
-      ValueError: a dtype that cannot be stored.
+      ValueError: the dtype cannot be stored.
     """
     if array.dtype.kind in "SUO":
         content = encode_strings([_as_bytes(value) for value in array.ravel()])
@@ -85,7 +85,7 @@ def _dtype_and_shape(code: int, shape: tuple[int, ...]) -> bytes:
 
 
 def field(number: int, size_bytes: int) -> bytes:
-    """Returns what precedes the bytes of a field of a serialized message: its tag and length."""
+    """Returns the bytes before a field's content in a serialized message: its tag and length."""
     return varint(number << 3 | 2) + varint(size_bytes)
 
 
@@ -94,11 +94,11 @@ def read(proto: reverb_pb2.Tensor, *, delta_encoded: bool = False) -> np.ndarray
 
     Args:
       proto: a tensor of a chunk.
-      delta_encoded: whether the chunk is; then integers of rank ≥ 2 hold the differences along
-        the first axis.
+      delta_encoded: whether the chunk is delta-encoded; then integers of rank ≥ 2 are differences
+        along the first axis.
 
     Raises:
-      ValueError: a dtype that is not one of ours, or content of another size than the shape's.
+      ValueError: the dtype is not one of ours, or the content's size does not fit the shape.
     """
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
     if proto.dtype == _DT_STRING:

@@ -1,9 +1,10 @@
 """Items as Reverb's messages: named columns to chunk and trajectory, and back.
 
-We write an item as one chunk with a tensor a column, in the order of the names, each with a
-leading batch dimension of 1 that the trajectory says to squeeze. Reverb's columns have no names,
-so a last column holds them: a string vector of a marker and the names. Any reader finds the item's
-columns in front of it. Items of other writers have as many slices of as many chunks as they like.
+We write an item as one chunk with a tensor for each column, in the order of the names. Each tensor
+has a leading batch dimension of 1, which the trajectory says to squeeze. Reverb's columns have no
+names, so an additional last column holds them: a string vector of a marker and the names. Other
+readers find the item's columns in front of it. Items of other writers may have any number of slices
+of any number of chunks.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ _DATA_FIELD = reverb_pb2.Chunk.DATA_FIELD_NUMBER
 _generator = random.Random()
 _MOST_AT_ONCE = 1 << 20
 _new_key = _generator.getrandbits
-os.register_at_fork(after_in_child=_generator.seed)  # or it would give the parent's keys again
+os.register_at_fork(after_in_child=_generator.seed)  # or it would repeat the parent's keys
 
 
 class EncodedItem(NamedTuple):
-    """A serialized InsertStreamRequest with one item; joined, several make one with several.
+    """A serialized InsertStreamRequest with one item; several can be concatenated to one.
 
     Attributes:
-      key: of the item.
-      pieces: of the message, in order.
-      size_bytes: of the data, before compression.
+      key: the key of the item.
+      pieces: the pieces of the message, in order.
+      size_bytes: the number of bytes of the data, before compression.
     """
 
     key: int
@@ -50,11 +51,11 @@ class EncodedItem(NamedTuple):
 def encode_item(table: str, columns: Mapping[str, np.ndarray], priority: float) -> EncodedItem:
     """Encodes an item, and the chunk that holds its data.
 
-    The message is put together by hand around the compressed data, since each level of messages
-    would copy them once more.
+    The message is built by hand around the compressed data, since each level of messages would copy
+    them once more.
 
     Raises:
-      ValueError: no columns, or one that cannot be stored.
+      ValueError: there are no columns, or one cannot be stored.
     """
     if not columns:
         raise ValueError("A replay item needs at least one column.")
@@ -107,12 +108,13 @@ def read_columns(
     """Returns the named columns of an item.
 
     Args:
-      trajectory: which slices of which chunks make up each column.
+      trajectory: the slices of chunks that make up each column.
       chunks: the chunks.
-      names: for an item that does not carry names of its own; None for column_0, column_1, ….
+      names: the names for an item without names of its own; None for column_0, column_1, ….
 
     Raises:
-      ValueError: another count of names than columns, or a chunk is missing or malformed.
+      ValueError: the number of names differs from that of columns, or a chunk is missing or
+        malformed.
     """
     by_key = {chunk.chunk_key: chunk for chunk in chunks}
     columns = list(trajectory.columns)
@@ -167,14 +169,14 @@ def read_info(info: reverb_pb2.TableInfo) -> TableInfo:
 
 
 def drawable(info: reverb_pb2.TableInfo) -> int:
-    """How many items a table gives at once: what it holds, and its rate limiter lets through."""
+    """Returns how many items a table can give at once, by its size and its rate limiter."""
     limiter = info.rate_limiter_info
     over_least = info.current_size - max(1, limiter.min_size_to_sample) + 1
     if over_least <= 0:
         return 0
     inserts, samples = limiter.insert_stats.completed, limiter.sample_stats.completed
     allowed = inserts * limiter.samples_per_insert - samples - limiter.min_diff
-    # An item that may be drawn once more only is gone after that; so count each item once.
+    # An item may have only one draw left, so count each item once.
     most = over_least if info.max_times_sampled else _MOST_AT_ONCE
     return int(max(0.0, min(allowed, most)))
 
@@ -229,7 +231,7 @@ def _read_column(
         array = decoded[place][part.offset : part.offset + part.length]
         parts.append(array if fresh else array.copy())
     array = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    # `[0, ...]` where `[0]` would turn an array without dimensions into a scalar.
+    # `[0, ...]`, since `[0]` would turn an array without dimensions into a scalar.
     return array[0, ...] if column.squeeze else array
 
 

@@ -1,4 +1,4 @@
-"""A completion is right when it is the answer."""
+"""A reward that compares a completion with the answer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ExactMatch:
-    """Compares the completion with the answer, white space at either end left out."""
+    """Compares the completion with the answer, without white space at either end."""
 
     def score(self, prompt: str, completion: str, answer: str) -> float:
-        """1 if they are the same, else 0."""
+        """Returns 1 if they are the same, else 0."""
         del prompt
         return float(completion.strip() == answer.strip())

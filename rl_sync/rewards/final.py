@@ -1,4 +1,4 @@
-"""A completion is right when what it ends with is the answer, however it got there."""
+"""A reward that compares the end of a completion with the answer, whatever comes before it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class FinalAnswer:
-    """Compares what stands after the last marker with the answer; white space at the ends is free.
+    """Compares the text after the last marker with the answer, without white space around.
 
     Attributes:
-      marker: what the answer is written after. A completion without it is wrong.
+      marker: the text in front of the answer. A completion without it is wrong.
     """
 
     marker: str = "#"
 
     def score(self, prompt: str, completion: str, answer: str) -> float:
-        """1 if they are the same, else 0."""
+        """Returns 1 if they are the same, else 0."""
         del prompt
         _, marker, final = completion.rpartition(self.marker)
         return float(bool(marker) and final.strip() == answer.strip())

@@ -1,4 +1,4 @@
-"""What a reward model is: a judge of completions, importable without JAX."""
+"""The interface of a reward model, a judge of completions. It does not import JAX."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ class RewardModel(Protocol):
     """Judges one completion at a time; deterministic, and safe to run in any process."""
 
     def score(self, prompt: str, completion: str, answer: str) -> float:
-        """The reward of a completion: 1 for what is wanted, 0 for what is not."""
+        """Returns the reward of a completion: 1 for a right one, 0 for a wrong one."""
         ...

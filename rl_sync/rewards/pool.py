@@ -1,4 +1,4 @@
-"""Reward models in processes of their own, so that judging does not hold up who asks for it."""
+"""Reward models in processes of their own, so that judging does not block the caller."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _PR_SET_PDEATHSIG = 1
 
 
 class RewardPool:
-    """Shares requests out to processes that judge, and that end when this process does.
+    """Distributes requests to worker processes that judge; they end when this process ends.
 
     Args:
-      workers: how many processes; 0 judges in the caller's thread.
+      workers: the number of processes; with 0 the caller's thread judges.
     """
 
     def __init__(self, workers: int):
         self._workers, self._pool = workers, None
-        # Linux takes a process's parent for dead when the thread that started it ends. So one
-        # thread, which lives as long as they do, hands everything in, and starts them by that.
+        # Linux considers a process's parent dead when the thread that started the process ends. So
+        # one thread submits all requests, which starts the workers. It lives as long as they do.
         self._door = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judges")
         if workers:
-            # The parent has threads, which a fork would leave in the middle of things.
+            # The parent has threads; a fork would copy them in the middle of their work.
             context = multiprocessing.get_context("spawn")
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 workers, mp_context=context, initializer=_end_with_parent
             )
 
     def judge(self, requests: Sequence[RewardRequest]) -> list[float]:
-        """Rewards in the order of the requests.
+        """Returns rewards in the order of the requests.
 
         Raises:
-          ValueError: an unknown reward model.
+          ValueError: a reward model is unknown.
           BrokenProcessPool: a worker died.
         """
         if (pool := self._pool) is None or not requests:
@@ -61,15 +61,15 @@ def _judge(requests: Sequence[RewardRequest]) -> list[float]:
 
 
 def _end_with_parent() -> None:
-    """Has this process, which judges, end when the one that started it does, in whatever way."""
+    """Makes this worker process end when its parent ends, in whatever way that happens."""
     if sys.platform == "linux":
-        # A judge may keep the interpreter to itself, so that no thread of ours gets a turn.
+        # A judge may hold the interpreter's lock, so that no thread of ours can run.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_follow_parent, name="lifeline", daemon=True).start()
 
 
 def _follow_parent() -> None:
-    """Ends the process when a pipe closes whose other end the parent alone has."""
+    """Ends the process when the parent's end of a pipe closes; no other process holds that end."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a judge is started by a pool"
     parent.join()

@@ -1,4 +1,4 @@
-"""The reward models by name, and the router that sends each request to its model."""
+"""Reward models by name, and the router that sends each request to its model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REWARD_MODELS: dict[str, RewardModel] = {"exact": ExactMatch(), "final_answer": 
 
 
 class RewardRequest(NamedTuple):
-    """One completion to be judged, and by which reward model."""
+    """One completion to be judged, with the name of its reward model."""
 
     reward: str
     prompt: str
@@ -26,14 +26,14 @@ class RewardRouter:
     """Judges requests with the reward models that they name.
 
     Args:
-      models: name to model; those of the package when left out.
+      models: reward models by name; those of the package by default.
     """
 
     def __init__(self, models: Mapping[str, RewardModel] | None = None):
         self._models = REWARD_MODELS if models is None else models
 
     def judge(self, requests: Sequence[RewardRequest]) -> list[float]:
-        """Rewards in the order of the requests.
+        """Returns rewards in the order of the requests.
 
         Raises:
           ValueError: an unknown reward model.
@@ -44,10 +44,10 @@ class RewardRouter:
         ]
 
     def model(self, name: str) -> RewardModel:
-        """The reward model of a name.
+        """Returns the reward model of a name.
 
         Raises:
-          ValueError: there is none; names the nearest.
+          ValueError: there is none; the message names the nearest.
         """
         require_one_of("reward", name, self._models)
         return self._models[name]

@@ -1,4 +1,4 @@
-"""The slots of an engine and the programs that are run on them, as the host sees both."""
+"""Slots of an engine, and the compiled programs that run on them, as the host sees both."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ T = TypeVar("T")
 
 
 class Program(NamedTuple):
-    """What was compiled: a function, for sizes that its arguments have."""
+    """A compiled program: a function, for given sizes of its arguments."""
 
     name: str
     size: tuple[int, ...]
 
 
 class Start(NamedTuple):
-    """A sequence that is to be started.
+    """A sequence to start.
 
     Attributes:
-      source: the row of the prefix that its prompt is in.
+      source: the row of its prompt in the prefix.
       target: the slot that it gets.
       prompt: its prompt.
-      sampling: how its tokens are drawn.
-      key: what its draws are made from.
+      sampling: the sampling choices for its tokens.
+      key: the random key of its draws.
     """
 
     source: int
@@ -79,18 +79,18 @@ class Batch:
     _stop_ids: int = _LEAST_STOP_IDS
 
     def load(self, params: Params) -> None:
-        """Takes other weights, which must stay until the next call."""
-        # Weights that were never put anywhere in particular would count as others than those
-        # that were, and compile everything again.
+        """Takes new weights; their arrays must stay alive until the next call."""
+        # JAX distinguishes arrays that were placed explicitly from those that were not. Without
+        # this, everything would be compiled again.
         self._params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, params))
 
     @property
     def loaded(self) -> bool:
-        """Whether there are weights."""
+        """True where weights are loaded."""
         return self._params is not None
 
     def make_room_for_stop_ids(self, count: int) -> None:
-        """Sees to it that a row may have so many stop ids."""
+        """Makes sure that a row may have so many stop ids."""
         width = power_of_two(max(count, 1))
         if width <= self._stop_ids:
             return
@@ -102,9 +102,9 @@ class Batch:
         self._stop_ids = width
 
     def resize(self, rows: int, kept: Sequence[int]) -> None:
-        """Changes the number of slots; the first become those that are kept."""
+        """Changes the number of slots; the kept ones become the first."""
         if not kept:
-            self._slots = None  # Before there are others: two caches may not fit.
+            self._slots = None  # Freed first: two caches may not fit.
             self._slots = self._empty_slots(rows)
         else:
             sources = np.zeros(rows, np.int32)
@@ -114,11 +114,11 @@ class Batch:
         self.rows = rows
 
     def prefill_rows(self, prompts: int, width: int) -> int:
-        """How many prompts, padded to `width`, are read at once if there are so many."""
+        """Returns how many prompts, padded to `width`, one prefill can read."""
         return prefill_rows(prompts, width, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
 
     def prefill(self, prompts: Sequence[Int[np.ndarray, " P"]], width: int) -> Prefix:
-        """Reads prompts, padded to `width`."""
+        """Prefills prompts, padded to `width`."""
         rows = self.prefill_rows(len(prompts), width)
         padded = np.zeros((rows, width), np.int32)
         for row, prompt in zip(padded, prompts, strict=False):
@@ -146,7 +146,7 @@ class Batch:
         """Draws the next chunk; see `rl_sync.rollout.slots.decode_chunk`.
 
         Args:
-          longest: tokens of the longest live sequence.
+          longest: the number of tokens of the longest live sequence.
         """
         span = self.length
         if not reads_by_pages(self.config):
@@ -166,10 +166,10 @@ class Batch:
         return chunk
 
     def recompute(self, longest: int) -> None:
-        """Computes the cache of all slots again, with the weights of now, and waits for it.
+        """Recomputes the cache of all slots with the current weights, and waits for it.
 
         Args:
-          longest: tokens of the longest sequence.
+          longest: the number of tokens of the longest sequence.
         """
         span = prompt_bucket(longest, self.length)
         count = min(prefill_rows(self.rows, span, 1, _MOST_PREFILL_TOKENS), self.rows)

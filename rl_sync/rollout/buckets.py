@@ -1,4 +1,4 @@
-"""Sizes that compiled programs exist for: real sizes are rounded up to one of a few."""
+"""Buckets: programs are compiled for a few sizes, and real sizes are rounded up to them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ _SPAN_MULTIPLE = 8
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is not below a number of at least 1."""
+    """Returns the least power of two that is not below a number of at least 1."""
     return 1 << (number - 1).bit_length()
 
 
 def row_bucket(rows: int, slots: int) -> int:
-    """How many rows a batch has that needs `rows` of them: a power of two, or all slots."""
+    """Returns the rows of a batch that needs `rows` of them: a power of two, or all slots."""
     return min(max(power_of_two(max(rows, 1)), _LEAST_ROWS), slots)
 
 
 def next_smaller(rows: int, slots: int) -> int:
-    """The next smaller size of a batch of `rows`; 0 when there is none."""
+    """Returns the next smaller size of a batch of `rows`; 0 if there is none."""
     half = power_of_two(rows) // 2
     return half if half >= _LEAST_ROWS and rows <= slots else 0
 
 
 def span_bucket(tokens: int, length: int) -> int:
-    """How many slots of a cache of `length` are read for rows of `tokens`.
+    """Returns how many slots of a cache of `length` are read for rows of `tokens`.
 
-    The length itself, half of it, a quarter, and so on: reads less than twice what is filled.
+    It is the length itself, half of it, a quarter, and so on. So less than twice the filled slots
+    are read.
     """
     bucket = length
     while (half := _half(bucket)) >= max(tokens, _LEAST_SPAN) and half < bucket:
@@ -40,15 +41,15 @@ def _half(span: int) -> int:
 
 
 def prompt_bucket(tokens: int, length: int) -> int:
-    """To how many tokens a prompt is padded: a power of two, or the whole length of a row."""
+    """Returns the padded length of a prompt: a power of two, or the whole length of a row."""
     return min(max(power_of_two(tokens), _LEAST_PROMPT), length)
 
 
 def prefill_rows(prompts: int, tokens: int, least_tokens: int, most_tokens: int) -> int:
-    """How many rows a prefill of up to `prompts` prompts of `tokens` each has: a power of two.
+    """Returns the rows of a prefill for `prompts` prompts of `tokens` each: a power of two.
 
-    Small batches are filled up to about `least_tokens`, so that few sizes exist; what is beyond
-    `most_tokens` is left for the next prefill.
+    Small batches are filled up to about `least_tokens`, so that few sizes exist. Prompts beyond
+    `most_tokens` are left for the next prefill.
     """
     least, most = (_floor(max(1, limit // tokens)) for limit in (least_tokens, most_tokens))
     return min(max(power_of_two(prompts), least), most)

@@ -27,7 +27,7 @@ CachePolicy = Literal["keep", "recompute"]
 
 
 class NonFiniteLogitsError(RuntimeError):
-    """The weights give logits that are NaN or infinite, from which nothing can be drawn."""
+    """The weights give logits that are NaN or infinite, so that no token can be drawn."""
 
 
 _REFILLED_SHARE = 8
@@ -36,12 +36,12 @@ _REFILLED_SHARE = 8
 class Engine:
     """Generates completions.
 
-    A finished sequence's slot is given to the next that waits; when none waits, the batch shrinks
-    with the number of sequences that still run. What a sequence becomes depends on its prompt, its
-    seed and the weights alone, and not on the rest of the batch, its slot, or when it started (but
-    for the rounding of sums in batches of other sizes).
+    The slot of a finished sequence goes to the next one in the queue. When the queue is empty, the
+    batch shrinks with the number of live sequences. A sequence depends only on its prompt, its seed
+    and the weights. It does not depend on the rest of the batch, its slot, or its start (except for
+    the rounding of sums in batches of other sizes).
 
-    Weights may change between two steps: sequences that have begun go on with the new ones.
+    Weights may change between two steps: sequences in flight go on with the new weights.
     """
 
     def __init__(
@@ -96,32 +96,32 @@ class Engine:
 
     @property
     def chunk_tokens(self) -> int:
-        """The most tokens that a sequence gets in a step."""
+        """The largest number of tokens that a sequence gets in a step."""
         return self._batch.chunk_tokens
 
     @property
     def version(self) -> int:
-        """Of the weights; −1 before there are any."""
+        """The version of the weights; −1 before any are loaded."""
         return self._version
 
     @property
     def unfinished(self) -> int:
-        """How many completions wait or are under way."""
+        """Number of completions that wait or are in flight."""
         return self._queue.completions + len(self._live())
 
     @property
     def programs(self) -> frozenset[Program]:
-        """What the engine has had compiled, if nobody had before."""
+        """The programs that the engine needed, whether it compiled them or found them compiled."""
         return frozenset(self._batch.compiled)
 
     @property
     def stats(self) -> Stats:
-        """What the engine has done so far."""
+        """Counts of the engine's work so far."""
         compiled, secs = len(self._batch.compiled), self._batch.compile_secs
         return dataclasses.replace(self._counted, programs=compiled, compile_secs=secs)
 
     def load(self, params: Params, version: int) -> None:
-        """Takes other weights, with which everything that is unfinished goes on.
+        """Takes new weights; unfinished sequences go on with them.
 
         The arrays must not be donated before the next `load`, or the engine's last use.
         """
@@ -143,7 +143,7 @@ class Engine:
           Their tickets, which their completions carry.
 
         Raises:
-          ValueError: a request that can never be served; none is taken then.
+          ValueError: a request can never be served; then none is taken.
         """
         for request in requests:
             require_servable(request, self._config, self._length, self._decode is not None)
@@ -156,7 +156,7 @@ class Engine:
         return list(range(first, self._tickets))
 
     def step(self) -> list[Completion]:
-        """Starts what there is room for, draws a chunk, and gives what has finished by it.
+        """Starts sequences in free slots, draws a chunk, and returns finished completions.
 
         Raises:
           ValueError: there are no weights.
@@ -172,8 +172,8 @@ class Engine:
         chunk = self._batch.decode(
             self._mask(live), self._enough(live), max(s.length for s in live.values())
         )
-        # The device works from here on; stop strings in the last chunk's text are looked for
-        # meanwhile, and what is drawn after them now is thrown away.
+        # The device computes from here on. Meanwhile the host looks for stop strings in the last
+        # chunk's text. Tokens that are now drawn after a stop string are dropped.
         finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
         jax.block_until_ready([prefix.tokens for prefix in prefixes])
         prefilled = time.monotonic()
@@ -212,10 +212,11 @@ class Engine:
     ) -> list[Completion]:
         """Takes steps until nothing is left, or so many tokens were drawn.
 
-        What is unfinished then goes on with the next step; the budget is looked at between steps.
+        Unfinished sequences go on with the next step. The budget is checked between steps.
 
         Args:
-          between: called after each step that leaves something; may `load` other weights.
+          between: a function called after each step that leaves unfinished sequences; it may `load`
+            new weights.
         """
         before, finished = self._counted.decode_tokens, []
         while self.unfinished:
@@ -230,13 +231,13 @@ class Engine:
     def generate(
         self, requests: Sequence[Request], between: Callable[[], None] | None = None
     ) -> list[list[Completion]]:
-        """Completes requests: a list of completions for each, all in order.
+        """Completes requests: returns a list of completions for each, in order.
 
         Args:
           between: see `advance`.
 
         Raises:
-          ValueError: others are unfinished, or a request can never be served.
+          ValueError: other requests are unfinished, or a request can never be served.
         """
         if self.unfinished:
             raise ValueError(
@@ -251,7 +252,7 @@ class Engine:
         return list(by_ticket.values())
 
     def _live(self) -> dict[int, GrowingSequence]:
-        """The sequences under way, by slot."""
+        """Returns the sequences in flight, by slot."""
         return {slot: s for slot, s in enumerate(self._sequences) if s is not None}
 
     def _mask(self, live: dict[int, GrowingSequence]) -> Bool[np.ndarray, " B"]:
@@ -260,9 +261,10 @@ class Engine:
         return mask
 
     def _enough(self, live: dict[int, GrowingSequence]) -> int:
-        """With how many rows left a chunk ends, because others can start or the batch can shrink.
+        """Returns the number of live rows at which a chunk ends early.
 
-        While requests wait it does not end for every single row: each end costs a round trip.
+        It ends early so that other requests can start, or the batch can shrink. While requests
+        wait, it does not end for every single row: each end costs a round trip.
         """
         if self._queue:
             rows = self._batch.rows
@@ -271,7 +273,7 @@ class Engine:
         return smaller if len(live) > smaller and self._may_shrink(live) else 0
 
     def _may_shrink(self, live: dict[int, GrowingSequence]) -> bool:
-        """Whether more is to come than a chunk, so that a smaller batch is worth compiling."""
+        """Says whether more than a chunk is to come, so that compiling a smaller batch pays."""
         longest = max((sequence.left for sequence in live.values()), default=0)
         return max(longest, self._queue.most_new_tokens) > self.chunk_tokens
 
@@ -284,7 +286,7 @@ class Engine:
         """Fills free slots.
 
         Returns:
-          The prompts that were read for it, and how many tokens those have.
+          The prefixes of prompts that were read, and their number of tokens.
         """
         self._fit()
         free = deque(slot for slot, sequence in enumerate(self._sequences) if sequence is None)
@@ -308,7 +310,7 @@ class Engine:
         return read, prompt_tokens
 
     def _fit(self) -> None:
-        """Makes the batch as large as what is there asks for."""
+        """Resizes the batch to the number of unfinished sequences."""
         live = self._live()
         rows = row_bucket(self.unfinished, self._most_rows)
         if rows > self._batch.rows or (rows < self._batch.rows and self._may_shrink(live)):
@@ -327,7 +329,7 @@ class Engine:
         """Reads the first waiting prompt, with others of its size that come soon.
 
         Returns:
-          How many tokens they have.
+          Their number of tokens.
         """
 
         def width_of(request: Request) -> int:

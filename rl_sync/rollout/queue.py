@@ -1,4 +1,4 @@
-"""Requests of which completions are still to be started, and their prompts that were read."""
+"""Queue of requests whose completions are still to be started, and their prefilled prompts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rl_sync.rollout.slots import Prefix
 
 @dataclasses.dataclass(eq=False)
 class Waiting:
-    """A request of which completions are to be started, from number `next` on.
+    """A request with completions to start, from number `next` on.
 
     Attributes:
-      ticket: its number.
-      request: what is asked for.
-      seed: the request's own, or the one that it was given.
-      prefix, row: where its prompt was read.
+      ticket: the number of the request.
+      request: the request itself.
+      seed: the request's own seed, or the one that the engine gave it.
+      prefix, row: the prefilled prompt and its row; None and 0 before the prefill.
     """
 
     ticket: int
@@ -30,12 +30,12 @@ class Waiting:
 
     @property
     def left(self) -> int:
-        """Completions to be started."""
+        """Number of completions to start."""
         return self.request.completions - self.next
 
 
 class Queue:
-    """First come, first served."""
+    """Requests in the order of their arrival."""
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
@@ -45,17 +45,17 @@ class Queue:
 
     @property
     def completions(self) -> int:
-        """How many are to be started."""
+        """Number of completions to start."""
         return sum(waiting.left for waiting in self._waiting)
 
     @property
     def most_new_tokens(self) -> int:
-        """The most tokens that one of them may get; 0 when there is none."""
+        """The largest number of tokens that one of them may get; 0 if there is none."""
         return max((w.request.sampling.max_new_tokens for w in self._waiting), default=0)
 
     @property
     def head(self) -> Waiting:
-        """The next to be started."""
+        """The next request to start."""
         return self._waiting[0]
 
     def append(self, waiting: Waiting) -> None:
@@ -63,25 +63,25 @@ class Queue:
         self._waiting.append(waiting)
 
     def drop_finished_head(self) -> None:
-        """Takes the next one out if nothing of it is left."""
+        """Removes the next request if all of its completions are started."""
         if not self.head.left:
             self._waiting.popleft()
 
     def forget_prefixes(self) -> None:
-        """Has all prompts read again: they were read with other weights."""
+        """Drops all prefixes, which old weights computed; the prompts are prefilled again."""
         for waiting in self._waiting:
             waiting.prefix = None
 
     def unread(
         self, free: int, alike: Callable[[Request], bool], capacity: Callable[[int], int]
     ) -> Sequence[Waiting]:
-        """The requests whose prompts are to be read now, in order; the head is the first.
+        """Returns the requests whose prompts to prefill now, in order; the head is the first.
 
         Args:
-          free: slots to be filled. Only what they need is a reason to read, but where a batch has
-            rows to spare, those that come later get them.
-          alike: whether a prompt is read in the same batch as the head's.
-          capacity: from how many prompts there are to how many rows a batch has for them.
+          free: the number of free slots. Only prompts for these slots cause a prefill; if its batch
+            has rows to spare, later prompts get them.
+          alike: says whether a prompt fits into the same prefill as the head's.
+          capacity: maps a number of prompts to the number of rows that a prefill has for them.
         """
         needed, unread = 0, []
         for waiting in self._waiting:
@@ -94,6 +94,6 @@ class Queue:
         return unread[: capacity(max(needed, 1))]
 
     def put_prefix(self, read: Sequence[Waiting], prefix: Prefix) -> None:
-        """Takes note of where prompts were read."""
+        """Records the prefix and the row of each prefilled prompt."""
         for row, waiting in enumerate(read):
             waiting.prefix, waiting.row = prefix, row

@@ -1,4 +1,4 @@
-"""What the engine is asked for, and what it answers."""
+"""Requests to the engine, and its completions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Finish = Literal["stop", "length"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """Some completions of one prompt, which is read once for all of them.
+    """Request for some completions of one prompt, which is prefilled once for all of them.
 
     Attributes:
       prompt: token ids, at least one.
-      sampling: how tokens are drawn.
-      completions: how many.
-      seed: what the draws depend on, besides the prompt and the weights: completion i of a
-        request with the same seed is the same in whatever company. None for one that the engine
-        has not used before.
+      sampling: the sampling choices.
+      completions: the number of completions.
+      seed: the seed of the draws. With the same seed, prompt and weights, completion i is the same,
+        whatever else is in the batch. None for a new seed from the engine.
     """
 
     prompt: Int[np.ndarray, " P"]
@@ -44,12 +43,14 @@ class Completion:
     """One finished completion; T is its length.
 
     Attributes:
-      ticket: of the request that it belongs to.
-      index: which of the request's completions, from 0.
-      tokens: what was drawn, the stop token included.
-      logprobs: of the distribution that was really sampled from, in nats.
-      versions: of the weights that each token was drawn with.
-      finish: `stop` at a stop token or stop string, `length` at the most tokens.
+      ticket: the ticket of its request.
+      index: its number among the request's completions, from 0.
+      tokens: the drawn tokens, including the stop token.
+      logprobs: the log-probability of each token under the distribution that it was sampled from,
+        in nats.
+      versions: the version of the weights that each token was drawn with.
+      finish: the reason of its end: `stop` at a stop token or stop string, `length` at the token
+        limit.
     """
 
     ticket: int
@@ -61,14 +62,14 @@ class Completion:
 
 
 def require_servable(request: Request, config: ModelConfig, length: int, reads_text: bool) -> None:
-    """Refuses what an engine cannot do.
+    """Refuses a request that an engine cannot serve.
 
     Args:
-      length: the most tokens of a sequence, prompt included.
+      length: the largest number of tokens of a sequence, prompt included.
       reads_text: whether the engine can look for stop strings.
 
     Raises:
-      ValueError: says what is wrong, and the way out.
+      ValueError: the request cannot be served; the message says why, and what to change.
     """
     prompt, sampling = request.prompt, request.sampling
     needed, known = len(prompt) + sampling.max_new_tokens, config.vocab_size - 1

@@ -1,4 +1,4 @@
-"""How a next token is drawn from logits, each row of a batch in its own way.
+"""Sampling of next tokens from logits; each row of a batch has its own sampling choices.
 
 Letters in shapes: B rows, V vocab, S positions of a row, W stop ids of a row.
 """
@@ -21,25 +21,28 @@ _NO_ID = -1
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """What the user chooses for a request.
+    """Sampling choices of a request.
 
     Logits are changed in the order of the fields from `repetition_penalty` to `min_p`.
 
     Attributes:
-      max_new_tokens: the most tokens of a completion, its stop token included.
-      stop_ids: tokens that end a completion, and belong to it.
-      stop_strings: texts that end a completion, with the token that completes the first of them.
-      min_new_tokens: nothing stops a completion that would be shorter, its stop token included.
-      repetition_penalty: positive logits of tokens that the prompt or the completion has are
-        divided by it, negative ones multiplied (CTRL, arXiv:1909.05858, section 4.1).
-      temperature: divides the logits; above 0.
-      top_k: only the k likeliest tokens are drawn; 0 for all.
-      top_p: of those only the fewest likeliest whose probability reaches p; 1 for all.
-      min_p: only tokens at least p times as likely as the likeliest; 0 for all.
-      greedy: take the likeliest token, whatever the fields from `temperature` on say.
+      max_new_tokens: the largest number of tokens of a completion, its stop token included.
+      stop_ids: tokens that end a completion; they are part of it.
+      stop_strings: texts that end a completion. It ends with the token that completes the first of
+        them.
+      min_new_tokens: the smallest number of tokens of a completion, its stop token included.
+      repetition_penalty: a factor for tokens that occur in the prompt or the completion: it divides
+        positive logits and multiplies negative ones (CTRL, arXiv:1909.05858, section 4.1).
+      temperature: a divisor of the logits; above 0.
+      top_k: only the k likeliest tokens can be drawn; 0 for all.
+      top_p: of those, only the smallest set of likeliest tokens whose probability reaches p; 1 for
+        all.
+      min_p: only tokens that are at least p times as likely as the likeliest; 0 for all.
+      greedy: whether the likeliest token is always taken; the fields from `temperature` on are
+        ignored.
 
     Raises:
-      ValueError: a value outside its range.
+      ValueError: a value is outside its range.
     """
 
     max_new_tokens: int
@@ -83,9 +86,9 @@ class Sampling:
 
 
 class Knobs(NamedTuple):
-    """`Sampling` as arrays, one entry a row, so that other choices compile nothing.
+    """`Sampling` as arrays with one entry a row, so that a change of choices compiles nothing.
 
-    `stop_ids` is filled up with −1.
+    `stop_ids` is padded with −1.
     """
 
     max_new_tokens: Int[Array, " B"]
@@ -100,7 +103,7 @@ class Knobs(NamedTuple):
 
 
 def knobs(rows: Sequence[Sampling], width: int) -> Knobs:
-    """The choices of each row, on the host, with room for `width` stop ids."""
+    """Makes the arrays of the choices of each row, on the host, with room for `width` stop ids."""
 
     def column(name: str, dtype: type) -> Any:
         return np.array([getattr(row, name) for row in rows], dtype)
@@ -122,13 +125,13 @@ def knobs(rows: Sequence[Sampling], width: int) -> Knobs:
 
 
 class History(NamedTuple):
-    """What rows hold when their next token is drawn.
+    """State of rows when their next token is drawn.
 
     Attributes:
-      tokens: prompt and completion so far, up to `newest`; anything after it.
+      tokens: prompt and completion so far, up to `newest`; entries after it are undefined.
       newest: the position of the newest token.
-      generated: how many tokens of the completion there are.
-      live: rows of which the draw is used: choices of others cost nothing.
+      generated: the number of tokens of the completion so far.
+      live: rows whose draw is used; the choices of other rows cost nothing.
     """
 
     tokens: Int[Array, "B S"]
@@ -143,10 +146,10 @@ _Change = Callable[[Float[Array, "B V"], Knobs, History], Float[Array, "B V"]]
 def adjusted_scores(
     logits: Float[Array, "B V"], choice: Knobs, history: History
 ) -> Float[Array, "B V"]:
-    """Logits of the distribution that is really sampled from, −∞ where excluded.
+    """Applies sampling choices: returns the logits to sample from, −∞ where excluded.
 
-    Rows that do not ask for a change keep their bits, and changes that no live row asks for are
-    not computed. Greedy rows are for `draw` to see to.
+    Rows that do not ask for a change keep their bits. A change that no live row asks for is not
+    computed. `draw` handles greedy rows.
     """
 
     def where_asked(
@@ -181,7 +184,7 @@ def _go_on(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Floa
 
 
 def _truncate(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
-    """Excludes all but the likeliest."""
+    """Excludes all but the likeliest tokens, by top_k, top_p and min_p."""
     order = _order(scores)
     mass = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     everything = jnp.inf
@@ -194,8 +197,7 @@ def _truncate(scores: Float[Array, "B V"], choice: Knobs, history: History) -> F
 
 
 def _order(scores: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Numbers in the order of the scores: the bits of floats, with those of negative ones turned
-    over."""
+    """Maps scores to integers of the same order: the bits of floats, inverted for negative ones."""
     bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -204,8 +206,10 @@ def _order(scores: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
 def _fewest(
     order: UInt32[Array, "B V"], weights: Float[Array, "B V"], wanted: Float[Array, " B"]
 ) -> Bool[Array, "B V"]:
-    """The fewest places, from the highest down and among equals from the first on, whose weights
-    sum to what is wanted; all places if that is more than there is."""
+    """Selects the fewest places, from the highest down, whose weights sum to `wanted`.
+
+    Among equals the first come first. If all weights sum to less, all places are selected.
+    """
     edge = _edge(order, weights, wanted)[:, None]
     above, level = order > edge, order == edge
     left = wanted - jnp.where(above, weights, 0.0).sum(axis=-1)
@@ -218,9 +222,9 @@ def _fewest(
 def _edge(
     order: UInt32[Array, "B V"], weights: Float[Array, "B V"], wanted: Float[Array, " B"]
 ) -> UInt32[Array, " B"]:
-    """The highest number at which the weights of what is not below it sum to what is wanted.
+    """Finds the highest number at which the weights of the places not below sum to `wanted`.
 
-    Found bit by bit, which takes less time than a sort, to compile and to run.
+    It is found bit by bit, which takes less time than a sort, to compile and to run.
     """
 
     def decide(i: Int[Array, ""], edge: UInt32[Array, " B"]) -> UInt32[Array, " B"]:
@@ -232,10 +236,10 @@ def _edge(
 
 
 def uniforms(keys: UInt32[Array, "B 2"], generated: Int[Array, " B"]) -> Float[Array, "B 2"]:
-    """Two numbers in [0, 1) a row, which depend on the row's key and its count of tokens alone.
+    """Draws two numbers in [0, 1) a row, from the row's key and its count of tokens alone.
 
     One Threefry block a row (Parallel Random Numbers: As Easy as 1, 2, 3): the count is the
-    counter, its two words give 24 bits each.
+    counter, and its two words give 24 bits each.
     """
 
     counts = jnp.stack([generated, jnp.zeros_like(generated)], axis=1).astype(jnp.uint32)
@@ -248,17 +252,17 @@ def draw(
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draws a token a row from softmax(scores), by inverting the cumulative distribution.
 
-    The first number chooses one of about √V blocks of tokens, the second a token in it: no
+    The first number chooses one of about √V blocks of tokens, and the second a token in it. So no
     array of V random numbers is drawn, and sums stay short enough for float32.
 
     Args:
-      numbers: uniform in [0, 1); see `uniforms`.
-      scores: −∞ where excluded; at least one is not.
-      greedy: rows that take the likeliest token instead: all mass is on it.
+      numbers: uniform numbers in [0, 1); see `uniforms`.
+      scores: logits, −∞ where excluded; at least one in each row is not excluded.
+      greedy: rows that take the likeliest token instead; its probability is then 1.
 
     Returns:
-      (tokens, logprobs): the tokens, and the logarithm of the probability they were drawn with. It
-      is NaN where a score is NaN or +∞, or nothing but −∞: the token then means nothing.
+      (tokens, logprobs). A log-probability is NaN where a score is NaN or +∞, or all scores are −∞;
+      the token then has no meaning.
     """
     B, V = scores.shape
     width = 1 << ((V - 1).bit_length() + 1) // 2
@@ -283,17 +287,17 @@ def _likeliest(scores: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Arr
 
 
 def _invert(numbers: Float[Array, " B"], mass: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """The first place at which the running sum of masses exceeds that share of the total.
+    """Finds the first place where the running sum of masses exceeds a share of the total.
 
-    Sums are rounded, so places without mass are passed over even where the sum seems to grow, and
-    a number so near to 1 that no place is left takes the last with mass.
+    Sums are rounded. So places without mass are skipped even where the sum seems to grow. A number
+    so near to 1 that no place is left gets the last place with mass.
     """
-    # As a product: a cumulative sum takes longer to compile.
+    # A matrix product, since a cumulative sum takes longer to compile.
     upper = jnp.triu(jnp.ones((mass.shape[-1], mass.shape[-1])))
     total = jnp.matmul(mass, upper, precision=jax.lax.Precision.HIGHEST)
     possible = mass > 0
     passed = (total > numbers[:, None] * total[:, -1:]) & possible
-    # As minima and maxima of places: programs with argmax take longer to compile.
+    # Minima and maxima of places, since programs with argmax take longer to compile.
     places = jnp.arange(mass.shape[-1], dtype=jnp.int32)
     last = jnp.where(possible, places, 0).max(axis=-1)
     return jnp.where(passed, places, last[:, None]).min(axis=-1)

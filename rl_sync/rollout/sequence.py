@@ -1,4 +1,4 @@
-"""The host's side of a sequence in a slot: what was drawn for it, and where its text stops it."""
+"""The host's record of a sequence in a slot: its drawn tokens, and the search for stop strings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MOST_BYTES_A_CHARACTER = 4
 
 @dataclasses.dataclass
 class GrowingSequence:
-    """One completion while it is generated.
+    """A completion in flight.
 
     Attributes:
       ticket, index: see `Completion`.
-      request: what it belongs to.
-      tokens, logprobs, versions: of the completion so far.
+      request: the request that it belongs to.
+      tokens, logprobs, versions: as in `Completion`, so far.
     """
 
     ticket: int
@@ -37,26 +37,26 @@ class GrowingSequence:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and the completion so far."""
+        """Number of tokens of the prompt and the completion so far."""
         return len(self.request.prompt) + len(self.tokens)
 
     @property
     def left(self) -> int:
-        """The most tokens that are still to come."""
+        """The largest number of tokens still to come."""
         return self.request.sampling.max_new_tokens - len(self.tokens)
 
     def append(
         self, tokens: Int[np.ndarray, " C"], logprobs: Float[np.ndarray, " C"], version: int
     ) -> None:
-        """Adds what a chunk drew."""
+        """Adds the tokens of a chunk."""
         self.tokens += tokens.tolist()
         self.logprobs += logprobs.tolist()
         self.versions += [version] * len(tokens)
 
     def cut(self, decode: Decode | None) -> bool:
-        """Whether a stop string is complete; what comes after its last token is removed.
+        """Says whether a stop string is complete, and removes the tokens after it.
 
-        Each call reads the tokens that are new since the last one, and as many before them as a
+        Each call decodes the tokens that are new since the last call, and as many before them as a
         stop string may have.
         """
         sampling = self.request.sampling
@@ -80,7 +80,7 @@ class GrowingSequence:
         return self._cut
 
     def finished(self) -> Completion:
-        """The completion as it is."""
+        """Returns the completion as it is."""
         stopped = self._cut or self.tokens[-1] in self.request.sampling.stop_ids
         return Completion(
             ticket=self.ticket,

@@ -1,12 +1,11 @@
-"""The pure core of the engine: slots that sequences are decoded in, and what is done to them.
+"""The pure core of the engine: slots in which sequences are decoded, and functions on them.
 
-A slot holds a sequence's tokens, and the cache of all of them but the newest. That is all there is
-to a sequence, be it a prompt that nothing has been drawn for or a completion that was interrupted:
-each decode step feeds the newest token and draws the next.
+A slot holds a sequence's tokens, and the KV cache of all of them except the newest. A sequence has
+no other state, be it a prompt without drawn tokens or an interrupted completion. Each decode step
+feeds the newest token and draws the next one.
 
-All functions take state and give state. Parameters and sampling choices are arguments, so new
-weights or choices compile nothing; shapes, `span` and `chunk_tokens` are what a program is
-compiled for.
+All functions map state to state. Parameters and sampling choices are arguments, so new weights or
+choices compile nothing. Programs are compiled for shapes, `span` and `chunk_tokens`.
 
 Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
 prefill, C steps of a chunk, L layers, K kv heads, H head dim.
@@ -40,13 +39,13 @@ NOT_DRAWN = -1
 
 
 class Rows(NamedTuple):
-    """What belongs to each sequence apart from its tokens and their cache.
+    """Values of each sequence, beside its tokens and their cache.
 
     Attributes:
       newest: the position of its newest token.
-      prompt_lengths: the tokens of its prompt, at least 1.
-      keys: what its draws are made from.
-      choice: how they are made.
+      prompt_lengths: the number of tokens of its prompt, at least 1.
+      keys: the random key of its draws.
+      choice: its sampling choices.
     """
 
     newest: Int[Array, " B"]
@@ -59,9 +58,9 @@ class Slots(NamedTuple):
     """A batch of sequences.
 
     Attributes:
-      tokens: prompt and completion of each, up to its newest; anything after it.
+      tokens: prompt and completion of each, up to its newest; entries after it are undefined.
       cache: keys and values of the tokens before the newest.
-      rows: the rest.
+      rows: the other values of each sequence.
     """
 
     tokens: Int[Array, "B S"]
@@ -77,13 +76,14 @@ class Prefix(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What a call drew.
+    """Tokens that one call drew.
 
     Attributes:
-      tokens: by step; −1 where a row was not live any more, or the chunk had ended.
-      logprobs: of the distribution that was really sampled from.
+      tokens: the token of each step and row; −1 where the row was not live any more, or the chunk
+        had ended.
+      logprobs: the log-probability of each token under the distribution that it was sampled from.
       live: rows that go on.
-      steps: how many steps were taken.
+      steps: the number of steps taken.
     """
 
     tokens: Int[Array, "C B"]
@@ -94,7 +94,7 @@ class Chunk(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width"))
 def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slots:
-    """Slots without sequences, with room for `width` stop ids each."""
+    """Makes slots without sequences, with room for `width` stop ids each."""
     nothing = Sampling(max_new_tokens=1, stop_ids=())
     slots = Slots(
         tokens=jnp.zeros((rows, length), jnp.int32),
@@ -110,20 +110,20 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
 
 
 def on_mesh(slots: Slots) -> Slots:
-    """The slots where the layout in use puts them: cut by rows, and caches by heads."""
+    """Shards slots as the layout in use says: by rows, and caches also by heads."""
     rows = jax.tree.map(lambda x: constrain(x, "batch"), slots.rows)
     cache = map_with_axes(lambda x, axes: constrain(x, *axes), slots.cache)
     return Slots(constrain(slots.tokens, "batch"), KVCache(*cache), rows)
 
 
 def _gathered(x: Array, axes: Axes) -> Array:
-    """All rows of a cache's keys or values on every device."""
+    """Gathers all rows of a cache's keys or values on every device."""
     return constrain(x, *(None if axis == "batch" else axis for axis in axes))
 
 
 @functools.partial(jax.jit, static_argnames="config")
 def prefill(config: ModelConfig, params: Params, tokens: Int[Array, "R P"]) -> Prefix:
-    """Reads prompts that are padded on the right."""
+    """Prefills prompts that are padded on the right."""
     return Prefix(tokens, transformer.prefill(config, params, tokens)[1])
 
 
@@ -139,9 +139,9 @@ def insert(
     """Starts sequences: copies row `sources[i]` of a prefix to slot `targets[i]`, for i < count.
 
     Args:
-      sources, targets: what stands after `count` is not used, but for its target: that must be
-        no slot, such as B.
-      rows: of the new sequences, in the same order.
+      sources, targets: row and slot of each sequence. Entries after `count` are not used, but their
+        targets must be outside the slots, such as B.
+      rows: the values of the new sequences, in the same order.
     """
 
     # Gathered once: any slot may get any row.
@@ -180,9 +180,10 @@ def decode_chunk(
     """Draws up to `chunk_tokens` tokens a live row.
 
     Args:
-      live: rows that go on; the others are done with.
-      enough: ends early when no more rows than that are live.
-      span: how much of the cache is read: more than the position of any token that is drawn.
+      live: rows that go on; the others are finished.
+      enough: the number of live rows at which the chunk ends early.
+      span: the number of cache slots that are read: more than the position of any token that is
+        drawn.
     """
     B = slots.tokens.shape[0]
     everyone = jnp.arange(B)
@@ -190,7 +191,7 @@ def decode_chunk(
     def step(carry: tuple[Slots, Chunk]) -> tuple[Slots, Chunk]:
         slots, chunk = carry
         (tokens, cache, rows), live = slots, chunk.live
-        # Rows that are done with must not make the others read further.
+        # Finished rows must not make the others read further.
         places = jnp.where(live, rows.newest, 0)
         hidden, cache = transformer.decode_step(
             config, params, tokens[everyone, places], places, cache, span
@@ -230,7 +231,7 @@ def decode_chunk(
 
 @jax.jit
 def rearrange(slots: Slots, sources: Int[Array, " R"]) -> Slots:
-    """Slots of another number: slot i is what slot `sources[i]` was."""
+    """Changes the number of slots: slot i becomes the former slot `sources[i]`."""
     take = functools.partial(jax.tree.map, lambda x: x[sources])
     cache = jax.tree.map(lambda x: x[:, :, sources], slots.cache)
     return on_mesh(Slots(slots.tokens[sources], cache, take(slots.rows)))
@@ -245,7 +246,7 @@ def recompute(
     count: int,
     span: int,
 ) -> Slots:
-    """Computes the cache of slots `start` to `start + count` again, up to position `span`."""
+    """Recomputes the cache of slots `start` to `start + count`, up to position `span`."""
     tokens = jax.lax.dynamic_slice_in_dim(slots.tokens[:, :span], start, count)
     fresh = prefill(config, params, tokens).cache
 

@@ -1,4 +1,4 @@
-"""What an engine has done, in numbers that only grow; rates are those of a difference."""
+"""Counts of an engine's work, which only grow; rates come from the difference of two counts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Counts since the engine was made, or between two moments: `later - earlier`.
+    """Counts since the engine was made, or between two moments as `later - earlier`.
 
     Attributes:
-      completions: finished ones.
-      prefill_tokens: tokens of prompts read, each prompt of several completions once, and
-        of sequences whose cache was computed again.
-      prefill_secs: time spent on that.
-      decode_tokens: tokens drawn.
-      decode_secs: time spent on that.
-      steps: decode steps.
-      row_steps: rows that decode steps were taken for, live or not.
-      cache_filled, cache_allocated: slots of the cache at each chunk, in use and in all.
-      programs: sizes of batch, span and prompt that something was compiled for.
-      compile_secs: time spent on that; it is part of no other.
+      completions: the number of finished completions.
+      prefill_tokens: the tokens of prefilled prompts (a prompt of several completions counts once)
+        and of sequences whose cache was recomputed.
+      prefill_secs: the time spent on prefills.
+      decode_tokens: the number of drawn tokens.
+      decode_secs: the time spent on decoding.
+      steps: the number of decode steps.
+      row_steps: the sum over decode steps of the number of rows, live or not.
+      cache_filled, cache_allocated: the sum over chunks of the cache slots in use, and of all
+        slots.
+      programs: the number of compiled programs, one for each size of batch, span or prompt.
+      compile_secs: the time spent on compilation; no other time includes it.
     """
 
     completions: int = 0
@@ -46,12 +47,12 @@ class Stats:
 
     @property
     def prefill_tokens_per_sec(self) -> float:
-        """0 where nothing was read."""
+        """Prefilled tokens a second; 0 without prefills."""
         return _ratio(self.prefill_tokens, self.prefill_secs)
 
     @property
     def decode_tokens_per_sec(self) -> float:
-        """0 where nothing was drawn."""
+        """Drawn tokens a second; 0 without drawn tokens."""
         return _ratio(self.decode_tokens, self.decode_secs)
 
     @property
@@ -65,7 +66,7 @@ class Stats:
         return _ratio(self.cache_filled, self.cache_allocated)
 
     def summary(self) -> dict[str, float]:
-        """The numbers to log."""
+        """Returns the numbers to log."""
         return {
             "prefill_tokens_per_sec": self.prefill_tokens_per_sec,
             "decode_tokens_per_sec": self.decode_tokens_per_sec,

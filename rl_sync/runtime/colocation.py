@@ -40,7 +40,8 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
       Exception: what the first role to fail failed with.
     """
     wiring.load_task(settings)  # Before there are threads, which find it loaded and share it.
-    # A CPU is one device unless JAX is told before it starts; accelerators are as they are.
+    # A CPU is one device unless JAX is told another number before it starts. Accelerators need
+    # nothing.
     needed = [settings.mesh_of(role).devices for role in settings.roles]
     wanted = max(needed) if settings.launch.share_devices else sum(needed)
     jax.config.update("jax_num_cpu_devices", wanted)

@@ -1,4 +1,4 @@
-"""A snapshot of a run whose settings have changed since: what of it fits, and what begins anew."""
+"""Loading of a snapshot after a change of settings: fields that fit are kept, others start anew."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _log = logging.getLogger(__name__)
 def load_adapted(
     directory: Path, step: int, like: TrainState, begin: Callable[[Params], TrainState]
 ) -> tuple[TrainState, list[str]]:
-    """Loads what fits of a state: the step and the parameters, and of the rest what it can.
+    """Loads the step, the parameters, and those other fields of a state that fit.
 
     Args:
-      directory, step: of the snapshot.
-      like: the state as it is to be.
-      begin: makes the state at the start of RL, of the parameters that snapshots hold.
+      directory, step: the snapshot.
+      like: the state as it shall be.
+      begin: makes the state at the start of RL from a snapshot's parameters.
 
     Returns:
-      The state, and the names of its fields that are as at the start.
+      The state, and the names of its fields that start anew.
 
     Raises:
       MismatchError: the parameters do not fit.

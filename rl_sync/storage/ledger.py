@@ -1,4 +1,4 @@
-"""What a run records of its groups, line by line: the ledger, and what each step consumed."""
+"""The ledger, a record of every group of a run, and the record of what each step consumed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Ledger:
         self._lines = JsonLinesWriter(Workdir(workdir).ledger)
 
     def resume(self, step: int) -> int:
-        """Marks where the run goes on, and drops what earlier leases had not come to by then.
+        """Marks where the run resumes, and drops groups that were not trained by then.
 
         Args:
-          step: the trainer step; what later ones trained on is to be trained on again.
+          step: the trainer step to resume from; groups of later steps will be trained on again.
 
         Returns:
           The first lease id that was never used.
@@ -66,7 +66,7 @@ class Ledger:
         self._lines.write({**line, "reason": record.reason} if record.reason else line)
 
     def write_balance(self, state: MasterState) -> None:
-        """Writes the sum of the run so far."""
+        """Writes the balance of the run so far."""
         self._lines.write({"time": time.time(), "event": "balance", **balance(state)._asdict()})
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class ConsumptionRecord:
 
     Args:
       workdir: None in a process that does not record.
-      start: the trainer step that the run goes on from; what is there of later ones is void.
+      start: the trainer step that the run resumes from; lines of later steps become void.
     """
 
     def __init__(self, workdir: str | os.PathLike[str] | None, start: int = 0):
@@ -126,7 +126,7 @@ class ConsumptionRecord:
 
 
 def _version_runs(group: Group) -> list[list[list[int]]]:
-    """For each trajectory, [version, tokens] of each stretch of tokens of one version."""
+    """Returns for each trajectory its stretches of tokens of one version, as [version, tokens]."""
     rows = []
     for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
         runs = itertools.groupby(np.asarray(versions)[mask].tolist())
@@ -137,7 +137,7 @@ def _version_runs(group: Group) -> list[list[list[int]]]:
 def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Reads the events of a run's ledger in their order.
 
-    What was trained on in steps that were lost in a crash is dropped, and not trained on.
+    Groups that were trained on in steps lost in a crash count as dropped, not as trained.
     """
 
     def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
@@ -147,11 +147,11 @@ def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def read_consumed(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads what each trainer step consumed, in the order of the steps, each of them once."""
+    """Reads what each trainer step consumed, in the order of the steps, and each step once."""
     lines = read_json_lines(Workdir(workdir).consumed)
     return standing(lines, lambda line, mark: line["step"] > mark[RESUMED_AT])
 
 
 def _step(line: dict[str, Any]) -> int:
-    """The trainer step of an event "trained"."""
+    """Returns the trainer step of an event "trained"."""
     return int(line["reason"].removeprefix("step "))

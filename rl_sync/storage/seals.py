@@ -1,4 +1,4 @@
-"""Checksums of a directory's files, by which damage is noticed before anything is read.
+"""Checksums of a directory's files, which reveal damage before the files are used.
 
 They guard against mistakes and broken disks, not against an adversary.
 """
@@ -17,7 +17,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 def seal(directory: Path) -> None:
-    """Writes the sizes and checksums of all files in a directory, and below, to `SEAL` in it."""
+    """Writes the sizes and checksums of all files below a directory to `SEAL` in it."""
     names = sorted(
         os.path.relpath(os.path.join(root, name), directory)
         for root, _, files in os.walk(directory)
@@ -30,7 +30,7 @@ def seal(directory: Path) -> None:
 
 
 def damage(directory: Path) -> str | None:
-    """Says what is wrong with a sealed directory; None if it is as it was."""
+    """Describes the damage of a sealed directory; None if it is unchanged."""
     try:
         sealed = json.loads((directory / SEAL).read_bytes())
         files = sealed["files"]
@@ -40,7 +40,7 @@ def damage(directory: Path) -> str | None:
         return f"it lacks {SEAL}, or was saved by an earlier version, without checksums"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{SEAL} cannot be read ({type(error).__name__})"
-    for name, (size, _) in files.items():  # First what costs nothing.
+    for name, (size, _) in files.items():  # Sizes first: they cost nothing.
         try:
             found = (directory / name).stat().st_size
         except OSError:
@@ -63,7 +63,7 @@ def _checksums(paths: list[Path]) -> list[list[int]]:
 
 
 def _checksum(path: Path) -> list[int]:
-    """[bytes, CRC-32] of a file."""
+    """Returns [bytes, CRC-32] of a file."""
     size = checksum = 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):

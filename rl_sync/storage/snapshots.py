@@ -69,20 +69,21 @@ def save_snapshot(
     processes: Iterable[int] | None = None,
     agree: Agree = alone,
 ) -> None:
-    """Saves a state; one of the same step is replaced. Waits until it is on disk.
+    """Saves a state, and waits until it is on disk. A snapshot of the same step is replaced.
 
     Args:
-      directory: where all snapshots of this role are.
+      directory: the folder of all snapshots of this role.
       step: the trainer step, or any count that grows.
       state: a pytree of jax arrays (PRNG keys among them), numpy arrays and Python numbers.
-      metadata: what else to remember, as JSON knows it.
-      keep: how many of the newest snapshots stay.
-      processes, agree: the program's, by their indices in the cluster, and how they agree.
+      metadata: other values to save, as JSON.
+      keep: the number of newest snapshots that stay.
+      processes, agree: the program's processes, by their indices in the cluster, and their means to
+        agree.
 
     Raises:
       ValueError: `keep` is below 1, or two leaves have the same name.
-      TypeError: JSON does not know a value of `metadata`.
-      SnapshotError: it cannot be saved; the others stay.
+      TypeError: JSON cannot express a value of `metadata`.
+      SnapshotError: it cannot be saved; earlier snapshots stay.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: at least one snapshot must stay.")
@@ -112,7 +113,7 @@ def save_snapshot(
         with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
             storage.write(unfinished / _ARRAYS, named)
         agree("finish a snapshot", finish)
-    except Exception as error:  # Of the disk or of Orbax, which has many.
+    except Exception as error:  # From the disk or from Orbax, which has many.
         shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the room.
         cause = str(error).partition("\n")[0]
         raise SnapshotError(
@@ -133,12 +134,12 @@ def load_snapshot(
     """Loads a state, bit for bit as it was saved.
 
     Args:
-      directory: where `save_snapshot` put it.
-      step: which; None for the newest that is whole.
-      like: a state of the same structure, shapes and dtypes. Each leaf comes back as the kind that
+      directory: the folder given to `save_snapshot`.
+      step: the step of the snapshot; None for the newest that is undamaged.
+      like: a state of the same structure, shapes and dtypes. Each leaf is returned as the kind that
         it is here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array, a
         Python number.
-      processes, agree: see `save_snapshot`; the processes all load it.
+      processes, agree: see `save_snapshot`; all these processes load it.
       aside: see `newest_whole`.
 
     Returns:
@@ -146,7 +147,7 @@ def load_snapshot(
 
     Raises:
       FileNotFoundError: there is no such snapshot.
-      SnapshotError: it is damaged, or all are.
+      SnapshotError: it is damaged, or all snapshots are.
       MismatchError: the snapshot is of another structure than `like`.
     """
     with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
@@ -154,7 +155,7 @@ def load_snapshot(
 
 
 def read_metadata(directory: Path, step: int) -> dict[str, Any]:
-    """What `save_snapshot` was given to remember beside the state."""
+    """Reads the metadata that was given to `save_snapshot`."""
     return json.loads((snapshot_path(Path(directory), step) / _METADATA).read_text())
 
 
@@ -163,8 +164,8 @@ def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any, d
 
     Args:
       directory, step: see `load_snapshot`.
-      like: the wanted part in its place in the state: `{"params": …}` for the field `params`. Its
-        leaves stand for what `load_snapshot` says.
+      like: the wanted part at its place in the state: `{"params": …}` for the field `params`. Its
+        leaves are as in `load_snapshot`.
 
     Returns:
       The step, the part and the metadata.
@@ -198,7 +199,7 @@ def _load(
             named = storage.read(arrays, flatten_named(plain_like), partial=partial)
         except MismatchError:
             raise
-        except Exception as error:  # Of Orbax, which has many.
+        except Exception as error:  # From Orbax, which has many.
             cause = str(error).partition("\n")[0]
             unreadable[chosen] = f"it cannot be read ({type(error).__name__}: {cause})"
         else:
@@ -209,7 +210,7 @@ def _load(
 def _chosen(
     directory: Path, step: int | None, unreadable: Mapping[int, str], *, aside: bool
 ) -> tuple[int, dict[str, Any]]:
-    """The step of the snapshot to load, which is whole, and its metadata."""
+    """Returns the step of the snapshot to load, which is undamaged, and its metadata."""
     chosen = newest_whole(directory, unreadable, aside=aside) if step is None else step
     if chosen is None or not snapshot_path(directory, chosen).exists():
         raise FileNotFoundError(
@@ -231,15 +232,16 @@ def newest_whole(
     aside: bool = False,
     say: Callable[[str], None] = _log.warning,
 ) -> int | None:
-    """The step of the newest snapshot whose files are as they were written; None without any.
+    """Returns the step of the newest undamaged snapshot; None if there are no snapshots.
 
     Args:
-      unreadable: snapshots that do not count in any case, and why.
-      aside: whether newer ones, which are damaged, are renamed, so that they are in nobody's way.
-      say: is told of each of those, in a line.
+      unreadable: snapshots to leave out, with the reasons.
+      aside: whether newer snapshots, which are damaged, are renamed, so that they are ignored from
+        then on.
+      say: a function that gets one line about each damaged snapshot.
 
     Raises:
-      SnapshotError: there are snapshots, and none is whole; they stay where they are.
+      SnapshotError: all snapshots are damaged; they stay where they are.
     """
     directory = Path(directory)
     damaged: dict[int, str] = {}
@@ -283,13 +285,13 @@ def _leave_out(
 
 
 def stored_shapes(directory: Path, step: int) -> Shapes:
-    """The shapes and dtypes of a snapshot's arrays, by their paths in the state."""
+    """Reads the shapes and dtypes of a snapshot's arrays, by their paths in the state."""
     with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
         return storage.shapes(snapshot_path(Path(directory), step) / _ARRAYS)
 
 
 def latest_snapshot(directory: Path) -> int | None:
-    """The step of the newest snapshot, whole or not; None if there is none."""
+    """Returns the step of the newest snapshot, damaged or not; None if there is none."""
     return max(_steps(Path(directory)), default=None)
 
 
@@ -308,7 +310,7 @@ def _hide(directory: Path, step: int) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Deletes what is half written, here or by a process that was killed, and what is replaced."""
+    """Deletes unfinished snapshots, also of processes that were killed, and replaced ones."""
     for name in os.listdir(directory):
         if name.startswith((_TEMPORARY, _DELETED)):
             shutil.rmtree(directory / name)
@@ -319,7 +321,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _plain(leaf: Any) -> Any:
-    """What is stored for a leaf: a PRNG key's data, a number as an array."""
+    """Converts a leaf to what is stored for it: a PRNG key's data, a number as an array."""
     if _is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
@@ -333,7 +335,7 @@ def _plain_like(leaf: Any) -> Any:
 
 def _key_impl(like: Any) -> Any:
     impls: list[Any] = []
-    # Traced, since JAX does not say it of a ShapeDtypeStruct.
+    # Traced, since JAX cannot tell it for a ShapeDtypeStruct.
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), like)
     return impls[0]
 

@@ -1,8 +1,8 @@
-"""Two-operand arithmetic, written as text from the units up: `47+85=` is answered `231`.
+"""Arithmetic with two operands, written from the units up: `47+85=` has the answer `231`.
 
-The demonstrations are those of a careless pupil, who forgets some of the carries and borrows. A
-policy that imitates him knows how to write sums, and gets those wrong in which he would more often
-forget than not. Only the reward says that remembering is right.
+The demonstrations are those of a careless pupil, who forgets some carries and borrows. A policy
+that imitates them learns to write sums. It gets a sum wrong where the pupil forgets more often than
+not. Only the reward says that remembering is right.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def load(config: ArithmeticConfig, seed: int) -> Problems:
     """Makes the problems, and holds some out by the seed.
 
     Raises:
-      ValueError: as many or more are held out than there are.
+      ValueError: all problems or more are held out.
     """
     operands = range(config.least_operand, config.greatest_operand + 1)
     problems = [
@@ -110,14 +110,14 @@ def _text(a: int, name: str, b: int) -> str:
 
 
 def answer(a: int, name: str, b: int) -> str:
-    """The right answer, units first."""
+    """Returns the right answer, units first."""
     return str(_OPERATORS[name](a, b))[::-1]
 
 
 def careless_answer(
     a: int, name: str, b: int, forgotten: float, random: np.random.Generator
 ) -> str:
-    """What a pupil writes who forgets each carry or borrow with a probability, units first."""
+    """Returns the answer, units first, of a pupil who may forget each carry or borrow."""
     sign = 1 if name == "+" else -1
     digits, carry = "", 0
     columns = itertools.zip_longest(str(a)[::-1], str(b)[::-1], fillvalue="0")

@@ -1,4 +1,4 @@
-"""The tasks by name: from `config.task` and `config.tokenizer` to loaded problems."""
+"""Tasks by name: from `config.task` and `config.tokenizer` to loaded problems."""
 
 from __future__ import annotations
 
@@ -42,20 +42,19 @@ class TaskConfig(LengthLimits):
 
 
 def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
-    """Loads the problems of the named task, and the tokenizer that they are read with.
+    """Loads the problems of the named task, and their tokenizer.
 
-    Threads that ask for the same task at the same time get one, which is loaded once: to load it
-    may import `transformers` or `datasets`, whose names are not there yet for a second thread
-    while a first one imports them.
+    Threads that ask for the same task at the same time share one load. It may import `transformers`
+    or `datasets`; a second thread would find them half imported.
 
     Raises:
-      ValueError, OSError: they cannot be had; the message says where it fails.
+      ValueError, OSError: they cannot be loaded; the message says where it fails.
     """
     with _loading:
         return _load(config, tokenizer, seed)
 
 
-@functools.lru_cache(maxsize=1)  # A role asks more than once.
+@functools.lru_cache(maxsize=1)  # A role loads more than once.
 def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
     problems = _problems(config, seed)
     return fit(problems, _tokenizer(tokenizer, problems), config)

@@ -1,4 +1,4 @@
-"""Multiple choice: options under letters, and the letter of the right one."""
+"""Multiple choice: options with letters, and the letter of the right one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Choices(NamedTuple):
     """The options of a question.
 
     Attributes:
-      texts: what there is to choose from; the first goes under the letter A.
-      labels: how the data set calls them, if it gives them names of its own.
+      texts: the options; the first gets the letter A.
+      labels: the data set's own labels of the options, if it has any.
     """
 
     texts: tuple[str, ...]
@@ -21,10 +21,10 @@ class Choices(NamedTuple):
 
     @classmethod
     def of_field(cls, value: Any) -> Choices:
-        """The choices in a field: a list of texts, or {"text": [...], "label": [...]}.
+        """Reads the choices of a field: a list of texts, or {"text": [...], "label": [...]}.
 
         Raises:
-          ValueError: the value is neither; says what it is, for a message that says where.
+          ValueError: the value is neither; the message describes it, and the caller adds the place.
         """
         texts, labels = value, ()
         if isinstance(value, Mapping):
@@ -43,21 +43,21 @@ class Choices(NamedTuple):
         return cls(tuple(map(str, texts)), tuple(map(str, labels)))
 
     def lines(self) -> str:
-        """`A. text`, one option a line."""
+        """Writes the options as lines `A. text`."""
         return "\n".join(
             f"{letter}. {text}"
             for letter, text in zip(string.ascii_uppercase, self.texts, strict=False)
         )
 
     def letter(self, answer: Any) -> str:
-        """The letter of the right option.
+        """Returns the letter of the right option.
 
         Args:
-          answer: its label, its letter, its text, or its index from 0; the first of these that it
-            can be.
+          answer: its label, its letter, its text, or its index from 0. The first of these that
+            matches counts.
 
         Raises:
-          ValueError: it is none of them; says what it is, for a message that says where.
+          ValueError: it is none of them; the message describes it, and the caller adds the place.
         """
         letters = string.ascii_uppercase[: len(self.texts)]
         name = str(answer).strip()

@@ -126,11 +126,11 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
     """Reads and maps the problems.
 
     Args:
-      section: what messages call the config.
+      section: the name of the config's section in messages.
 
     Raises:
-      ValueError: no path, a row that is malformed or does not fit the format (names file and
-        line), or a fraction that leaves no problems on one side.
+      ValueError: there is no path; a row is malformed or does not fit the format (the message names
+        file and line); or the fraction leaves no problems on one side.
       OSError: a file cannot be read.
     """
     if not config.path:
@@ -205,7 +205,7 @@ def _split(
 
 
 def _distinct(examples: Sequence[Example]) -> list[str]:
-    """The prompts in their order, each once."""
+    """Returns the prompts in their order, each once."""
     return list(dict.fromkeys(one.prompt for one in examples))
 
 

@@ -1,4 +1,4 @@
-"""Which of a task's demonstrations are imitated when."""
+"""Random choice of the demonstrations to imitate in a step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rl_sync.types import Demonstrations
 
 
 def draw(task: Task, count: int, words: list[int]) -> Demonstrations:
-    """Draws some demonstrations, each with the same chance each time.
+    """Draws some demonstrations, with equal chances and with replacement.
 
     Args:
-      words: what the draw depends on, and nothing else.
+      words: the seed of the draw; it depends on nothing else.
     """
     random = np.random.default_rng(words)
     chosen = random.integers(0, len(task.demonstrations), count)

@@ -1,4 +1,4 @@
-"""How the rows of a data set become problems: which fields mean what, and presets by name."""
+"""Mapping of a data set's rows to problems: the meaning of fields, and presets by name."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ _FIELD = re.compile(r"[^{}|]+(\|[^{}|]+)*")
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat:
-    r"""Which field of a row means what.
+    r"""Meaning of a row's fields.
 
     A field is named by its path: `reward.answers.0` is the first of the answers in `reward`.
-    `question|problem` is the first of these that the row has.
+    `question|problem` is the first of these two that the row has.
 
     Attributes:
-      prompt: the field that is asked; not used if there is a template.
-      template: a format string for what is asked, such as `Solve: {question}`, with fields in
-        braces (and braces doubled); None for the prompt's field, and the choices below it.
-      answer: the field with what the reward model compares with. A list of texts becomes lines.
+      prompt: the field with the question; not used if there is a template.
+      template: a format string for the question, such as `Solve: {question}`, with fields in braces
+        (literal braces are doubled). None for the field of `prompt`, with the choices below it.
+      answer: the field with the answer, for the reward model. A list of texts becomes lines.
       answer_pattern: a regular expression; the answer is the last group of its last match in the
         field, such as `####\s*(.+)`. None for all of the field.
-      choices: the field of a question's options. They are written as lettered lines, in a template
-        too, and the answer becomes the right one's letter.
-      demonstration: the field of what is imitated in the warm start; None for the answer.
+      choices: the field of a question's options. They are written as lines with letters, in a
+        template too, and the answer becomes the letter of the right option.
+      demonstration: the field of the demonstration, which the warm-up imitates; None for the
+        answer.
 
     Raises:
-      ValueError: a name, template or pattern that cannot be.
+      ValueError: a name, a template or a pattern is not valid.
     """
 
     prompt: str | None = None
@@ -69,13 +70,13 @@ class RowFormat:
             )
 
     def override(self, **fields: str | None) -> RowFormat:
-        """This format with other fields; None leaves one as it is, and an empty text unsets it."""
+        """Replaces fields of this format; None keeps a field, and an empty text unsets it."""
         changed = {name: text or None for name, text in fields.items() if text is not None}
         return dataclasses.replace(self, **changed)
 
 
 def _boxed() -> str:
-    r"""The pattern of \boxed{…} with braces within braces, four deep, and of \boxed 5."""
+    r"""Returns the pattern of \boxed{…} with braces within braces, four deep, and of \boxed 5."""
     inside = r"[^{}]*"
     for _ in range(4):
         inside = rf"(?:[^{{}}]|\{{{inside}\}})*"
@@ -107,4 +108,4 @@ FORMATS = {
         answer="answer|answerKey|label",
     ),
 }
-"""Presets: rows of {"prompt", "answer"}, of GSM8K, MATH, HumanEval and MBPP, MMLU and ARC."""
+"""Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC."""

@@ -1,6 +1,6 @@
-"""A task from the user's own file: a JSON object {"prompt": …, "answer": …} a line.
+"""A task from the user's own file, with a JSON object {"prompt": …, "answer": …} a line.
 
-The shortest way to a `dataset` task: its plain format, with no settings but where the rows are.
+It is a `dataset` task in its plain format; the only settings are paths of the rows and the reward.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def load(config: JsonlConfig, seed: int) -> Problems:
     """Loads the problems of a file.
 
     Raises:
-      ValueError: no path, a row that is malformed or has no prompt or answer (names file and
-        line), or a fraction that leaves no problems on one side.
+      ValueError: there is no path; a row is malformed or has no prompt or answer (the message names
+        file and line); or the fraction leaves no problems on one side.
       OSError: a file cannot be read.
     """
     if not config.path:

@@ -1,4 +1,4 @@
-"""The lengths of a task: problems that are too long for it are dropped or cut, and counted."""
+"""Length limits of a task: problems that are too long are dropped or cut, and counted."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ class LengthLimits:
 
 
 def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
-    """Makes the task of the problems that fit the limits, and notes how many do not.
+    """Makes a task from the problems that fit the limits, and notes how many do not.
 
     Raises:
-      ValueError: nothing is left to train on or to hold out, or a chat template alone is too long.
+      ValueError: no problem is left to train on or to hold out, or a chat template alone is too
+        long.
     """
     if limits.max_prompt_tokens is not None:
         problems = _with_short_prompts(
@@ -79,7 +80,7 @@ def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
 def _with_short_prompts(
     problems: Problems, tokenizer: Tokenizer, max_tokens: int, too_long: str
 ) -> Problems:
-    """Drops or cuts the problems whose prompts are longer, and those demonstrated likewise."""
+    """Drops or cuts the problems with longer prompts, also among the demonstrations."""
     notes = list(problems.notes)
 
     def shorten(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -124,7 +125,7 @@ def _with_short_prompts(
 def _with_short_demonstrations(
     problems: Problems, tokenizer: Tokenizer, max_tokens: int
 ) -> Problems:
-    """Leaves out the demonstrations that are longer: cut, they would teach not to end."""
+    """Leaves out longer demonstrations: if they were cut, they would teach not to end."""
     everything = problems.demonstrations
     kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
     left_out = len(everything) - len(kept)
@@ -137,12 +138,12 @@ def _with_short_demonstrations(
 
 
 def truncated(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:
-    """The longest end of a text that, asked as a prompt, has at most so many tokens.
+    """Cuts a text from the left, so that as a prompt it has at most so many tokens.
 
-    The text is cut rather than its tokens, so that a chat template stays whole around it.
+    The text is cut rather than its tokens, so that the chat template around it stays whole.
 
     Raises:
-      ValueError: what stands around a prompt leaves no room for any of the text.
+      ValueError: the chat template and special tokens leave no room for any of the text.
     """
 
     def fits(start: int) -> bool:

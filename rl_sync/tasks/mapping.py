@@ -1,4 +1,4 @@
-"""From rows to problems: what is asked, what is right, what may be imitated."""
+"""Mapping of rows to problems: prompts, answers, and demonstrations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Example(NamedTuple):
     """A row as a problem.
 
     Attributes:
-      prompt: what is asked.
-      answer: what the reward model compares with.
-      demonstration: what may be imitated; None if the row has nothing under that name.
+      prompt: the question.
+      answer: the answer, for the reward model.
+      demonstration: the text to imitate; None if the row lacks it.
     """
 
     prompt: str
@@ -33,11 +33,11 @@ class Example(NamedTuple):
 
 
 def example(row: Row, row_format: RowFormat) -> Example:
-    """Maps one row.
+    """Maps one row to an example.
 
     Raises:
-      ValueError: a field is missing, empty or no text, holds half a character, the answer's
-        pattern is not in it, or it is none of the choices; names file and line.
+      ValueError: a field is missing, empty, not a text, or holds half a character; or the answer
+        does not match its pattern or the choices. The message names file and line.
     """
     choices = None
     if row_format.choices is not None:
@@ -84,7 +84,7 @@ def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
 
 
 def _last_match(pattern: str, text: str) -> str:
-    """The last group of the last match, or all of it if there are no groups; empty if none."""
+    """Returns the last group of the last match, or the match if it has no groups; empty if none."""
     matches = list(re.finditer(pattern, text))
     return (matches[-1][matches[-1].lastindex or 0] or "").strip() if matches else ""
 
@@ -107,7 +107,7 @@ class _Filler(string.Formatter):
         )  # fmt: skip
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The text of a field; a template's names are paths, not Python's attributes."""
+        """Returns the text of a field; a template's names are paths, not Python's attributes."""
         del args, kwargs
         if self._choices is not None and field_name in self._choices_names:
             return self._choices.lines(), field_name
@@ -115,7 +115,7 @@ class _Filler(string.Formatter):
 
 
 def _text(row: Row, field: str, lines: bool = False) -> str:
-    """A field's text: a number's too, and the lines of a list of texts where `lines` allows it."""
+    """Returns a field as text: a text, a number, or, with `lines`, a list of texts as lines."""
     value = _value(row, field)
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
@@ -139,9 +139,9 @@ def _value(row: Row, field: str) -> Any:
 
 
 def _lookup(fields: Mapping[str, Any], field: str) -> Any:
-    """The value at the first path of `a.b|c` that leads to one, or `_MISSING`."""
+    """Returns the value at the first path of `a.b|c` that leads to one, or `_MISSING`."""
     values = [_at(fields, path) for path in field.split("|")]
-    # A data set writes null where another of its rows has the field.
+    # A data set holds null in rows that lack a field of other rows.
     given = [value for value in values if value is not _MISSING and value is not None]
     return given[0] if given else None if None in values else _MISSING
 

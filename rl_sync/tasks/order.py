@@ -1,4 +1,4 @@
-"""The order in which a run goes through its prompts: a new permutation for each epoch."""
+"""The order of prompts in a run: a new permutation for each epoch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 def prompt_at(ordinal: int, count: int, seed: int, replacement: int = 0) -> int:
-    """Which of `count` prompts has the given place in a run's order; depends on nothing else.
+    """Returns the index of the prompt at a place in a run's order.
 
     Args:
-      ordinal: the place, from 0; every prompt comes once in each `count` places.
-      count: how many prompts there are.
-      seed: the run's.
-      replacement: how many prompts that were tried at the place it stands in for; those of each
-        number have an order of their own.
+      ordinal: the place, from 0; every prompt occurs once in each `count` places.
+      count: the number of prompts.
+      seed: the seed of the run.
+      replacement: the number of prompts that were already tried and replaced at the place. Each
+        number has an order of its own.
     """
     epoch, place = divmod(ordinal, count)
     return int(_permutation(epoch, count, seed, replacement)[place])
@@ -23,6 +23,6 @@ def prompt_at(ordinal: int, count: int, seed: int, replacement: int = 0) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _permutation(epoch: int, count: int, seed: int, replacement: int) -> np.ndarray:
-    # The first order is that of (seed, epoch) alone.
+    # Without replacement, the order depends on (seed, epoch) alone.
     words = [seed, epoch, replacement] if replacement else [seed, epoch]
     return np.random.default_rng(words).permutation(count)

@@ -1,7 +1,7 @@
-"""The tokenizers of Hugging Face checkpoints, with their chat templates.
+"""Tokenizers of Hugging Face checkpoints, with their chat templates.
 
-`transformers` is imported when the first one is loaded: it takes seconds, and a run whose tokens
-are characters needs none of it.
+`transformers` is imported when the first tokenizer is loaded. That takes seconds, and a run with a
+tokenizer of characters does not need it.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ class PretrainedTokenizer:
 
     @property
     def eos_id(self) -> int:
-        """Ends a demonstration: the first of `eos_ids`."""
+        """The id that ends a demonstration: the first of `eos_ids`."""
         return self.eos_ids[0]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text, without special tokens around it."""
+        """Encodes a text, without special tokens around it."""
         return self.backend.encode(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of the prompt in its chat template, or else after the special tokens it takes."""
+        """Encodes a prompt in its chat template, or else after the tokenizer's special tokens."""
         if self.chat:
             messages = [{"role": "user", "content": text}]
             if self.system is not None:
@@ -90,11 +90,11 @@ class PretrainedTokenizer:
                 messages, add_generation_prompt=True, return_dict=False
             )
         ids = self.backend.encode(text)
-        # Some tokenizers end every text; a completion is to go on from this one.
+        # Some tokenizers end every text, but a completion shall continue this one.
         return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text up to the first end of sequence; special tokens inside it stay visible.
+        """Decodes up to the first end of sequence; special tokens inside stay visible.
 
         An id that the tokenizer does not have becomes U+FFFD: a checkpoint's vocabulary may be
         padded beyond its tokenizer's.
@@ -116,10 +116,10 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
       path, chat, system: see `TokenizerConfig`.
 
     Raises:
-      ValueError: there is none, it has no end of sequence, or no chat template where one is asked
-        for.
+      ValueError: there is no tokenizer; it has no end of sequence; or it lacks a chat template that
+        is asked for.
     """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # It misses torch; we do not.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # We need no torch.
     backend, eos_ids = _read(path)
     if not eos_ids:
         raise ValueError(
@@ -141,7 +141,7 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
     if chats:
         try:
             end = _turn_end(backend, eos_ids)
-        except Exception as error:  # Of Jinja, or of what the template does.
+        except Exception as error:  # From Jinja, or from the template's own code.
             raise ValueError(
                 f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
                 " Mend it, or use tokenizer.chat=no."
@@ -159,7 +159,7 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
 
 
 def _read(path: str) -> tuple[Any, tuple[int, ...]]:
-    """The `PreTrainedTokenizerBase` of a path, and every id that its files call an end."""
+    """Loads the `PreTrainedTokenizerBase` of a path, and all end-of-sequence ids of its files."""
     from huggingface_hub import snapshot_download
 
     if Path(path).is_dir():
@@ -167,7 +167,7 @@ def _read(path: str) -> tuple[Any, tuple[int, ...]]:
     if path.startswith((".", "/", "~")):
         raise ValueError(f"The tokenizer's directory {path} does not exist.")
     try:
-        # What is cached is taken as it is, so that every role of a run has the same.
+        # A cached tokenizer is used as it is, so that all roles of a run have the same.
         return _from_pretrained(snapshot_download(path, local_files_only=True))
     except (OSError, ValueError):
         return _from_pretrained(path)
@@ -180,11 +180,11 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
     way_out = "Give --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
     try:
         backend = AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # Of whatever kind: so do transformers and tokenizers refuse files.
+    except Exception as error:  # transformers and tokenizers raise errors of all kinds.
         _refuse_broken(Path(path))
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"No tokenizer can be loaded from {path}: {reason} {way_out}") from error
-    # Given a model's config and no tokenizer, transformers makes one that knows nothing.
+    # For a model's config without a tokenizer, transformers makes one with an empty vocabulary.
     if not backend.encode("0", add_special_tokens=False):
         raise ValueError(f"{path} has a model's config but no tokenizer. {way_out}")
     generation = cached_file(
@@ -205,7 +205,7 @@ def _refuse_broken(directory: Path) -> None:
 
 
 def _turn_end(backend: Any, eos_ids: Sequence[int]) -> int | None:
-    """The end that the chat template writes after an answer, if it is one of those that end."""
+    """Returns the end that the chat template writes after an answer, if it is one of `eos_ids`."""
     turns = [{"role": "user", "content": "Yes?"}, {"role": "assistant", "content": "Yes."}]
     ids = backend.apply_chat_template(turns, return_dict=False)
     return next((i for i in reversed(ids) if i in eos_ids), None)

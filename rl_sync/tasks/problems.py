@@ -1,4 +1,4 @@
-"""What a loader of problems returns, before a tokenizer says how long they are."""
+"""Problems of a task as text; a loader returns them before they are tokenized."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ class Problems:
     """The problems of a task, as text.
 
     Attributes:
-      train: problems to learn from; `train[i].prompt_id == i`.
-      held_out: other problems, to measure on.
-      demonstrations: training problems with what is to be imitated as their answer; `prompt_id`
-        is that of the training problem.
+      train: problems to train on; `train[i].prompt_id == i`.
+      held_out: other problems, for evaluation.
+      demonstrations: training problems whose answer is the text to imitate; `prompt_id` is the id
+        of the training problem.
       reward: the name of the reward model.
-      charset: the characters of a tokenizer of characters, in their order; None for those of the
-        texts.
-      notes: what the reader of the data left out, in sentences.
+      charset: the characters of a tokenizer of characters, in order; None for those in the texts.
+      notes: sentences about data that was left out.
     """
 
     train: Sequence[Prompt]

@@ -15,7 +15,7 @@ from rl_sync.models.huggingface.files import LFS_POINTER
 _PARQUET = ".parquet"
 _JSON = ".json"
 _FILE_SUFFIXES = (".jsonl", _JSON, _PARQUET)
-# How files begin that are often taken for text, what they are, and what to do about it.
+# Beginnings of files that are often mistaken for text: their kind, and the remedy.
 _NO_TEXT = {
     LFS_POINTER: ("a Git LFS pointer", "fetch the file itself with `git lfs pull`"),
     b"\x1f\x8b": ("compressed with gzip", "unpack it first"),
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     """One row.
 
     Attributes:
-      where: its file and line or number, for messages.
+      where: its file and line or row number, for messages.
       fields: its columns by name.
     """
 
@@ -41,14 +41,14 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where rows come from.
+    """Source of rows.
 
     Attributes:
-      path: a file (.parquet, .json with a list of objects, anything else with an object a line), a
-        directory, or the name of a data set on the hub. Directories are what
-        `Dataset.save_to_disk` wrote, or anything that `datasets.load_dataset` takes.
-      subset: which configuration of a data set that has several.
-      split: which split; a file has none.
+      path: a file (.parquet, .json with a list of objects, or any other with an object a line), a
+        directory, or the name of a data set on the hub. A directory was written by
+        `Dataset.save_to_disk`, or is one that `datasets.load_dataset` reads.
+      subset: the configuration of a data set that has several.
+      split: the split; a file has none.
     """
 
     path: str
@@ -57,11 +57,11 @@ class Source:
 
 
 def read_rows(source: Source, limit: int = 0) -> list[Row]:
-    """Reads the rows of a source, the first `limit` if that is not 0.
+    """Reads the rows of a source; only the first `limit` if that is not 0.
 
     Raises:
-      ValueError: there is no such source or split, it has no rows, or one is malformed (names file
-        and line).
+      ValueError: there is no such source or split, it has no rows, or a row is malformed (the
+        message names file and line).
       OSError: a file cannot be read.
     """
     path = Path(source.path)
@@ -85,7 +85,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
     if path.suffix == _PARQUET:
         return _parquet_rows(path)
     text = _text(path)
-    # Many a file of that name has an object a line.
+    # Many .json files have an object a line.
     if path.suffix == _JSON and text.lstrip().startswith("["):
         return _list_rows(path, text)
     return _line_rows(path, text)
@@ -124,7 +124,7 @@ def _parsed(where: str, text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read: make it flat.") from error
-    except ValueError as error:  # Also of a number with too many digits.
+    except ValueError as error:  # Also for a number with too many digits.
         raise ValueError(f"{where} is not JSON: {error}.") from error
 
 
@@ -154,7 +154,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _library_rows(source: Source) -> Iterator[Row]:
-    """Rows through `datasets`, which is imported here: it takes a second or two."""
+    """Reads rows through `datasets`, which is imported here: that takes a second or two."""
     import datasets
 
     try:
@@ -163,7 +163,7 @@ def _library_rows(source: Source) -> Iterator[Row]:
         else:
             loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        # The library's own error often says no more than that there was one.
+        # The library's own error often gives no reason; its cause does.
         reasons = [str(e).partition("\n")[0] for e in (error, error.__cause__) if e is not None]
         raise ValueError(
             f"The data set {source.path}{_part(source)} cannot be loaded: {': '.join(reasons)}"

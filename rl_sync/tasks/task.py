@@ -1,4 +1,4 @@
-"""What a task is: problems to train on, problems held out, a tokenizer, a reward."""
+"""The record of a task: problems to train on, held-out problems, a tokenizer, a reward."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class Task:
     """A loaded task.
 
     Attributes:
-      train: problems to learn from; `train[i].prompt_id == i`.
-      held_out: problems to measure on; `is_seen` says which of them are trained on too.
-      demonstrations: training problems with answers to imitate in the warm start; may be empty.
-      tokenizer: between text and token ids.
+      train: problems to train on; `train[i].prompt_id == i`.
+      held_out: problems for evaluation; `is_seen` says which of them are trained on too.
+      demonstrations: training problems with answers to imitate in the warm-up; may be empty.
+      tokenizer: the tokenizer.
       reward: the name of the reward model.
-      max_prompt_tokens: P, tokens of the longest prompt, chat template included.
-      max_completion_tokens: C, end of sequence included.
-      notes: which of the data was left out or changed, in sentences for the user.
+      max_prompt_tokens: P, the number of tokens of the longest prompt, chat template included.
+      max_completion_tokens: C, the largest number of tokens of a completion, end of sequence
+        included.
+      notes: sentences for the user about data that was left out or changed.
 
     Raises:
-      ValueError: no problems, a prompt or demonstration that does not fit the lengths.
+      ValueError: there are no problems, or a prompt or demonstration does not fit the lengths.
     """
 
     train: Sequence[Prompt]
@@ -70,7 +71,7 @@ class Task:
             )
 
     def describe(self) -> str:
-        """What there is to learn from and how long it is, and what was left out of the data."""
+        """Describes the number of problems and their lengths, and the data that was left out."""
         sizes = (
             f"{len(self.train):,} problems to train on, {len(self.held_out):,} held out; at most"
             f" {self.max_prompt_tokens} tokens a prompt and {self.max_completion_tokens} a"
@@ -85,7 +86,7 @@ class Task:
         return "\n".join([sizes, *(f"- {note}" for note in notes)])
 
     def is_seen(self, prompt: Prompt) -> bool:
-        """Whether a training problem asks the same."""
+        """Says whether a training problem has the same prompt."""
         return prompt.text in self._trained_texts
 
     @functools.cached_property
@@ -94,13 +95,13 @@ class Task:
 
     @property
     def row_tokens(self) -> int:
-        """T: tokens of a row, prompt and completion."""
+        """T, the number of tokens of a row, prompt and completion."""
         return self.max_prompt_tokens + self.max_completion_tokens
 
     def encode_prompts(
         self, texts: Sequence[str]
     ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
-        """Token ids of prompts, padded on the right, and their lengths."""
+        """Encodes prompts: returns their token ids, padded on the right, and their lengths."""
         tokens = np.full((len(texts), self.max_prompt_tokens), self.tokenizer.pad_id, np.int32)
         lengths = np.zeros(len(texts), np.int32)
         for row, text in enumerate(texts):
@@ -111,7 +112,7 @@ class Task:
     def encode_demonstrations(
         self, prompts: Sequence[Prompt]
     ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
-        """Rows of prompt, answer and end of sequence, and the mask of what is to be learned."""
+        """Encodes rows of prompt, answer and end of sequence, and the mask of tokens to imitate."""
         tokens = np.full((len(prompts), self.row_tokens), self.tokenizer.pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
         for row, prompt in enumerate(prompts):

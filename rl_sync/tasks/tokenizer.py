@@ -1,4 +1,4 @@
-"""Between text and token ids: what a tokenizer does, and one with a token a character."""
+"""Tokenizers: the protocol that tasks need, and a tokenizer with one token a character."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMEMBERED_LENGTHS = 1 << 18
 
 
 class Tokenizer(Hashable, Protocol):
-    """What tasks and roles need of a tokenizer."""
+    """Operations of a tokenizer that tasks and roles need."""
 
     @property
     def vocab_size(self) -> int:
@@ -22,7 +22,7 @@ class Tokenizer(Hashable, Protocol):
 
     @property
     def pad_id(self) -> int:
-        """Fills a row after its end; masks, never ids, say what is padding."""
+        """The id that fills a row after its end; masks, never ids, mark padding."""
 
     @property
     def eos_id(self) -> int:
@@ -33,37 +33,37 @@ class Tokenizer(Hashable, Protocol):
         """Every id that ends a completion, `eos_id` first."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text by itself, with nothing before or after it."""
+        """Encodes a text by itself, without special tokens around it."""
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids that the policy goes on from when it is asked a text."""
+        """Encodes a text as a prompt, from which the policy goes on."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a completion up to its first end of sequence."""
+        """Decodes a completion up to its first end of sequence."""
 
 
-# Loading a task asks for the same lengths several times, and encoding is what takes its time.
+# Loading a task needs the same lengths several times, and encoding takes most of its time.
 @functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
 def prompt_tokens(tokenizer: Tokenizer, text: str) -> int:
-    """How many tokens the policy goes on from when it is asked a text."""
+    """Counts the tokens of a text as a prompt."""
     return len(tokenizer.encode_prompt(text))
 
 
 @functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
 def completion_tokens(tokenizer: Tokenizer, text: str) -> int:
-    """How many tokens a completion of that text has, its end of sequence included."""
+    """Counts the tokens of a text as a completion, its end of sequence included."""
     return len(tokenizer.encode(text)) + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class CharacterTokenizer:
-    """Id 0 pads, id 1 ends a sequence, and the characters of `charset` follow in their order.
+    """A tokenizer of characters: id 0 pads, id 1 ends a sequence, then `charset` follows.
 
     Attributes:
-      charset: the characters that texts may hold, each once.
+      charset: the characters that texts may hold, each once, in the order of their ids.
 
     Raises:
-      ValueError: a character stands twice in the charset, or there is none.
+      ValueError: a character occurs twice in the charset, or there is none.
     """
 
     charset: str
@@ -77,22 +77,22 @@ class CharacterTokenizer:
 
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> CharacterTokenizer:
-        """The tokenizer of exactly the characters in `texts`, in the order of their code points."""
+        """Makes the tokenizer of the characters in `texts`, in the order of their code points."""
         return cls("".join(sorted(set().union(*texts))))
 
     @property
     def vocab_size(self) -> int:
-        """Characters, padding and end of sequence."""
+        """Number of characters, plus padding and end of sequence."""
         return len(self.charset) + _FIRST_CHARACTER_ID
 
     @property
     def pad_id(self) -> int:
-        """Fills a row after its end."""
+        """The id that fills a row after its end."""
         return PAD_ID
 
     @property
     def eos_id(self) -> int:
-        """Ends a completion."""
+        """The id that ends a completion."""
         return EOS_ID
 
     @property
@@ -101,10 +101,10 @@ class CharacterTokenizer:
         return (EOS_ID,)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the characters, without an end of sequence.
+        """Encodes the characters, without an end of sequence.
 
         Raises:
-          ValueError: a character that is not in the charset.
+          ValueError: a character is not in the charset.
         """
         ids = [self.charset.find(character) for character in text]
         if -1 in ids:
@@ -116,18 +116,18 @@ class CharacterTokenizer:
         return [i + _FIRST_CHARACTER_ID for i in ids]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of the characters: nothing stands around a prompt.
+        """Encodes the characters, with nothing around them.
 
         Raises:
-          ValueError: a character that is not in the charset.
+          ValueError: a character is not in the charset.
         """
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids up to the first end of sequence; padding inside it becomes U+FFFD.
+        """Decodes up to the first end of sequence; padding inside becomes U+FFFD.
 
         Raises:
-          ValueError: an id that the tokenizer does not have.
+          ValueError: an id is outside the vocabulary.
         """
         characters = []
         for i in ids:

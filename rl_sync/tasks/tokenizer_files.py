@@ -1,4 +1,4 @@
-"""The character tokenizer in the files that transformers reads a tokenizer from."""
+"""Files of a character tokenizer, in the format that transformers reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PAD, EOS = "<|pad|>", "<|end|>"
 
 
 def tokenizer_files(tokenizer: CharacterTokenizer) -> dict[str, str]:
-    """The files' contents by name; read back, they give the same ids for the same texts.
+    """Returns the files' contents by name; they give the same ids for the same texts.
 
-    A character that the tokenizer does not know is an error there as it is here.
+    A character outside the charset is an error there too.
     """
     vocabulary = {PAD: PAD_ID, EOS: EOS_ID}
     vocabulary |= {character: tokenizer.encode(character)[0] for character in tokenizer.charset}
@@ -30,7 +30,7 @@ def tokenizer_files(tokenizer: CharacterTokenizer) -> dict[str, str]:
 
 
 def token_ids(tokenizer: CharacterTokenizer) -> dict[str, int | None]:
-    """What a model's config says of the tokenizer."""
+    """Returns the special tokens for a model's config."""
     return {
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_id,

@@ -1,13 +1,13 @@
-"""Products worked out by adding, one step after the other: completions of very different lengths.
+"""Products worked out by repeated addition: completions of very different lengths.
 
 `7*12+58=` asks to add 7 twelve times to 58. The working starts with eleven additions left and 65,
-`11:560`, and goes on to `00:241` and the answer, `#241`: numbers of a working are written from the
-units up. How many additions there are is log-normal: most are few, some are many.
+`11:560`, and goes on to `00:241` and the answer, `#241`. Numbers of a working are written from the
+units up. The number of additions is log-normal: most problems have few, some have many.
 
-The demonstrations are those of a pupil who tires: he loses count and leaves out the last addition,
-seldom where there are few and more often than not where there are many. A policy that imitates him
-adds well, and leaves out the last addition wherever he would more often do so than not. Only the
-reward says that it is wanted, and the reward looks at the answer alone.
+The demonstrations are those of a pupil who tires. He loses count and leaves out the last addition:
+seldom if there are few additions, and more often than not if there are many. A policy that imitates
+him adds well, and leaves out the last addition wherever he does so more often than not. Only the
+reward says that this is wrong, and the reward looks at the answer alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rl_sync.types import Prompt
 _DEMONSTRATIONS_PER_PROBLEM = 4
 _TERMS = range(2, 10)
 _STARTS = range(10, 100)
-_MOST_ADDITIONS = 99  # Two digits.
+_MOST_ADDITIONS = 99  # Of two digits.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def load(config: WorkedConfig, seed: int) -> Problems:
     """Draws problems, each at most once, and holds some out by the seed.
 
     Raises:
-      ValueError: more are wanted than there are.
+      ValueError: fewer problems exist than are wanted.
     """
     counts = range(1, config.most_additions + 1)
     everything = list(itertools.product(_TERMS, counts, _STARTS))
@@ -105,23 +105,23 @@ def load(config: WorkedConfig, seed: int) -> Problems:
 
 
 def _weight(count: int, config: WorkedConfig) -> float:
-    """The density of the log-normal distribution, but for a factor."""
+    """Computes the density of the log-normal distribution, up to a factor."""
     deviations = np.log(count / config.median_additions) / config.spread
     return float(np.exp(-(deviations**2) / 2) / count)
 
 
 def text(term: int, count: int, start: int) -> str:
-    """The problem: `term` is to be added `count` times to `start`."""
+    """Returns the problem: `term` is to be added `count` times to `start`."""
     return f"{term}*{count:02}+{start}="
 
 
 def answer(term: int, count: int, start: int) -> str:
-    """The right answer, units first."""
+    """Returns the right answer, units first."""
     return _written(start + term * count, 3)
 
 
 def working(term: int, count: int, start: int, done: int) -> str:
-    """The first `done` of the additions, each with how many are left, and the last total."""
+    """Returns the first `done` additions, each with the number left, and the last total."""
     steps = (
         f"{_written(count - i, 2)}:{_written(start + term * i, 3)}" for i in range(1, done + 1)
     )
@@ -131,11 +131,11 @@ def working(term: int, count: int, start: int, done: int) -> str:
 def tired_working(
     term: int, count: int, start: int, config: WorkedConfig, random: np.random.Generator
 ) -> str:
-    """The working of the pupil, who may lose count and leave out the last addition."""
+    """Returns the working of the pupil, who may lose count and leave out the last addition."""
     slip = config.tired_slip if count > config.tired_after else config.slip
     return working(term, count, start, count - int(random.random() < slip))
 
 
 def _written(number: int, digits: int) -> str:
-    """A number of a fixed width, units first."""
+    """Writes a number with a fixed width, units first."""
     return f"{number:0{digits}}"[::-1]

@@ -248,6 +248,6 @@ ENDS = Ends(
     trainer=ServerTrainerEnd,
     explorer=lambda site: ExplorerEnd(ServedPuller(site)),
     published_bytes=lambda version, schedule: schedule.versions_in_use * version,
-    arriving_bytes=lambda version: version // 2,  # Parts that are yet to be put together.
+    arriving_bytes=lambda version: version // 2,  # Parts before their assembly.
     try_out=_try_out,
 )

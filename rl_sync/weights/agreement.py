@@ -1,4 +1,4 @@
-"""How the processes of one program come to the same decisions."""
+"""Agreement: the processes of one program come to the same decisions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ T = TypeVar("T")
 
 
 class Agree(Protocol):
-    """Has the first process of a program do something, and gives its result to all of them.
+    """Runs a function in the first process of a program, and gives its result to all processes.
 
-    Every process calls it, at the same point of the same program; what the thunk raises is raised
-    in all of them. Whatever is heard from outside, or depends on the time, goes through here.
+    Every process calls it, at the same point of the same program. An exception of the function is
+    raised in all of them. Everything that comes from outside, or depends on the time, goes through
+    here.
     """
 
     def __call__(self, what: str, thunk: Callable[[], T]) -> T:
-        """Returns what `thunk` returned in the first process.
+        """Returns the result of `thunk` in the first process.
 
         Args:
-          what: names the point in the program, to find processes that have gone different ways.
+          what: a name of this point in the program; it reveals processes that have diverged.
         """
 
 
 def alone(what: str, thunk: Callable[[], T]) -> T:
-    """Agreement in a program of one process."""
+    """Agrees in a program of one process."""
     del what
     return thunk()

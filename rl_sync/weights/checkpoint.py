@@ -1,7 +1,7 @@
-"""Weights by checkpoint: the trainer saves versions to a directory; explorers poll and restore.
+"""Checkpoint transfer: the trainer saves versions to a directory, explorers poll it.
 
-Trainer and explorers are independent JAX programs that share nothing but the directory, so that
-explorers may die, restart and join at any time. It may be in a bucket (`gs://…`).
+Trainer and explorers are independent JAX programs that share only the directory. So explorers may
+die, restart and join at any time. The directory may be in a bucket (`gs://…`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from rl_sync.weights.storage import ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
 
 LEAST_KEPT = 3
-"""Readers that meet fewer versions than this find theirs gone again and again."""
+"""Least number of versions to keep. With fewer, readers would find theirs deleted again and
+again.
+"""
 
 _PARAMS = "params"
 _DIGEST = "digest"
@@ -57,24 +59,25 @@ class _Pending(NamedTuple):
 
 
 class CheckpointPublisher:
-    """Saves versions from a thread of its own, so that the trainer only pays for a copy on device.
+    """Saves versions in a thread of its own; the trainer only pays for a copy on device.
 
-    At most one version is being saved and one waits for its turn; while one waits, `publish` waits
-    too. Where versions may be skipped, two wait, and the older gives way to a third: not one alone,
-    since the newest may still be computed when the one before it could be saved.
+    At most one version is being saved and one waits; while one waits, `publish` blocks. If versions
+    may be skipped, two may wait, and a third replaces the older one. It is two, since the newest
+    may still be in computation when the one before could already be saved.
 
     Args:
-      directory: the weights directory; what a killed publisher left half written is removed.
-      keep: how many of the newest versions stay; at least `LEAST_KEPT`. A version that an explorer
-        is reading stays as well.
-      may_skip: whether a version whose save has not begun may give way to a newer one. Right for
-        latest pulls; wrong for exact ones, which need every version.
-      timeout_secs: how long `publish` waits for its turn, and `close` for the last save.
-      reader_expiry_secs: after this time a reader is taken for dead, and what it held may go.
-      resume_from: where a trainer that resumes stands; newer versions, which belong to a future
-        that is not going to happen, are deleted.
-      on_saved: called, in the saving thread, with each version and the seconds its save took from
-        when its values were there.
+      directory: the weights directory; unfinished versions of a killed publisher are removed.
+      keep: the number of newest versions that stay; at least `LEAST_KEPT`. A version that an
+        explorer is reading stays as well.
+      may_skip: whether a newer version may replace one whose save has not begun. Use it for latest
+        pulls, but not for exact pulls, which need every version.
+      timeout_secs: the deadline of `publish` for its turn, and of `close` for the last save.
+      reader_expiry_secs: the time after which a reader counts as dead, so that its version may be
+        deleted.
+      resume_from: the version of a trainer that resumes; newer versions, which its earlier run
+        left, are deleted.
+      on_saved: a function called in the saving thread with each version and the seconds of its
+        save, counted from the end of its computation.
 
     Raises:
       ValueError: `keep` is too small.
@@ -118,9 +121,9 @@ class CheckpointPublisher:
         self._thread.start()
 
     def publish(self, version: int, params: Params) -> None:
-        """Takes a copy of `params` on the device and queues it; see `interface.Publisher`.
+        """Copies `params` on the device and queues the copy; see `interface.Publisher`.
 
-        It does not wait for what computes `params`. A version that exists already is replaced.
+        It does not wait for the computation of `params`. A version that exists already is replaced.
 
         Raises:
           WeightsTimeoutError: the version before this one still waits to be saved.
@@ -158,7 +161,7 @@ class CheckpointPublisher:
             self._raise_error()
 
     def _tidy(self, resume_from: int | None) -> None:
-        """Removes what is half written, and versions of a future that is not going to happen."""
+        """Removes unfinished versions, and those newer than the resumed one."""
         self._directory.sweep()
         if resume_from is not None:
             for version in self._directory.versions():
@@ -197,7 +200,7 @@ class CheckpointPublisher:
                 self._changed.notify_all()
 
     def _skip(self) -> list[int]:
-        """The oldest of the versions that wait, as far as too many do."""
+        """Returns the oldest waiting versions, as far as too many wait."""
         with self._changed:
             return [version for version in self._pending if version != self._saving][
                 :-_MOST_WAITING
@@ -210,7 +213,7 @@ class CheckpointPublisher:
         if chosen is None:
             return None
         with self._changed:
-            # Another process may be behind the one that has chosen; it comes to publish it too.
+            # This process may be behind the one that has chosen; it will publish the version too.
             self._wait_until(lambda: chosen in self._pending, f"for version {chosen}")
             self._saving = chosen
             pending = self._pending.pop(chosen)
@@ -220,18 +223,18 @@ class CheckpointPublisher:
             return pending
 
     def _choose(self) -> int | None:
-        """The version to save next; None when there will be none, `_NOTHING_YET` after a while."""
+        """Returns the version to save next; None at the end, `_NOTHING_YET` after a while."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._closed, _IDLE_SECS)
             if not self._pending:
                 return None if self._closed else _NOTHING_YET
             computed = sum(pending.computed for pending in self._pending.values())
-            # Of those that are computed the newest; else the one that is computed first.
+            # The newest computed version; if none is computed, the one that will be first.
             self._saving = list(self._pending)[max(computed - 1, 0)]
             return self._saving
 
     def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
-        jax.block_until_ready(pending.arrays)  # What computes them may only have been dispatched.
+        jax.block_until_ready(pending.arrays)  # Their computation may only have been dispatched.
         start = time.monotonic()
         self._agree_saving("room", lambda: self._make_room(pending.version))
         storage.write(self._directory.path(pending.version), pending.arrays)
@@ -249,16 +252,16 @@ class CheckpointPublisher:
 
 
 class CheckpointPuller:
-    """Polls a weights directory, and restores versions straight into the explorer's sharding.
+    """Polls a weights directory, and restores versions directly into the explorer's sharding.
 
     Args:
       directory: the publisher's weights directory.
       like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to restore into.
-      reader: a name that no other running puller of the directory has; by default the host's and
-        the process's.
-      check_digest: whether to compare what was read with what was published.
-      processes: the explorer's, by their indices in the cluster; this process alone if left out.
-      agree: how they agree.
+      reader: a name that no other running puller of the directory has; by default host and process.
+      check_digest: whether to compare the digest of the restored weights with the published one.
+      processes: the explorer's processes, by their indices in the cluster; this process alone by
+        default.
+      agree: their means to agree.
     """
 
     def __init__(
@@ -282,13 +285,14 @@ class CheckpointPuller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """See `interface.Puller`. A read that fails is tried again, with the newest version if any
-        will do.
+        """Waits for a version and restores it; see `interface.Puller`.
+
+        A read that fails is repeated; with the newest version, if any will do.
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
           WeightsMismatchError: a version's digest is wrong, however often it is read.
-          ValueError: the versions are of another model than `like`.
+          ValueError: the versions belong to another model than `like`.
         """
         wanted = wanted_text(exactly, at_least)
         deadline = time.monotonic() + timeout_secs
@@ -321,7 +325,7 @@ class CheckpointPuller:
         return self._agree("newest", lambda: self._await(at_least, timeout_secs))
 
     def close(self) -> None:
-        """Frees what Orbax holds."""
+        """Frees the resources of Orbax."""
         self._storage.close()
 
     def _await(self, at_least: int, timeout_secs: float) -> int:

@@ -1,4 +1,4 @@
-"""The `jax.distributed` cluster that processes form to compute, or to move weights, together."""
+"""The `jax.distributed` cluster: processes that compute, or move weights, together."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ def init_cluster(
     timeout_secs: float = 120.0,
     heartbeat_secs: float = 30.0,
 ) -> None:
-    """Joins the cluster and waits until all others have; call it before anything else of JAX.
+    """Joins the cluster and waits for all others; call it before any other use of JAX.
 
-    On CPU collectives go over gloo, on GPU and TPU over the hardware's own transport.
+    On CPU collectives use gloo, on GPU and TPU the hardware's own transport.
 
     Args:
-      coordinator_address: `host:port`, where process 0 listens, on that interface alone.
-      num_processes: how many there are.
-      process_id: which this is, from 0.
-      timeout_secs: how long to wait for the others.
-      heartbeat_secs: a process that is silent for this long is dead, and the others abort.
+      coordinator_address: the `host:port` where process 0 listens, on that interface alone.
+      num_processes: the number of processes.
+      process_id: the index of this process, from 0.
+      timeout_secs: the deadline for the others to join.
+      heartbeat_secs: the heartbeat timeout: a process that is silent for this long counts as dead,
+        and the others abort.
 
     Raises:
       ValueError: `process_id` does not fit `num_processes`.
-      WeightsTimeoutError: not everybody joined in time.
+      WeightsTimeoutError: not all processes joined in time.
       WeightsTransferError: JAX is in use already, or the port is taken.
     """
     if not 0 <= process_id < num_processes:
@@ -52,7 +53,7 @@ def init_cluster(
     if process_id == 0:
         _check_port(coordinator_address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Otherwise SIGTERM becomes a notice of preemption, and no longer ends the process.
+    # Otherwise SIGTERM would be a notice of preemption, and would not end the process.
     jax.config.update("jax_enable_preemption_service", False)
     _join(
         timeout_secs,
@@ -62,7 +63,7 @@ def init_cluster(
         coordinator_bind_address=coordinator_address,
         num_processes=num_processes,
         process_id=process_id,
-        # JAX aborts the process without a word of Python when its own deadline passes.
+        # JAX aborts the process without a Python exception when its own deadline passes.
         initialization_timeout=int(timeout_secs) + 60,
         heartbeat_timeout_seconds=int(heartbeat_secs),
         shutdown_timeout_seconds=int(heartbeat_secs),
@@ -70,13 +71,13 @@ def init_cluster(
 
 
 def leave_cluster(timeout_secs: float = 120.0) -> None:
-    """Waits until every process is about to leave, then leaves; without a cluster does nothing.
+    """Leaves the cluster once every process is about to leave; does nothing without a cluster.
 
-    Process 0 carries the cluster: were it to exit earlier, the others would be killed.
+    Process 0 hosts the cluster: if it exited earlier, the others would be killed.
 
     Raises:
-      WeightsTimeoutError: somebody has not come to leave. The cluster cannot be left in order any
-        more; end the process at once (`os._exit`) when its own work is saved.
+      WeightsTimeoutError: a process has not come to leave. The cluster cannot be left cleanly any
+        more; when the process's own work is saved, end it immediately (`os._exit`).
     """
     client = distributed.global_state.client
     if client is None:
@@ -92,7 +93,7 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
 
 
 def _check_port(coordinator_address: str) -> None:
-    """Binds the port for a moment, since JAX may crash on one that is taken."""
+    """Binds the port for a moment, since JAX may crash on a taken port."""
     host, _, port = coordinator_address.rpartition(":")
     try:
         socket.create_server((host, int(port))).close()
@@ -104,7 +105,7 @@ def _check_port(coordinator_address: str) -> None:
 
 
 def _join(timeout_secs: float, late: str, **arguments: Any) -> None:
-    """Initializes JAX's cluster in a thread, since that cannot be interrupted."""
+    """Initializes JAX's cluster in a thread, since the call cannot be interrupted."""
     outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def initialize() -> None:

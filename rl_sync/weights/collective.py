@@ -1,9 +1,9 @@
-"""Weights by collective transfer: shard to shard, from the trainer to one explorer at a time.
+"""Collective transfer: shard to shard, from the trainer to one explorer at a time.
 
 Trainer and explorers are processes of one cluster (`cluster.py`). The processes of both sides must
-enter a transfer (`link.py`); they agree on that beforehand (`rendezvous.py`). They enter from the
-thread that calls `publish`, `serve_waiting` or `pull`, which must be the one thread that dispatches
-collectives in that process.
+enter a transfer (`link.py`), and agree on it beforehand (`rendezvous.py`). They enter it in the
+thread that calls `publish`, `serve_waiting` or `pull`. Only this thread may dispatch collectives in
+its process.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Receiver(Protocol):
 
 
 class Meeting(NamedTuple):
-    """How a trainer that waits for its explorers stands.
+    """Status of a trainer that waits for its explorers.
 
     Attributes:
-      version: what it is publishing.
+      version: the version that it publishes.
       missing: the explorers that have not come for it yet.
-      waited_secs: since when.
+      waited_secs: the time since the wait began.
     """
 
     version: int
@@ -69,20 +69,20 @@ class CollectivePublisher:
     """The trainer's end of a collective transfer.
 
     Args:
-      links: the way to each explorer, by its number.
-      rendezvous: where explorers ask.
-      meet: whether `publish` waits until each explorer has come for the version and got it. Right
-        for exact pulls; do not publish a version then that no explorer is going to use. Otherwise
-        explorers get versions when the trainer calls `serve_waiting`, from a copy, so that the
-        trainer may donate its parameters.
-      keep: how many of the newest versions are held for explorers that come later.
-      timeout_secs: how long `publish` waits for the explorers.
-      on_wait: called again and again while it waits.
-      agree: how the trainer's processes agree on the time; on everything else the rendezvous sees
-        to it that they do.
+      links: the link to each explorer, by its number.
+      rendezvous: the trainer's side of the rendezvous, where explorers ask.
+      meet: whether `publish` waits until each explorer has received the version. Use it for exact
+        pulls, and then publish only versions that explorers will use. Otherwise explorers get
+        versions when the trainer calls `serve_waiting`, from a copy, so that the trainer may donate
+        its parameters.
+      keep: the number of newest versions that are held for explorers that come later.
+      timeout_secs: the deadline of `publish` for the explorers.
+      on_wait: a function called repeatedly while it waits.
+      agree: the trainer's processes agree on the time by it; the rendezvous makes them agree on
+        everything else.
 
     Raises:
-      ValueError: no explorer, or an argument out of range.
+      ValueError: there is no explorer, or an argument is out of range.
     """
 
     def __init__(
@@ -112,14 +112,15 @@ class CollectivePublisher:
         self._held: list[_Held] = []
 
     def publish(self, version: int, params: Params) -> None:
-        """Holds `version` for the explorers and, if they are to meet, gives it to each of them.
+        """Holds `version` for the explorers, and with `meet` sends it to each of them.
 
         Raises:
           ValueError: `params` is not as planned.
-          WeightsTimeoutError: an explorer did not come in time; the message says which.
+          WeightsTimeoutError: an explorer did not come in time; the message names it.
           WeightsTransferError: a transfer broke.
         """
-        # What goes makes room first. Who meets sends before the caller can donate anything.
+        # Old versions are freed first. With `meet` no copy is needed: the transfer ends before the
+        # caller can donate its parameters.
         del self._held[: max(0, len(self._held) + 1 - self._keep)]
         held = params if self._meet else self._copy(params)
         self._held.append(_Held(version, held, digest_words(params)))
@@ -131,10 +132,10 @@ class CollectivePublisher:
                 self._held.clear()
 
     def serve_waiting(self, timeout_secs: float = 0.0) -> list[tuple[int, int]]:
-        """Gives the explorers that stand ready the newest version that they can use.
+        """Sends to each waiting explorer the newest version that it can use.
 
         Args:
-          timeout_secs: how long to wait for a first one; 0 does not wait.
+          timeout_secs: the longest wait for a first explorer; 0 does not wait.
 
         Returns:
           Pairs of explorer and version.
@@ -152,10 +153,10 @@ class CollectivePublisher:
             left = max(0.0, deadline - self._now())
             if served or not left:
                 return served
-            time.sleep(min(_PAUSE_SECS, left))  # those who wait want what is not there yet
+            time.sleep(min(_PAUSE_SECS, left))  # they wait for later versions
 
     def close(self) -> None:
-        """Frees the versions held; those who still wait run into their deadlines."""
+        """Frees the held versions; explorers that still wait reach their deadlines."""
         self._held.clear()
 
     def _now(self) -> float:
@@ -207,10 +208,10 @@ class CollectivePuller:
     """An explorer's end of a collective transfer.
 
     Args:
-      link: the way from the trainer.
+      link: the link from the trainer.
       explorer: this explorer's number.
-      rendezvous: where to ask.
-      check_digest: whether to compare what was received with what was published.
+      rendezvous: the explorers' side of the rendezvous.
+      check_digest: whether to compare the digest of the received weights with the published one.
     """
 
     def __init__(
@@ -229,12 +230,13 @@ class CollectivePuller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """See `interface.Puller`. The deadline is for the trainer's grant; the transfer itself
-        cannot be interrupted.
+        """Waits for a version and receives it; see `interface.Puller`.
+
+        The deadline is for the trainer's grant. The transfer itself cannot be interrupted.
 
         Raises:
           WeightsTimeoutError: the trainer granted no such version in time.
-          WeightsMismatchError: what arrived is not what was published.
+          WeightsMismatchError: the received weights differ from the published ones.
           WeightsTransferError: the transfer broke.
         """
         wanted = wanted_text(exactly, at_least)
@@ -260,8 +262,8 @@ class CollectivePuller:
         return grant.version, params
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """The newest version that the trainer announced; see `interface.Puller`."""
+        """Returns the newest version that the trainer announced; see `interface.Puller`."""
         return self._rendezvous.newest(at_least, timeout_secs)
 
     def close(self) -> None:
-        """Nothing is held between pulls."""
+        """Does nothing: the puller holds nothing between pulls."""

@@ -1,4 +1,4 @@
-"""Copies on the devices that are only dispatched: the caller goes on while they are made."""
+"""Copies on the devices that are only dispatched: the caller continues while they are made."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OPERATIONS = 2000
 
 
 def dispatching(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Compiles a function that only moves data, so that a call returns before it is computed.
+    """Compiles a function that only moves data, so that calls return before data are moved.
 
-    XLA computes a program of less than 1000 arithmetic operations on a CPU in the thread that
-    calls it, however many bytes it copies. So this adds some operations.
+    On a CPU, XLA runs a program of less than 1000 arithmetic operations in the calling thread,
+    however many bytes it copies. So this adds some operations.
 
     Args:
-      move: from a pytree of arrays to another.
+      move: a function from a pytree of arrays to another.
     """
 
     @jax.jit
@@ -31,5 +31,5 @@ def dispatching(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def copier() -> Callable[[Any], Any]:
-    """Copies a pytree of arrays: fresh ones, which a donation of the old ones does not touch."""
+    """Makes a function that copies a pytree; donating the originals does not affect the copies."""
     return dispatching(lambda tree: jax.tree.map(jnp.copy, tree))

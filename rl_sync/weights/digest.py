@@ -1,14 +1,14 @@
-"""A digest of parameters: equal for equal bits, and cheap enough to check after every transfer.
+"""Digest of parameters: equal for equal bits, and cheap enough to check after every transfer.
 
 Each element's bits are mixed with the element's row-major index, and the mixed words are added up
-modulo 2^32. Integer addition is associative, so neither the sharding nor the order of a reduction
-shows in the result; the index makes swapped, shifted and missing elements show. Each leaf's sums
-are mixed with its path, shape and dtype before the leaves are added up in the same way.
+modulo 2^32. Integer addition is associative, so the result depends neither on the sharding nor on
+the order of a reduction. Through the index it reveals swapped, shifted and missing elements. Each
+leaf's sums are mixed with its path, shape and dtype before the leaves are added up in the same way.
 
-Each device adds up its own shards, a few alike at a time: one program for all would take long to
-compile where there are many leaves, and a program for each would keep the caller waiting, since
-XLA lets only 32 be under way on a CPU. Which are added up together is planned once for parameters
-of one structure, and leaves that arrive one after the other are added up as they do.
+Each device adds up its own shards, in groups of a few equal shapes. One program for all shards
+would take long to compile if there are many leaves. One program for each shard would block the
+caller, since XLA allows only 32 in flight on a CPU. The groups are planned once for parameters of
+one structure. Leaves that arrive one after the other are added up as they arrive.
 
 It guards against mistakes and broken hardware, not against an adversary.
 """
@@ -29,7 +29,9 @@ from rl_sync.weights.digest_plan import plan_digest
 _GOLDEN = 0x9E3779B1  # odd, so that multiplying by it loses nothing
 _SILVER = 0x85EBCA77
 UNSIGNED: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
-"""From bytes an element to the dtype that its bits are read as; 8-byte elements are two words."""
+"""The dtype for reading an element's bits, by its number of bytes; 8-byte elements are two
+words.
+"""
 
 
 def digest(params: Params) -> str:
@@ -48,7 +50,7 @@ def to_text(words: UInt32[Array, " 2"]) -> str:
 
 
 def digest_words(params: Params) -> UInt32[Array, " 2"]:
-    """The digest as two words on the devices, so that it can be computed without waiting for it.
+    """Computes the digest as two words on the devices, so that the caller need not wait for it.
 
     Every process that holds a part of the parameters calls it.
 
@@ -66,7 +68,7 @@ def digest_words(params: Params) -> UInt32[Array, " 2"]:
 
 
 class ArrivingDigest:
-    """A digest of parameters whose leaves become known one after the other.
+    """Digest of parameters whose leaves arrive one after the other.
 
     Args:
       like: the parameters, as `plan_digest` takes them; at least one leaf.
@@ -82,7 +84,7 @@ class ArrivingDigest:
         self._sums: dict[int, UInt32[Array, "group 2"]] = {}
 
     def add(self, number: int, leaf: Array) -> None:
-        """Takes a leaf, which is counted in flattening order, and need not be computed yet."""
+        """Adds a leaf by its number in flattening order; it may still be in computation."""
         self._leaves[number] = leaf
         for index in self._plan.groups_of[number]:
             self._missing[index] -= 1
@@ -95,7 +97,7 @@ class ArrivingDigest:
                 self._sums[index] = _group_sums(shards, group.places)
 
     def words(self) -> UInt32[Array, " 2"]:
-        """The digest, when all leaves were added; every process that holds a part calls it."""
+        """Returns the digest after all leaves; every process that holds a part calls it."""
         leaves = len(self._plan.salts)
         assert len(self._leaves) == leaves, "words() before all leaves were added"
         columns = [
@@ -111,7 +113,7 @@ class ArrivingDigest:
 
 
 def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """An array's bits as words, one an element (two, in a last axis, of 8-byte dtypes)."""
+    """Reads an array's bits as words, one an element (two, in a last axis, for 8-byte dtypes)."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     return lax.bitcast_convert_type(x, UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
@@ -138,10 +140,10 @@ def _shard_sums(x: Shaped[Array, "*shape"], place: UInt32[Array, " 1+axes"]) -> 
         index = index + lax.broadcasted_iota(jnp.uint32, words.shape, axis) * place[1 + axis]
     once = _mix(words + index * jnp.uint32(_GOLDEN))
     twice = once ^ (words * jnp.uint32(_SILVER) + jnp.uint32(_GOLDEN))
-    # Both at once, which XLA computes at the speed of memory on a CPU; each alone takes ten times
-    # as long.
+    # Both sums at once: XLA computes them at memory speed on a CPU, while each alone takes ten
+    # times as long.
     zero = jnp.uint32(0)
-    # Row by row, which XLA spreads over the cores.
+    # Row by row, so that XLA uses all cores.
     axes = tuple(range(1 if x.ndim > 1 else 0, words.ndim))
     rows = lax.reduce((once, twice), (zero, zero), _add, axes)
     return jnp.stack([jnp.sum(row, dtype=jnp.uint32) for row in rows])
@@ -162,7 +164,7 @@ def _add(
 
 
 def _mix(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """A bijection of words in which every bit moves every other (MurmurHash3's finalizer)."""
+    """Permutes words so that every bit affects every other (MurmurHash3's finalizer)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""What a digest must know of parameters of one structure: who adds up which shards, and how."""
+"""Plan of a digest for parameters of one structure: which device adds up which shards, and how."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Group(NamedTuple):
     """Shards of one shape and dtype that a device of this process adds up together.
 
     Attributes:
-      leaves: whose shards they are.
-      nth: of each leaf's shards in this process, which one is the device's.
-      places: of each shard the row-major index in the leaf of its first word, and how far apart
-        words are along each axis.
+      leaves: the leaves of the shards.
+      nth: for each leaf the index of the device's shard among the leaf's shards in this process.
+      places: for each shard the row-major index in the leaf of its first word, and the stride of
+        words along each axis.
     """
 
     leaves: tuple[int, ...]
@@ -37,12 +37,12 @@ class Group(NamedTuple):
 
 
 class Column(NamedTuple):
-    """What a device of this process adds up.
+    """Work of one device of this process.
 
     Attributes:
-      groups: the numbers of its groups.
-      order: for each leaf its place among the shards of those, one after another; one beyond where
-        it has none.
+      groups: the indices of its groups.
+      order: for each leaf its place in the concatenated shards of these groups; the place after the
+        last if it has none.
     """
 
     device: jax.Device
@@ -51,14 +51,14 @@ class Column(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How to add up parameters of one structure.
+    """Plan for adding up parameters of one structure.
 
     Attributes:
-      salts: what stands for each leaf's path, shape and dtype.
-      groups: everything that this process adds up.
-      groups_of: for each leaf the numbers of those that it is in.
-      columns: one for each device of this process.
-      everywhere: where the columns of all processes lie.
+      salts: a hash of each leaf's path, shape and dtype.
+      groups: all groups of this process.
+      groups_of: for each leaf the indices of its groups.
+      columns: the work of each device of this process.
+      everywhere: the sharding of the columns of all processes.
     """
 
     salts: UInt32[np.ndarray, "leaves 2"]
@@ -69,11 +69,11 @@ class Plan(NamedTuple):
 
 
 def plan_digest(like: Params) -> Plan:
-    """Plans a digest, once for all parameters that are alike.
+    """Plans a digest, once for all parameters of the same structure.
 
     Args:
-      like: arrays or `jax.ShapeDtypeStruct`s, with their shardings; what has none lies on the first
-        device.
+      like: arrays or `jax.ShapeDtypeStruct`s, with their shardings; a leaf without one lies on the
+        first device.
 
     Raises:
       TypeError: a leaf's dtype has no plain bits.
@@ -152,7 +152,7 @@ def _plan(treedef: Any, kinds: tuple[_Kind, ...]) -> Plan:
 
 
 def _add_shards(shards: dict[jax.Device, list[_Shard]], leaf: int, kind: _Kind) -> None:
-    """Of devices that hold the same, wherever they are, the first one adds it up."""
+    """Adds a leaf's shards to the first device that holds each; replicas are not added up again."""
     seen: set[Region] = set()
     nth = 0
     for device, region in device_regions(kind).items():

@@ -1,4 +1,4 @@
-"""What every transfer of weights offers: a publisher for the trainer, a puller for an explorer."""
+"""The interface of every transfer: a publisher for the trainer, a puller for an explorer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rl_sync.types import Params
 
 
 class WeightsTimeoutError(TimeoutError):
-    """A publish or a pull passed its deadline; the message says what it waited for and how long."""
+    """A publish or a pull missed its deadline; the message says what it waited for."""
 
 
 class WeightsMismatchError(RuntimeError):
@@ -31,7 +31,7 @@ class WeightsMismatchError(RuntimeError):
 
 
 class WeightsTransferError(RuntimeError):
-    """A transfer broke while it ran, so its process group or its storage can no longer be used."""
+    """A transfer broke; its process group or its storage can no longer be used."""
 
 
 class TransferUnavailableError(RuntimeError):
@@ -39,7 +39,7 @@ class TransferUnavailableError(RuntimeError):
 
 
 class Publisher(Protocol):
-    """The trainer's end."""
+    """The trainer's end of a transfer."""
 
     def publish(self, version: int, params: Params) -> None:
         """Offers `params` as `version`; the caller may donate `params` as soon as this returns.
@@ -50,11 +50,11 @@ class Publisher(Protocol):
         """
 
     def close(self) -> None:
-        """Finishes what `publish` began and frees what it holds."""
+        """Finishes the transfers that `publish` began, and frees all resources."""
 
 
 class Puller(Protocol):
-    """An explorer's end."""
+    """An explorer's end of a transfer."""
 
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
@@ -62,9 +62,9 @@ class Puller(Protocol):
         """Waits for a version and receives it.
 
         Args:
-          exactly: this version and no other.
-          at_least: the newest version, which must not be below this one. With neither argument
-            the newest version, whichever it is.
+          exactly: the version to wait for, and no other.
+          at_least: the least version: the newest one is received once it is not below this. With
+            neither argument the newest version is received, whichever it is.
           timeout_secs: how long to wait.
 
         Returns:
@@ -72,24 +72,24 @@ class Puller(Protocol):
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
-          WeightsMismatchError: what arrived is not what was published.
+          WeightsMismatchError: the received weights differ from the published ones.
         """
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """The newest version that could be pulled now; -1 if there is none.
+        """Returns the newest version that can be pulled now; -1 if there is none.
 
         Args:
           at_least: a version to wait for.
-          timeout_secs: how long to wait for it; who hears earlier that it will not come, because
-            the run is being stopped, may return earlier.
+          timeout_secs: the longest wait for it. The wait may end earlier if the version will not
+            come, because the run is being stopped.
         """
 
     def close(self) -> None:
-        """Frees what the puller holds."""
+        """Frees all resources."""
 
 
 def wanted_text(exactly: int | None, at_least: int | None) -> str:
-    """What a pull asks for, in words.
+    """Describes the version that a pull asks for.
 
     Raises:
       ValueError: both are given.

@@ -1,9 +1,9 @@
 """A link moves parameters from the devices of one mesh to those of another, shard to shard.
 
-The processes of both meshes enter it together; nothing but the order in which they dispatch pairs
-them. Each of their devices holds at most one bucket besides what it has anyway and, where the
-parameters go, the new ones: half of it is what the device sends, and half is what arrives. Large
-parameters that both sides cut alike are sent from where they are.
+The processes of both meshes enter it together; only the order of their dispatches pairs them.
+Beside its parameters, and the new ones on the target's side, each device holds at most one bucket:
+half of it for what the device sends, half for what it receives. Large parameters that both sides
+shard in the same way are sent without a copy.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ BUCKET_BYTES = 256 * 2**20
 _AXIS = "device"
 
 Shards = dict[jax.Device, list[Array]]
-"""Of each device of this process its part of every parameter."""
+"""For each device of this process its part of every parameter."""
 
 
 class Link:
-    """The way from one mesh to another; planned once, by both sides alike.
+    """A link from one mesh to another. Both sides make the same plan, once.
 
     Args:
       source, target: the parameters' shapes, dtypes and shardings on either side; the meshes have
         no device in common.
-      bucket_bytes: the most that a bucket may hold; the same on both sides.
+      bucket_bytes: the largest size of a bucket; the same on both sides.
 
     Raises:
-      ValueError: the sides are of different models, or share a device, or buckets are too small.
+      ValueError: the sides have different models or share a device, or buckets are too small.
       TypeError: a leaf's dtype has no plain bits.
     """
 
@@ -56,7 +56,7 @@ class Link:
             Placed(a.dtype.itemsize, _boxes(a, self._senders), _boxes(b, self._receivers))
             for a, b in pairs
         ]
-        # A device of either side puts in as much as it gets.
+        # Each device sends as much as it receives.
         self._waves = plan_transfer(self._leaves, bucket_bytes // 2)
         platform = self._senders[0].platform
         self._dtypes = [wire_dtype(leaf.dtype, platform) for leaf in jax.tree.leaves(source)]
@@ -68,7 +68,7 @@ class Link:
         self._blanks: dict[tuple[jax.Device, tuple[int, ...], np.dtype], Array] = {}
 
     def send(self, params: Params) -> None:
-        """The source's side. Blocks until the target has everything.
+        """Sends the parameters, on the source's side; blocks until the target has everything.
 
         Raises:
           ValueError: `params` is not as planned.
@@ -89,7 +89,7 @@ class Link:
         self._blanks.clear()
 
     def receive(self) -> Params:
-        """The target's side. Blocks until it has everything; gives it in the target's sharding.
+        """Receives the parameters in the target's sharding; blocks until it has everything.
 
         Raises:
           jax.errors.JaxRuntimeError: the other side is gone.
@@ -131,11 +131,11 @@ class Link:
     def _enter(
         self, wave: int, turn: int, sent: Mapping[jax.Device, Load]
     ) -> dict[jax.Device, Load]:
-        """One turn of a wave: what this process's devices send, and what each gets."""
+        """Runs one turn of a wave: maps what this process's devices send to what each receives."""
         empty = self._empty(self._waves[wave], turn, [d for d in self._here if d not in sent])
         loads = [sent[device] if device in sent else empty[device] for device in self._here]
         everything = [self._joined(parts) for parts in zip(*loads, strict=True)]
-        # One collective at a time: nothing but the order of dispatch pairs the two sides.
+        # One collective at a time: only the order of dispatch pairs the two sides.
         moved = jax.block_until_ready(self._movers[wave](everything))
         got: dict[jax.Device, Load] = {device: [] for device in self._here}
         for array in moved:
@@ -144,7 +144,7 @@ class Link:
         return got
 
     def _joined(self, parts: Sequence[Array]) -> Array:
-        """Each device's part as one array of the mesh."""
+        """Joins each device's part into one array of the mesh."""
         first, *others = parts[0].shape
         shape = (first * self._spread.mesh.size, *others)
         return jax.make_array_from_single_device_arrays(shape, self._spread, list(parts))
@@ -152,7 +152,7 @@ class Link:
     def _empty(
         self, wave: Wave, turn: int, devices: Sequence[jax.Device]
     ) -> dict[jax.Device, Load]:
-        """What devices put in that send nothing; kept for the next turn, which is often alike."""
+        """Makes the input of devices that send nothing; the next turn often uses it again."""
         bucket = wave.routes[0].buckets[turn]
         kinds = [
             (tuple(high - low for low, high in box), self._dtypes[leaf])
@@ -170,12 +170,12 @@ class Link:
         return {device: [self._blanks[device, *kind] for kind in kinds] for device in devices}
 
     def _held(self, device: jax.Device, side: str) -> list[Box]:
-        """What a device has of each parameter, or is to have."""
+        """Returns the box of each parameter that a device holds, or will hold."""
         devices = self._senders if side == "sources" else self._receivers
         return [getattr(leaf, side)[devices.index(device)] for leaf in self._leaves]
 
     def _check(self, params: Params) -> None:
-        """Raises a ValueError that names the first leaf that is not as the source's."""
+        """Raises a ValueError that names the first leaf that differs from the planned source."""
         planned = jax.tree_util.tree_leaves_with_path(self._source)
         given, got = jax.tree_util.tree_flatten_with_path(params)
         wanted: Any = jax.tree.structure(self._source)
@@ -198,7 +198,7 @@ def _is_here(device: jax.Device) -> bool:
 
 
 def _devices(like: Params) -> list[jax.Device]:
-    """The devices of the parameters' mesh, in its order."""
+    """Returns the devices of the parameters' mesh, in its order."""
     return list(jax.tree.leaves(like)[0].sharding.mesh.devices.flat)
 
 
@@ -214,7 +214,7 @@ def _boxes(leaf: jax.ShapeDtypeStruct, devices: list[jax.Device]) -> tuple[Box, 
 
 
 def _shards(params: Params) -> Shards:
-    """What this process's devices have of the parameters."""
+    """Returns the parts of the parameters on this process's devices."""
     shards: Shards = {}
     for leaf in jax.tree.leaves(params):
         for shard in leaf.addressable_shards:

@@ -1,7 +1,7 @@
-"""What devices send and get at a turn of a transfer: buckets as arrays.
+"""Loads: buckets as arrays, which devices send and receive at a turn of a transfer.
 
-Large pieces that are a device's whole part of a parameter are sent and kept as they are; others are
-cut out there and put together here.
+A large piece that is a device's whole part of a parameter is sent and kept as it is. Other pieces
+are cut out by the sender and put together by the receiver.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Kinds = tuple[tuple[tuple[int, ...], np.dtype], ...]
 def load(
     bucket: Bucket, arrays: Sequence[Shaped[Array, "*shape"]], held: Sequence[Box], words: int
 ) -> Load:
-    """What a device sends.
+    """Builds the load that a device sends.
 
     Args:
       arrays: its part of every parameter.
-      held: the boxes that those are.
-      words: how many words to send besides the single pieces.
+      held: the boxes of these parts.
+      words: the number of words to send besides the single pieces.
     """
     pieces: dict[Piece, Shaped[Array, "*piece"]] = {}
     for group in _groups([p for p in bucket.single if p.box != held[p.leaf]]):
@@ -47,7 +47,7 @@ def load(
     single = [_sent(pieces.get(piece, arrays[piece.leaf])) for piece in bucket.single]
     if not words:
         return single
-    if not bucket.packed:  # Others send words at this turn.
+    if not bucket.packed:  # Other devices send words at this turn.
         (device,) = arrays[0].devices()
         return [*single, jnp.zeros((words,), jnp.uint32, device=device)]
     cut = cut_of(bucket.packed, held)
@@ -56,7 +56,10 @@ def load(
 
 
 def _groups(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
-    """A few pieces each: programs of hundreds take long to compile, and these are often alike."""
+    """Splits pieces into small groups, as programs for hundreds of pieces take long to compile.
+
+    Programs for small groups are often the same.
+    """
     return [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
 
 
@@ -66,11 +69,11 @@ def _sent(piece: Shaped[Array, "*piece"]) -> Shaped[Array, "*piece"]:
 
 
 class Landing:
-    """Puts what arrives on a device together.
+    """Assembles the loads that arrive on a device.
 
     Args:
       like: the parameters' dtypes.
-      held: the box of every parameter that the device is to have.
+      held: the box of every parameter that the device will have.
     """
 
     def __init__(
@@ -80,9 +83,9 @@ class Landing:
         self._arrays: dict[int, Shaped[Array, "*shape"]] = {}
 
     def add(self, bucket: Bucket, load: Load) -> None:
-        """Takes in a bucket."""
+        """Adds the load of a bucket."""
         parts: dict[Piece, Shaped[Array, "*piece"]] = {}
-        singles = load[: len(bucket.single)]  # Words may come after them.
+        singles = load[: len(bucket.single)]  # Words may follow them.
         for piece, sent in zip(bucket.single, singles, strict=True):
             array = _with_dtype(sent, self._like[piece.leaf].dtype)
             if piece.box == self._held[piece.leaf]:
@@ -98,11 +101,11 @@ class Landing:
             self._keep(cut, unpack(self._room(cut.leaves), load[-1], cut.starts, sizes=cut.sizes))
 
     def arrays(self) -> list[Shaped[Array, "*shape"]]:
-        """The device's part of every parameter."""
+        """Returns the device's part of every parameter."""
         return self._room(range(len(self._held)))
 
     def _room(self, leaves: Sequence[int]) -> list[Shaped[Array, "*shape"]]:
-        """What has arrived of some parameters; zeros where nothing has."""
+        """Returns what has arrived of some parameters; zeros for those of which nothing has."""
         missing = [leaf for leaf in leaves if leaf not in self._arrays]
         shapes = [tuple(high - low for low, high in self._held[leaf]) for leaf in missing]
         kinds = zip(shapes, (self._like[leaf].dtype for leaf in missing), strict=True)
@@ -114,7 +117,7 @@ class Landing:
 
 
 def blanks(device: jax.Device, kinds: Kinds) -> list[Shaped[Array, "*shape"]]:
-    """Zeros of some shapes and dtypes on a device, by one program."""
+    """Makes zeros of some shapes and dtypes on a device, in one program."""
     return _zeros(kinds, SingleDeviceSharding(device)) if kinds else []
 
 
@@ -125,12 +128,15 @@ def _zeros(kinds: Kinds, place: SingleDeviceSharding) -> list[Shaped[Array, "*sh
 
 
 def wire_dtype(dtype: np.dtype, platform: str) -> np.dtype:
-    """As what a single piece of a dtype travels: on CPUs XLA widens floats of less than 32 bits
-    to float32 on their way, which doubles their bytes and changes NaNs, but no integers."""
+    """Returns the dtype in which a single piece is sent.
+
+    On CPUs XLA widens floats of less than 32 bits to float32 for a transfer, which doubles their
+    bytes and changes NaNs. It leaves integers as they are.
+    """
     narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < WORD_BYTES
     return np.dtype(UNSIGNED[dtype.itemsize]) if narrow and platform == "cpu" else dtype
 
 
 def _with_dtype(x: Shaped[Array, "*shape"], dtype: np.dtype) -> Shaped[Array, "*shape"]:
-    """An array's memory, which is the host's, as another dtype."""
+    """Views an array, whose memory is the host's, as another dtype."""
     return x if x.dtype == dtype else jax.device_put(np.asarray(x).view(dtype), x.sharding)

@@ -1,7 +1,7 @@
-"""Weights inside one process: from the trainer's devices to each explorer's, by reference or copy.
+"""Local transfer: weights go from the trainer's devices to each explorer's in one process.
 
-Trainer and explorers are threads. The trainer hands a copy of its parameters over, made on its own
-devices; explorers place it on theirs. Neither enters the other's step, so nobody waits for a
+Trainer and explorers are threads. The trainer copies its parameters on its own devices and hands
+the copy over; explorers place it on theirs. Neither enters the other's step, so nobody waits for a
 meeting.
 """
 
@@ -32,11 +32,11 @@ class _Offer(NamedTuple):
 
 
 class LocalPublisher:
-    """The trainer's end, which the explorers' ends take from.
+    """The trainer's end; the explorers' ends take from it.
 
     Args:
-      explorers: how many pullers there are.
-      keep: how many of the newest versions stay at hand for those that have not taken them.
+      explorers: the number of pullers.
+      keep: the number of newest versions that are held for explorers that have not taken them.
     """
 
     def __init__(self, explorers: int, *, keep: int) -> None:
@@ -53,7 +53,7 @@ class LocalPublisher:
         self._closed = False
 
     def publish(self, version: int, params: Params) -> None:
-        """Offers a copy of `params`; see `interface.Publisher`. Waits for nothing.
+        """Offers a copy of `params`, without waiting; see `interface.Publisher`.
 
         Raises:
           ValueError: the version is not above those before it.
@@ -70,7 +70,7 @@ class LocalPublisher:
             self._changed.notify_all()
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """The newest version offered; -1 if there is none. See `interface.Puller`."""
+        """Returns the newest version offered, -1 if there is none; see `interface.Puller`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._newest() >= at_least, timeout_secs)
             return self._newest()
@@ -79,7 +79,7 @@ class LocalPublisher:
         return self._offers[-1].version if self._offers else -1
 
     def close(self) -> None:
-        """Takes the offers back; those who wait are told."""
+        """Withdraws the offers and ends all waits."""
         with self._changed:
             self._offers, self._closed = [], True
             self._changed.notify_all()
@@ -87,7 +87,7 @@ class LocalPublisher:
     def take(
         self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
     ) -> _Offer:
-        """What an explorer's end calls: waits for a version, and gives up those that all have had.
+        """Waits for a version, for an explorer's end; frees versions that all have taken.
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
@@ -107,7 +107,7 @@ class LocalPublisher:
                     )
                 self._changed.wait(left)
             self._taken[explorer - 1] = offer.version
-            # The newest stays: who asks for any version is given that one again.
+            # The newest stays: an explorer that asks for any version gets it again.
             last = self._offers[-1]
             had = min(self._taken)
             self._offers = [o for o in self._offers if o.version > had or o is last]
@@ -138,9 +138,10 @@ class LocalPuller:
 
     Args:
       publisher: the trainer's end, in the same process.
-      like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings that they get.
-      explorer: which one, from 1.
-      check_digest: whether to compare what was placed with what was published.
+      like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to place them
+        in.
+      explorer: the number of the explorer, from 1.
+      check_digest: whether to compare the digest of the placed weights with the published one.
     """
 
     def __init__(
@@ -153,12 +154,14 @@ class LocalPuller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """See `interface.Puller`. On the trainer's own devices nothing is copied.
+        """Waits for a version and places it; see `interface.Puller`.
+
+        On the trainer's own devices nothing is copied.
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
-          WeightsMismatchError: what arrived is not what was published.
-          WeightsTransferError: the version is gone, or the trainer is.
+          WeightsMismatchError: the placed weights differ from the published ones.
+          WeightsTransferError: the version is gone, or the trainer has ended.
         """
         wanted_text(exactly, at_least)
         offer = self._publisher.take(self._explorer, exactly, at_least, timeout_secs)
@@ -174,4 +177,4 @@ class LocalPuller:
         return self._publisher.newest(at_least, timeout_secs)
 
     def close(self) -> None:
-        """Nothing is held between pulls."""
+        """Does nothing: the puller holds nothing between pulls."""

@@ -1,4 +1,4 @@
-"""Where files are: on a file system, or in a bucket of an object store."""
+"""Locations of files: on a file system, or in a bucket of an object store."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Location = str | os.PathLike[str]
 
 
 def is_remote(location: Location) -> bool:
-    """Whether it is in a bucket (`gs://bucket/…`), and not on a file system."""
+    """Says whether a location is in a bucket (`gs://bucket/…`), and not on a file system."""
     return "://" in os.fspath(location)
 
 
 def absolute(location: Location) -> epath.Path:
-    """The same wherever the process goes."""
+    """Makes a location absolute, so that a change of the working directory does not move it."""
     return epath.Path(location if is_remote(location) else os.path.abspath(location))

@@ -1,7 +1,7 @@
-"""Cutting boxes out of arrays and putting them into others, bit for bit.
+"""Packing: cuts boxes out of arrays and puts them into others, bit for bit.
 
-Many small transfers are slow, so small pieces travel as one array of 32-bit words: one after the
-other, each from a whole word on. Where a piece starts in its array is an argument, so that pieces
+Many small transfers are slow. So small pieces are sent as one array of 32-bit words, one after the
+other; each begins at a whole word. The start of a piece in its array is an argument, so that pieces
 of one size compile once.
 
 Letters in shapes: W words of a bucket.
@@ -25,11 +25,11 @@ from rl_sync.weights.routes import WORD_BYTES, Box, Piece
 
 
 class Cut(NamedTuple):
-    """Where a bucket's pieces are in the arrays of one device.
+    """Places of a bucket's pieces in the arrays of one device.
 
     Attributes:
       leaves: the numbers of the parameters that they are pieces of, each once.
-      sizes: of each piece, the place of its parameter in `leaves`, and its shape.
+      sizes: for each piece the place of its parameter in `leaves`, and its shape.
       starts: the first index of each piece along each axis, one piece after the other.
     """
 
@@ -39,10 +39,10 @@ class Cut(NamedTuple):
 
 
 def cut_of(pieces: Sequence[Piece], held: Sequence[Box]) -> Cut:
-    """Where the pieces of a bucket are on a device.
+    """Finds the pieces of a bucket on a device.
 
     Args:
-      held: what the device holds of each parameter.
+      held: the box of each parameter that the device holds.
     """
     leaves = tuple(dict.fromkeys(piece.leaf for piece in pieces))
     sizes, starts = [], []
@@ -58,10 +58,10 @@ def take(
     starts: Int[Array, " axes"],
     sizes: tuple[tuple[int, tuple[int, ...]], ...],
 ) -> list[Shaped[Array, "*piece"]]:
-    """The pieces that a cut describes.
+    """Cuts the pieces of a cut out of arrays.
 
     Args:
-      arrays: the parameters that it names.
+      arrays: the parameters that the cut names.
     """
     return [
         lax.dynamic_slice(arrays[which], first, size)
@@ -76,7 +76,7 @@ def put(
     starts: Int[Array, " axes"],
     sizes: tuple[tuple[int, tuple[int, ...]], ...],
 ) -> list[Shaped[Array, "*shape"]]:
-    """The arrays, in their own memory, with the pieces in the places that a cut describes."""
+    """Puts the pieces of a cut into arrays, in their own memory."""
     filled = list(arrays)
     cuts = zip(sizes, _split(starts, sizes), pieces, strict=True)
     for (which, _), first, piece in cuts:
@@ -91,10 +91,10 @@ def pack(
     sizes: tuple[tuple[int, tuple[int, ...]], ...],
     words: int,
 ) -> UInt32[Array, " W"]:
-    """A bucket of the pieces that a cut describes.
+    """Packs the pieces of a cut into a bucket of words.
 
     Args:
-      arrays: the parameters that it names.
+      arrays: the parameters that the cut names.
       words: W.
     """
     parts = [_to_words(piece) for piece in take(arrays, starts, sizes)]
@@ -109,7 +109,7 @@ def unpack(
     starts: Int[Array, " axes"],
     sizes: tuple[tuple[int, tuple[int, ...]], ...],
 ) -> list[Shaped[Array, "*shape"]]:
-    """The arrays, in their own memory, with the pieces of a bucket in their places."""
+    """Puts the pieces of a bucket into arrays, in their own memory."""
     pieces, begin = [], 0
     for which, size in sizes:
         dtype = arrays[which].dtype
@@ -122,7 +122,7 @@ def unpack(
 def _split(
     starts: Int[Array, " axes"], sizes: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> list[list[Int[Array, ""]]]:
-    """The first index of each piece."""
+    """Splits the starts by piece."""
     values, split = iter(range(starts.size)), []
     for _, size in sizes:
         split.append([starts[next(values)] for _ in size])

@@ -1,6 +1,6 @@
-"""Regions: which part of an array lies where, and how parts are cut and put together.
+"""Regions: parts of arrays, and functions that cut arrays into parts and join them.
 
-A region is a start and a stop for each axis; that of a scalar is empty.
+A region is a start and a stop for each axis; the region of a scalar is empty.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Places = tuple[tuple[Region, ...], ...]
 
 
 def shape_of(region: Region) -> tuple[int, ...]:
-    """How long a region is along each axis."""
+    """Returns the length of a region along each axis."""
     return tuple(stop - start for start, stop in region)
 
 
 def size_of(region: Region) -> int:
-    """How many elements a region has."""
+    """Returns the number of elements of a region."""
     return math.prod(shape_of(region))
 
 
 def overlap(one: Region, other: Region) -> Region | None:
-    """What two regions share; None if that is no element."""
+    """Returns the intersection of two regions; None if it is empty."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return shared if all(start < stop for start, stop in shared) else None
 
 
 def within(inner: Region, outer: Region) -> tuple[slice, ...]:
-    """Where a region lies in an array that holds another region."""
+    """Returns the slices of a region in an array that holds another region."""
     return tuple(
         slice(start - origin, stop - origin)
         for (start, stop), (origin, _) in zip(inner, outer, strict=True)
@@ -61,7 +61,7 @@ def cut(region: Region, others: Iterable[Region]) -> list[Region]:
 def join(
     region: Region, cells: Sequence[tuple[Region, Shaped[Array, "*cell"]]]
 ) -> Shaped[Array, "*shape"]:
-    """Puts the cells of a grid together; the inverse of cutting a region along whole planes."""
+    """Joins the cells of a grid; the inverse of cutting a region along whole planes."""
     if len(cells) == 1:
         return cells[0][1]
     for axis in range(len(region)):
@@ -73,7 +73,7 @@ def join(
 
 
 def device_regions(leaf: Any) -> Mapping[jax.Device, Region]:
-    """Where a leaf lies: the region that each device holds.
+    """Returns the region of a leaf that each device holds.
 
     Args:
       leaf: an array or a `jax.ShapeDtypeStruct`; without a sharding it lies on the first device.
@@ -91,7 +91,7 @@ def device_regions(leaf: Any) -> Mapping[jax.Device, Region]:
 
 
 def places_of(like: Params) -> Places:
-    """The regions of a pytree whose leaves lie on one mesh, in the order of the mesh's devices.
+    """Returns the regions of a pytree on one mesh, in the order of the mesh's devices.
 
     Args:
       like: `jax.ShapeDtypeStruct`s with `NamedSharding`s; the mesh may be an abstract one.
@@ -115,7 +115,7 @@ def _mesh_regions(leaf: Any) -> list[Region]:
 def _mesh_interval(
     length: int, axes: str | tuple[str, ...] | None, sizes: Mapping[str, int], at: Mapping[str, int]
 ) -> tuple[int, int]:
-    """Which part of an axis is at a coordinate; the first mesh axis counts most."""
+    """Returns the part of an axis at a mesh coordinate; the first mesh axis varies slowest."""
     place, parts = 0, 1
     for axis in (axes,) if isinstance(axes, str) else axes or ():
         place, parts = place * sizes[axis] + at[axis], parts * sizes[axis]

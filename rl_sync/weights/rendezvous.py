@@ -1,7 +1,7 @@
-"""Who enters a collective transfer, agreed beforehand, because a collective cannot be interrupted.
+"""Rendezvous: both sides agree on a collective transfer before it, as nothing can interrupt it.
 
-An explorer asks; when the trainer has what it asks for, it grants, and both enter. `MeetingPoint`
-is where they meet: the process that hosts it offers its methods to the others.
+An explorer asks for a version. When the trainer has it, it grants, and both enter the transfer.
+They meet at a `MeetingPoint`: the process that hosts it offers its methods to the others.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from rl_sync.weights.interface import wanted_text
 
 
 class Request(NamedTuple):
-    """An explorer that stands ready to receive weights.
+    """Request of an explorer that is ready to receive weights.
 
     Attributes:
       explorer: its number, from 1.
-      ticket: tells this request from the explorer's earlier ones.
-      exactly, at_least: what it wants, as in `interface.Puller.pull`.
+      ticket: a number that distinguishes this request from the explorer's earlier ones.
+      exactly, at_least: the wanted version, as in `interface.Puller.pull`.
     """
 
     explorer: int
@@ -27,19 +27,19 @@ class Request(NamedTuple):
     at_least: int | None
 
     def accepts(self, version: int) -> bool:
-        """Whether the explorer can use a version."""
+        """Says whether the explorer can use a version."""
         return version >= (self.at_least or 0) if self.exactly is None else version == self.exactly
 
 
 class Grant(NamedTuple):
-    """The trainer's word that it enters the transfer of a version now; with the digest of it."""
+    """Promise of the trainer to enter the transfer of a version now, with the version's digest."""
 
     version: int
     digest: str
 
 
 class Rendezvous(Protocol):
-    """The explorers' side."""
+    """The explorers' side of the rendezvous."""
 
     def request(
         self, explorer: int, *, exactly: int | None, at_least: int | None, timeout_secs: float
@@ -51,17 +51,17 @@ class Rendezvous(Protocol):
         """
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """The newest version that was announced; -1 if none was.
+        """Returns the newest announced version; -1 if none was announced.
 
-        Waits for one of `at_least`, for `timeout_secs` at most.
+        Waits until it is not below `at_least`, for `timeout_secs` at most.
         """
 
 
 class TrainerRendezvous(Protocol):
-    """The trainer's side."""
+    """The trainer's side of the rendezvous."""
 
     def waiting(self, timeout_secs: float) -> list[Request]:
-        """The explorers that stand ready, in the order in which they asked.
+        """Returns the requests of waiting explorers, in the order of arrival.
 
         Blocks until there is one, for `timeout_secs` at most (0: does not block).
         """
@@ -79,8 +79,8 @@ class TrainerRendezvous(Protocol):
 class MeetingPoint:
     """Both sides of the rendezvous, in one process and safe to call from any thread.
 
-    `request` is made of `ask`, `granted` and `withdraw`, which block briefly or not at all and so
-    suit a host whose calls must be short.
+    `request` consists of `ask`, `granted` and `withdraw`. They block briefly or not at all, for a
+    host whose calls must be short.
     """
 
     def __init__(self) -> None:
@@ -117,13 +117,13 @@ class MeetingPoint:
             return self._tickets
 
     def granted(self, ticket: int, timeout_secs: float) -> Grant | None:
-        """Waits for the grant of a ticket, which is handed out once; None if there is none yet."""
+        """Waits for the grant of a ticket and returns it, once; None if there is none in time."""
         with self._changed:
             self._changed.wait_for(lambda: ticket in self._grants, timeout_secs)
             return self._grants.pop(ticket, None)
 
     def withdraw(self, ticket: int) -> Grant | None:
-        """Takes a request back, or returns its grant if that came first and must be followed."""
+        """Withdraws a request, or returns its grant if that came first and must be followed."""
         with self._changed:
             for explorer, request in list(self._requests.items()):
                 if request.ticket == ticket:

@@ -1,10 +1,10 @@
-"""Which piece of which parameter goes from which device to which, and in which bucket.
+"""Plan of a collective transfer: pieces of parameters, routes between devices, buckets.
 
-A pure plan: boxes of indices and numbers of devices, no arrays. Between two devices everything
-goes in buckets of bounded size. In a *wave* each device sends to at most one and receives from at
-most one; the buckets of a wave go at the same time, one from each sender, until its longest route
-is through. Large pieces travel as they are, so that nothing need be copied into the bucket and out
-of it; small ones are packed into words.
+It is a pure plan: boxes of indices and numbers of devices, no arrays. Between two devices, pieces
+are sent in buckets of bounded size. In a *wave* each device sends to at most one device and
+receives from at most one. The buckets of a wave are sent at the same time, one from each sender,
+until its longest route is done. Large pieces are sent as they are, so that they need not be copied
+into a bucket and out of it; small ones are packed into words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SMALL_BYTES = 256 * 2**10
 _SMALL_SHARE = 8
 
 Box = tuple[tuple[int, int], ...]
-"""The first index and the one after the last, along each axis."""
+"""The begin and the end of indices along each axis."""
 
 
 class Placed(NamedTuple):
@@ -30,7 +30,7 @@ class Placed(NamedTuple):
 
     Attributes:
       itemsize: bytes of an element.
-      sources, targets: what each device has of it, or is to get.
+      sources, targets: the box of it that each device holds, or will hold.
     """
 
     itemsize: int
@@ -46,11 +46,12 @@ class Piece(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What one device sends to another at once.
+    """Pieces that one device sends to another at once.
 
     Attributes:
-      single: pieces that are arrays of their own; of one turn of a wave all routes have the same.
-      packed: pieces that go in words, one after the other, each from a whole word on.
+      single: pieces that are arrays of their own. In one turn of a wave they have the same shapes
+        on all routes.
+      packed: pieces that are packed into words, one after the other; each begins at a whole word.
     """
 
     single: tuple[Piece, ...]
@@ -58,7 +59,7 @@ class Bucket(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What one device sends to another, turn by turn."""
+    """Buckets that one device sends to another, turn by turn."""
 
     source: int
     target: int
@@ -70,7 +71,7 @@ class Wave(NamedTuple):
 
     Attributes:
       routes: the routes; the longest comes first.
-      words: of each turn, how many words are sent besides the arrays.
+      words: for each turn the number of words that are sent besides the arrays.
     """
 
     routes: tuple[Route, ...]
@@ -78,15 +79,15 @@ class Wave(NamedTuple):
 
 
 def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> tuple[Wave, ...]:
-    """Plans how every target gets its part of every parameter.
+    """Plans the transfer of every parameter to its targets.
 
-    Of sources that have the same, each sends to an equal share of those that want it.
+    If several sources hold the same part, each of them sends it to an equal share of the targets.
 
     Args:
-      bucket_bytes: the most that a bucket may hold.
+      bucket_bytes: the largest size of a bucket.
 
     Raises:
-      ValueError: that is too little for the largest elements.
+      ValueError: `bucket_bytes` is too little for the largest elements.
     """
     words = bucket_bytes // WORD_BYTES
     if words < _LEAST_WORDS:
@@ -104,7 +105,7 @@ def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> tuple[Wave, ..
 
 
 def word_count(box: Box, itemsize: int) -> int:
-    """How many words the elements of a box fill; the last word may be padded."""
+    """Returns the number of words for the elements of a box; the last word may be padded."""
     return math.ceil(_elements(box) * itemsize / WORD_BYTES)
 
 
@@ -120,7 +121,7 @@ def _common(one: Box, other: Box) -> Box:
 
 
 def _deliveries(leaf: Placed) -> list[tuple[int, int, Box]]:
-    """(source, target, box): each target's elements, each of them once."""
+    """Returns (source, target, box) for each target's elements, each element once."""
     holders: dict[Box, list[int]] = {}
     for source, box in enumerate(leaf.sources):
         holders.setdefault(box, []).append(source)
@@ -157,7 +158,7 @@ def _fill(pieces: Sequence[Piece], sizes: Sequence[int], words: int) -> tuple[Bu
 
 
 def _sorted(pieces: Sequence[Piece], sizes: Sequence[int], small_bytes: int) -> Bucket:
-    """A bucket whose small pieces are packed."""
+    """Makes a bucket whose small pieces are packed."""
     nbytes = [_elements(piece.box) * sizes[piece.leaf] for piece in pieces]
     pairs = list(zip(pieces, nbytes, strict=True))
     return Bucket(
@@ -167,10 +168,10 @@ def _sorted(pieces: Sequence[Piece], sizes: Sequence[int], small_bytes: int) -> 
 
 
 def _cut(box: Box, itemsize: int, free: int, words: int) -> tuple[Box | None, list[Box]]:
-    """The part of a box that still fits, and what is left, in row-major order.
+    """Cuts a box into the part that still fits and the rest, in row-major order.
 
-    Cuts along the first axis that allows it, so that parts are few. Nothing is taken where the
-    bucket is nearly full: then it is better sent as it is.
+    It cuts along the first axis that allows it, so that there are few parts. If the bucket is
+    nearly full, nothing is taken: the bucket is then better sent as it is.
     """
     most, rest, inner = free * WORD_BYTES // itemsize, deque[Box](), box
     for axis, (low, high) in enumerate(box):
@@ -190,7 +191,7 @@ def _cut(box: Box, itemsize: int, free: int, words: int) -> tuple[Box | None, li
 
 
 def _aligned(routes: Sequence[Route], sizes: Sequence[int]) -> Wave:
-    """A wave, longest route first, in which all send arrays of the same shapes at each turn."""
+    """Makes a wave, longest route first, that sends arrays of equal shapes at each turn."""
     turns: list[list[Bucket]] = []
     for turn, first in enumerate(routes[0].buckets):
         buckets = [route.buckets[turn] for route in routes if turn < len(route.buckets)]
@@ -218,9 +219,9 @@ def _packed(bucket: Bucket) -> Bucket:
 def _waves(routes: Sequence[Route], devices: int) -> list[list[Route]]:
     """Puts each route into the first wave that has neither its sender nor its receiver.
 
-    Long routes first, so that the routes of a wave are of like length; among equals by their
-    distance around the ring of devices, which are as few waves as can be where everybody sends to
-    everybody.
+    Long routes come first, so that the routes of a wave have similar lengths. Among equals, the
+    distance around the ring of devices decides. This gives the fewest waves if every device sends
+    to every other.
     """
     ordered = sorted(
         routes,

@@ -1,4 +1,4 @@
-"""How the parts that an explorer fetches become its parameters."""
+"""Assembly of an explorer's parameters from the parts that it fetches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_sync.weights.server_manifest import Manifest
 
 
 class _Source(NamedTuple):
-    """What of one part goes into a shard: the piece's place in the part, and what it shares."""
+    """Share of one part in a shard: the piece's index in the part, its region, and the overlap."""
 
     part: int
     piece: int
@@ -27,10 +27,10 @@ class _Source(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """One distinct region of a leaf in this process, made on one device, copied to the others.
+    """A region of a leaf in this process, assembled on one device and copied to the others.
 
     Attributes:
-      whole: whether the one piece that it comes from is the shard itself.
+      whole: whether it consists of one piece that is the shard itself.
     """
 
     region: Region
@@ -41,15 +41,15 @@ class _Shard(NamedTuple):
 
 
 class Assembly:
-    """Puts the parts of each version together, in this process's shards; planned once.
+    """Assembles the parts of each version into this process's shards; planned once.
 
     Args:
-      like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to end in.
+      like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the target shardings.
       manifest: the parts.
 
     Attributes:
-      wanted: for each part that is needed here, in the order of need, what it looks like, and on
-        which device it is to arrive.
+      wanted: the parts that are needed here, in the order of need: the shape and dtype of each, and
+        the device where it arrives.
     """
 
     def __init__(self, like: Params, manifest: Manifest) -> None:
@@ -75,9 +75,9 @@ class Assembly:
         """Makes the parameters of one version.
 
         Args:
-          arrive: gives a part, for which it may wait; asked once for each that is wanted.
-          finish: called with each leaf, which is counted in flattening order, once all of it that
-            is here has arrived.
+          arrive: returns a part, and may wait for it; called once for each wanted part.
+          finish: called with each leaf and its number in flattening order, once its local shards
+            are complete.
         """
         uses = dict(self._uses)
         arrived: dict[int, list[Array]] = {}
@@ -93,14 +93,14 @@ class Assembly:
                 for index in {source.part for source in shard.sources}:
                     uses[index] -= 1
                     if not uses[index]:
-                        del arrived[index]  # What is whole in a shard need not be here as well.
+                        del arrived[index]  # The shard holds it; free it here.
             leaves.append(_whole(like, [made[device] for device in self._devices[number]]))
             finish(number, leaves[-1])
         return jax.tree.unflatten(self._treedef, leaves)
 
 
 def _shards(leaves: Sequence[Any], manifest: Manifest) -> tuple[tuple[_Shard, ...], ...]:
-    """Of each leaf the distinct shards of this process, and what each is made of."""
+    """Returns for each leaf the distinct shards of this process, and the sources of each."""
     pieces: dict[int, list[tuple[int, int, Region]]] = {}
     for index, part in enumerate(manifest.parts):
         for place, piece in enumerate(part.pieces):
@@ -124,7 +124,7 @@ def _shards(leaves: Sequence[Any], manifest: Manifest) -> tuple[tuple[_Shard, ..
 
 
 def _make(shard: _Shard, pieces: Sequence[Array]) -> dict[jax.Device, Array]:
-    """A shard on each of its devices."""
+    """Makes a shard on each of its devices."""
     first, *others = shard.devices
     if not pieces:
         made = jnp.zeros(shape_of(shard.region), shard.dtype, device=first)
@@ -144,7 +144,7 @@ def _on(device: jax.Device, array: Array) -> Array:
 def _relative(
     region: Region, places: tuple[tuple[Region, Region], ...]
 ) -> tuple[Region, tuple[tuple[Region, Region], ...]]:
-    """The same for shards that lie elsewhere but are made in the same way: compiled once."""
+    """Moves a plan to the origin, so that shards of the same form are compiled once."""
 
     def moved(inner: Region) -> Region:
         return tuple((a - o, b - o) for (a, b), (o, _) in zip(inner, region, strict=True))

@@ -1,7 +1,8 @@
-"""What a trainer offers: which process holds which part of the parameters, in what form.
+"""The manifest of a trainer: the parts that each process offers, and their form.
 
-Parts are what travels: a large piece of a leaf alone, in its own shape and dtype, or many small
-pieces packed into one array of bytes. A manifest is the same for all versions of a run.
+Parts are the arrays that are transferred: a large piece of a leaf alone, in its own shape and
+dtype, or many small pieces packed into one array of bytes. A manifest is the same for all versions
+of a run.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from rl_sync.weights.regions import (
 )
 
 PACKED_BELOW_BYTES = 1 << 20
-"""Smaller pieces travel together."""
+"""Smaller pieces are packed together."""
 
 BUCKET_BYTES = 16 << 20
-"""The most that is packed into one array."""
+"""The largest size of a packed array."""
 
 
 class Leaf(NamedTuple):
@@ -50,19 +51,19 @@ class Leaf(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A region of one leaf, which is counted in flattening order."""
+    """A region of one leaf; leaves are numbered in flattening order."""
 
     leaf: int
     region: Region
 
 
 class Part(NamedTuple):
-    """One array that travels.
+    """One array that is transferred.
 
     Attributes:
       holder: the index of the trainer's process that offers it.
       device: the id of the device there.
-      pieces: what is in it; several are packed into bytes, one is itself.
+      pieces: its pieces; several are packed into bytes, a single one is sent as it is.
     """
 
     holder: int
@@ -71,18 +72,18 @@ class Part(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """Everything that is offered of each version.
+    """All parts that are offered of each version.
 
     Attributes:
-      leaves: in flattening order.
-      parts: together they hold every element of every leaf once.
+      leaves: the leaves in flattening order.
+      parts: the parts; together they hold every element of every leaf once.
     """
 
     leaves: tuple[Leaf, ...]
     parts: tuple[Part, ...]
 
     def to_wire(self) -> list[Any]:
-        """Nested lists of numbers and strings."""
+        """Converts to nested lists of numbers and strings."""
         return [
             [list(leaf) for leaf in self.leaves],
             [[p.holder, p.device, [list(piece) for piece in p.pieces]] for p in self.parts],
@@ -105,7 +106,7 @@ class Manifest(NamedTuple):
         )
 
     def like(self, part: Part) -> jax.ShapeDtypeStruct:
-        """The shape and dtype in which a part travels."""
+        """Returns the shape and dtype of a part as it is transferred."""
         likes = self._pieces_like(part)
         if len(likes) == 1:
             return likes[0]
@@ -113,7 +114,7 @@ class Manifest(NamedTuple):
         return jax.ShapeDtypeStruct((nbytes,), jnp.uint8)
 
     def pack(self, part: Part, pieces: list[Shaped[Array, "*piece"]]) -> Shaped[Array, "*part"]:
-        """Makes a part of its pieces' values: a fresh array."""
+        """Makes a part from its pieces' values, as a new array."""
         if len(pieces) == 1:
             return jnp.copy(pieces[0])
         return jnp.concatenate([_to_bytes(piece) for piece in pieces])
@@ -157,7 +158,7 @@ def _from_bytes(
 
 
 def leaves_of(like: Params) -> tuple[Leaf, ...]:
-    """The leaves of a pytree.
+    """Lists the leaves of a pytree.
 
     Raises:
       TypeError: a leaf's dtype has no plain bits.
@@ -171,7 +172,7 @@ def leaves_of(like: Params) -> tuple[Leaf, ...]:
 
 
 def first_difference(leaves: Sequence[Leaf], others: Sequence[Leaf]) -> tuple[str, str] | None:
-    """The first leaves that are not the same, in words; None if all are."""
+    """Describes the first pair of leaves that differ; None if all are the same."""
     for pair in itertools.zip_longest(leaves, others):
         if pair[0] != pair[1]:
             first, second = (str(leaf) if leaf else "nothing" for leaf in pair)
@@ -180,13 +181,13 @@ def first_difference(leaves: Sequence[Leaf], others: Sequence[Leaf]) -> tuple[st
 
 
 def plan_manifest(like: Params, places: Places = ()) -> Manifest:
-    """Plans the parts: each piece lies in one shard here, and is needed whole or not at all there.
+    """Plans the parts: a piece lies in one shard here, and is needed whole or not at all there.
 
     Args:
-      like: the parameters in the trainer's shardings. Of devices that hold the same, that one
-        offers a piece which has least to offer so far.
-      places: where explorers are expected to hold them, so that each gets what it needs and no
-        more. An explorer that holds them in another way gets pieces that it needs a part of.
+      like: the parameters in the trainer's shardings. If several devices hold a piece, the one with
+        the least to offer so far offers it.
+      places: the regions that explorers are expected to hold, so that each gets what it needs and
+        no more. An explorer with other regions gets pieces of which it needs only a part.
     """
     leaves = leaves_of(like)
     load: collections.Counter[jax.Device] = collections.Counter()

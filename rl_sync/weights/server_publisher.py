@@ -1,10 +1,10 @@
-"""The trainer's end of a point-to-point transfer: it offers its shards, and explorers fetch them.
+"""The trainer's end of a point-to-point transfer: it offers shards, and explorers fetch them.
 
 Trainer and explorers are independent JAX programs. Each process of the trainer offers the parts
-that its own devices hold; an explorer's process asks each of them for what it needs. Nobody waits:
-a version is cut into parts on the devices when it is published, and is offered once the first of
-them are computed, so that they travel while the others are; what is being fetched stays until it
-was fetched, or its explorer is taken for dead.
+that its own devices hold; an explorer's process asks each of them for what it needs. Nobody waits.
+On publication, the devices cut a version into parts. The version is offered once the first parts
+are computed, so that they are transferred while the others are computed. A version stays until
+every explorer that began to fetch it has it, or counts as dead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Offer(NamedTuple):
 
     Attributes:
       version: the policy version.
-      uuid: what to ask the transfer server for.
+      uuid: the id to ask the transfer server for.
     """
 
     version: int
@@ -52,13 +52,13 @@ class Offer(NamedTuple):
 
 
 class Holder(Protocol):
-    """One process of the trainer, as explorers reach it; arguments and results are plain values.
+    """One process of the trainer, as explorers call it; arguments and results are plain values.
 
-    All raise `ConnectionError` when the process does not answer.
+    All methods raise `ConnectionError` if the process does not answer.
     """
 
     def manifest(self) -> list[Any]:
-        """The manifest; see `Manifest.to_wire`."""
+        """Returns the manifest; see `Manifest.to_wire`."""
 
     def open(self, reader: str) -> str:
         """Starts a transfer server for an explorer's process, in place of its earlier one.
@@ -82,14 +82,14 @@ class Holder(Protocol):
         """
 
     def taken(self, reader: str) -> str:
-        """The explorer has everything that it was offered last.
+        """Reports that the explorer has fetched all parts of its last offer.
 
         Returns:
-          The digest of that version's parameters, which is computed while they travel.
+          The digest of that version's parameters, which is computed during the transfer.
         """
 
     def close_line(self, reader: str) -> None:
-        """The explorer will not ask again."""
+        """Reports that the explorer will not ask again."""
 
 
 class _Held(NamedTuple):
@@ -104,8 +104,8 @@ class _Line:
 
     Attributes:
       server: the server.
-      version, digest: of what the explorer was offered last.
-      busy_until_secs: until when it may be fetching that; None if it has it.
+      version, digest: the version that the explorer was offered last, and its digest.
+      busy_until_secs: the time until which it may be fetching that version; None if it has it.
     """
 
     server: Any
@@ -115,7 +115,7 @@ class _Line:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the explorer may be fetching."""
+        """True where the explorer may be fetching."""
         return self.busy_until_secs is not None
 
 
@@ -125,16 +125,16 @@ class ServerPublisher:
     Args:
       like: the parameters, as arrays or `jax.ShapeDtypeStruct`s with shardings.
       host: the interface at which explorers reach this process.
-      places: where explorers are expected to hold the parameters; see `plan_manifest`.
-      keep: how many of the newest versions are offered.
-      reader_expiry_secs: who has not fetched an offer for so long is taken for dead, and what it
-        held in memory may go.
-      on_ready: called, in a thread of the publisher's, with each version that is now offered.
+      places: the regions that explorers are expected to hold; see `plan_manifest`.
+      keep: the number of newest versions that are offered.
+      reader_expiry_secs: the time to fetch an offer. After it an explorer counts as dead, and the
+        memory of its version may be freed.
+      on_ready: a function called in a thread of the publisher with each version once it is offered.
 
     Raises:
       ValueError: `keep` is too small.
       TypeError: a leaf's dtype has no plain bits.
-      TransferUnavailableError: there is no transfer server here.
+      TransferUnavailableError: this JAX has no transfer server.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ServerPublisher:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep} versions are none to offer: keep at least 1.")
-        self._spare = start_server(host)  # Whoever cannot have one should know now.
+        self._spare = start_server(host)  # Fails now if there is none.
         self._host = host
         self._manifest = plan_manifest(like, places)
         self._like = like
@@ -186,7 +186,7 @@ class ServerPublisher:
                 raise WeightsTransferError(
                     f"Weights could not be offered: {self._error}"
                 ) from self._error
-        # What it takes to begin with the digest, the first explorer need not wait for.
+        # The digest begins later, so that the first explorer need not wait for it.
         held = _Held(version, parts, concurrent.futures.Future())
         self._published.put(held)
         try:
@@ -196,7 +196,7 @@ class ServerPublisher:
             raise
 
     def close(self) -> None:
-        """Offers nothing more, lets explorers finish what they fetch for a while; frees it all."""
+        """Stops offering, lets explorers finish their fetches for a while, and frees everything."""
         self._published.put(None)
         self._thread.join()
         with self._changed:
@@ -228,7 +228,7 @@ class ServerPublisher:
         """See `Holder`.
 
         Raises:
-          ConnectionError: the explorer has no line, or has none any more; it has to open one.
+          ConnectionError: the explorer has no line, or lost it; it must open one.
         """
 
         def suitable() -> _Held | None:
@@ -257,8 +257,8 @@ class ServerPublisher:
 
         Raises:
           ConnectionError: the explorer has no line any more.
-          TimeoutError: the trainer's thread stands still.
-          Exception: what the digest failed with.
+          TimeoutError: the trainer's thread is stuck.
+          Exception: the error of the digest.
         """
         with self._changed:
             line = self._line(reader)
@@ -296,12 +296,13 @@ class ServerPublisher:
     def _hold_all(self) -> None:
         try:
             while (held := self._published.get()) is not None:
-                # What computes it may only have been dispatched.
+                # Its computation may only have been dispatched.
                 jax.block_until_ready([held.parts[part] for part in self._first])
                 with self._changed:
                     self._expire()
                     self._held = [*self._held, held]
-                    # The other processes of an explorer will ask for what one of them has got.
+                    # The other processes of an explorer will ask for the version that one of them
+                    # has.
                     wanted = {line.version for line in self._lines.values() if line.is_busy}
                     wanted |= {held.version for held in self._held[-self._keep :]}
                     self._held = [held for held in self._held if held.version in wanted]
@@ -314,7 +315,7 @@ class ServerPublisher:
                 self._changed.notify_all()
 
     def _expire(self) -> None:
-        """Lets go of explorers that have not fetched what they asked for, and of what they hold."""
+        """Drops explorers that have not fetched their offer in time, which frees their versions."""
         now = time.monotonic()
         for reader, line in list(self._lines.items()):
             if line.busy_until_secs is not None and line.busy_until_secs < now:
@@ -322,14 +323,14 @@ class ServerPublisher:
 
 
 class _Cutter(NamedTuple):
-    """What makes some of the parts of one device of all leaves, and the indices of those parts."""
+    """Function that makes some parts on one device from all leaves, with these parts' indices."""
 
     indices: tuple[int, ...]
     make: Callable[[list[Array]], list[Shaped[Array, "*part"]]]
 
 
 def _cutters(manifest: Manifest, like: Params) -> list[list[_Cutter]]:
-    """For each device of this process what makes its parts, in the order in which to run it."""
+    """Makes the cutters of each device of this process, in the order to run them."""
     here = jax.process_index()
     regions = [device_regions(leaf) for leaf in jax.tree.leaves(like)]
     by_device: dict[int, list[int]] = {}
@@ -347,7 +348,7 @@ def _cutters(manifest: Manifest, like: Params) -> list[list[_Cutter]]:
 
 
 def _alike_in_bytes(manifest: Manifest, indices: list[int]) -> list[tuple[int, ...]]:
-    """Some runs of parts, of about as many bytes each."""
+    """Splits parts into a few runs with about equal numbers of bytes."""
     nbytes = [
         like.size * like.dtype.itemsize
         for like in (manifest.like(manifest.parts[index]) for index in indices)
@@ -389,7 +390,7 @@ def _kinds(params: Params) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
 
 
 def _placed(leaf: Array, like: Any) -> Array:
-    """The leaf where it was planned to lie, which is where it lies but by mistake."""
+    """Returns the leaf in its planned sharding; it is moved only if it lies elsewhere."""
     planned = getattr(like, "sharding", None)
     if planned is None or leaf.sharding.is_equivalent_to(planned, leaf.ndim):
         return leaf

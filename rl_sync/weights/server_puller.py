@@ -27,11 +27,11 @@ _SLICE_SECS = 1.0
 
 
 class _Line(NamedTuple):
-    """The way to one process of the trainer.
+    """Connection to one process of the trainer.
 
     Attributes:
-      name: for errors.
-      connection: to the transfer server there.
+      name: the name of the process, for errors.
+      connection: the connection to its transfer server.
       parts: the parts that are fetched from it.
     """
 
@@ -42,7 +42,7 @@ class _Line(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """Everything that does not change from pull to pull."""
+    """Everything that stays the same from pull to pull."""
 
     assembly: Assembly
     lines: tuple[_Line, ...]
@@ -51,21 +51,22 @@ class _Route(NamedTuple):
 class ServerPuller:
     """Fetches versions from a trainer's processes into the explorer's own sharding.
 
-    Each process of an explorer has one, and gets what its own devices hold; all call `pull` alike.
+    Each process of an explorer has a puller, which gets the shards of its own devices. All of them
+    call `pull` with the same arguments.
 
     Args:
       like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to pull into.
       reader: a name that no other running puller of the trainer has.
-      find_holders: finds the trainer's processes, by their index; asked again after a failure.
-      newest: asks for the newest version that is offered, -1 if there is none; told which version
-        to wait for, and for how many seconds.
+      find_holders: finds the trainer's processes, by their index; called again after a failure.
+      newest: returns the newest offered version, -1 if there is none. Its arguments are the version
+        to wait for, and the longest wait in seconds.
       host: this process's own interface.
-      check_digest: whether to compare what arrived with what was published.
-      agree: how the explorer's processes agree; the first of them chooses the version.
-      stall_secs: a transfer from which nothing has arrived for so long is given up.
+      check_digest: whether to compare the digest of the received weights with the published one.
+      agree: the explorer's processes agree by it; the first of them chooses the version.
+      stall_secs: the time after which a transfer without progress is given up.
 
     Raises:
-      TransferUnavailableError: there is no transfer server here.
+      TransferUnavailableError: this JAX has no transfer server.
     """
 
     def __init__(
@@ -91,13 +92,15 @@ class ServerPuller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """See `interface.Puller`. The deadline is for the offer; a transfer that goes on may take
-        longer. After an error the next pull begins anew.
+        """Waits for a version and fetches it; see `interface.Puller`.
+
+        The deadline is for the offer; a transfer that makes progress may take longer. After an
+        error the next pull connects anew.
 
         Raises:
           WeightsTimeoutError: no such version was offered in time.
-          WeightsMismatchError: what arrived is not what was published.
-          WeightsTransferError: the trainer is gone, or stands still.
+          WeightsMismatchError: the received weights differ from the published ones.
+          WeightsTransferError: the trainer is gone, or is stuck.
           ValueError: the trainer offers another model than `like`.
         """
         wanted = wanted_text(exactly, at_least)
@@ -142,7 +145,7 @@ class ServerPuller:
     def _offers(
         self, exactly: int | None, at_least: int | None, deadline: float
     ) -> list[Offer] | None:
-        """An offer from each of the trainer's processes; None if there is none at the moment."""
+        """Asks each of the trainer's processes for an offer; None if there is none yet."""
         mine: list[Offer] = []
 
         def choose() -> int | None:
@@ -193,7 +196,7 @@ class ServerPuller:
     def _ask(
         self, route: _Route, exactly: int | None, at_least: int | None, deadline: float
     ) -> list[Offer] | None:
-        """An offer of one version from each process; None if there is none at the moment."""
+        """Asks each process for an offer of one version; None if there is none at the moment."""
         offers: list[Offer] = []
         for line in route.lines:
             left = min(_SLICE_SECS, max(0.0, deadline - time.monotonic()))
@@ -205,7 +208,7 @@ class ServerPuller:
         return offers
 
     def _fetch(self, route: _Route, offers: Sequence[Offer]) -> tuple[Params, str]:
-        """The parameters and, if anybody is to know it, their digest."""
+        """Fetches the parameters, and their digest if it is to be checked."""
         arriving: dict[int, tuple[Array, str]] = {}
         for line, offer in zip(route.lines, offers, strict=True):
             wanted = [route.assembly.wanted[part] for part in line.parts]
@@ -218,8 +221,8 @@ class ServerPuller:
             wait_ready(array, self._stall_secs, name)
             return array
 
-        # All processes of an explorer have everything when they have computed this together, and
-        # until then what was offered to one of them is kept for the others.
+        # All processes of an explorer compute this together, so at its end all have everything.
+        # Until then the version is kept for each of them.
         if self._check_digest or jax.process_count() > 1:
             arrived = ArrivingDigest(self._like)
             params = route.assembly.assemble(arrive, arrived.add)

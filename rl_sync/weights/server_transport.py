@@ -1,10 +1,10 @@
-"""JAX's transfer server, behind one door: starting it, reaching it, waiting for what it brings.
+"""JAX's transfer server behind one module: start it, connect to it, wait for its arrays.
 
-What one must know of it (jax 0.10 to 0.12): without transport addresses of its own a server ends
-the process as soon as somebody pulls. A registered array can be fetched once, and stays in memory
-until it is, or until the server is gone. All peers of a server share its buffers, so that one which
-stands still in the middle of a transfer holds up the others: give each peer its own server. Its
-time-outs do nothing; nothing checks that a shape or a dtype is the registered one.
+Its properties in jax 0.10 to 0.12: A server without transport addresses of its own ends the process
+at the first pull. A registered array can be fetched once; it stays in memory until then, or until
+the server is gone. All peers of a server share its buffers, so a peer that gets stuck in a transfer
+blocks the others: give each peer its own server. Its time-outs have no effect. Nothing checks that
+a shape or a dtype is the registered one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def start_server(host: str) -> Any:
       host: the interface to listen on, as the peers reach it.
 
     Raises:
-      TransferUnavailableError: there is none here; says why.
+      TransferUnavailableError: there is none; the message says why.
     """
     device = jax.local_devices()[0]
     address = f"[{host}]:0" if ":" in host else f"{host}:0"
@@ -43,7 +43,7 @@ def start_server(host: str) -> Any:
             _CHUNKS,
             _CHUNK_BYTES,
             False,
-            # A CPU's memory is sent from where it is.
+            # On a CPU memory is sent without a copy.
             device.platform == "cpu",
         )
     except (ImportError, AttributeError, TypeError, RuntimeError, ValueError) as error:
@@ -54,15 +54,15 @@ def start_server(host: str) -> Any:
 
 
 def wait_ready(array: Any, stall_secs: float, from_whom: str) -> None:
-    """Waits until a pulled array is there, those that were asked for before it being there already.
+    """Waits until a pulled array has arrived; wait for earlier requests first.
 
     Args:
-      array: what `pull` returned.
-      stall_secs: how long to wait.
-      from_whom: names the peer in errors.
+      array: the array that `pull` returned.
+      stall_secs: the longest time without progress.
+      from_whom: the name of the peer in errors.
 
     Raises:
-      WeightsTransferError: the connection broke, or nothing arrives any more.
+      WeightsTransferError: the connection broke, or the transfer makes no progress.
     """
     start = time.monotonic()
     while not array.is_ready():

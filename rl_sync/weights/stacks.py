@@ -1,8 +1,8 @@
-"""Small arrays that are alike, as one: to store an array takes time, however small it is.
+"""Stacks: small arrays of the same shape and dtype are stored as one, as each array takes time.
 
-Arrays of one shape and dtype are stacked, in flattening order, up to a size from which one more
-array costs little. Shape and dtype alone decide which go together, so that trainer and explorers,
-whose shardings differ, agree.
+Arrays of one shape and dtype are stacked in flattening order, up to a size at which another array
+costs little. Only shape and dtype decide about stacks, so that trainer and explorers agree although
+their shardings differ.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rl_sync.weights.copies import dispatching
 from rl_sync.weights.storage import flatten_named, placement, unflatten_named
 
 STACK_BYTES = 32 << 20
-"""What a stack has at the most; larger arrays stay alone."""
+"""The largest size of a stack; larger arrays stay alone."""
 
 
 class _Stack(NamedTuple):
-    """Which leaves go together, and what their stack is called."""
+    """A stack's name, and its leaves."""
 
     name: str
     leaves: tuple[str, ...]
 
 
 class Stacks:
-    """How the leaves of a pytree become fewer arrays, and come back.
+    """Stacks the leaves of a pytree into fewer arrays, and inverts that.
 
     Args:
       like: the pytree, of arrays or `jax.ShapeDtypeStruct`s with their shardings.
@@ -48,24 +48,24 @@ class Stacks:
 
     @property
     def like(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What `stack` returns: for each name a shape, a dtype, and where it lies."""
+        """Shape, dtype and sharding, by name, of what `stack` returns."""
         return {stack.name: self._stacked(stack) for stack in self._stacks}
 
     def stack(self, tree: Params) -> dict[str, Array]:
-        """Copies the leaves into fresh arrays, without waiting for what computes them.
+        """Copies the leaves into new arrays, without waiting for their computation.
 
         Args:
-          tree: of the structure, shapes and dtypes of `like`.
+          tree: a pytree with the structure, shapes and dtypes of `like`.
         """
         return self._join(flatten_named(tree))
 
     def unstack(self, stacked: dict[str, Array]) -> Any:
-        """Inverts `stack`, each leaf in the sharding that it has in `like`.
+        """Inverts `stack`; each leaf gets its sharding in `like`.
 
-        One stack after the other, so that no more than one is held twice.
+        It takes one stack after the other, so that only one is in memory twice.
 
         Args:
-          stacked: is emptied.
+          stacked: the stacks; the dict is emptied.
         """
         leaves: dict[str, Array] = {}
         for stack in self._stacks:
@@ -119,7 +119,7 @@ def _plan(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[_Stack, ...]:
 def _named(leaves: tuple[str, ...]) -> _Stack:
     if len(leaves) == 1:
         return _Stack(leaves[0], leaves)
-    # Its number tells a stack from that of a model in which other leaves are between the two.
+    # The number distinguishes the stack from one of another model, with other leaves in between.
     number = zlib.crc32("\n".join(leaves).encode())
     return _Stack(f"{leaves[0]}+{len(leaves) - 1}.{number:08x}", leaves)
 
@@ -128,5 +128,5 @@ def _named(leaves: tuple[str, ...]) -> _Stack:
 def _splitter(
     shardings: tuple[Sharding | None, ...],
 ) -> Callable[[Array], list[Array]]:
-    """What takes a stack apart; compiled once for all that are alike."""
+    """Makes the function that takes a stack apart; compiled once for stacks of the same kind."""
     return jax.jit(lambda stacked: list(stacked), out_shardings=list(shardings))

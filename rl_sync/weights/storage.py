@@ -1,8 +1,8 @@
 """Named arrays in files, through Orbax, uncompressed.
 
-On a file system a directory of arrays appears by one rename, complete; in a bucket of an object
-store (`gs://…`) it fills up. The processes of one program write and read together, each its own
-shards; others of their cluster take no part.
+On a file system a directory of arrays appears by one rename, complete. In a bucket of an object
+store (`gs://…`) its files appear one by one. The processes of one program write and read together,
+each its own shards. Other processes of their cluster take no part.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rl_sync.models.placement import put
 from rl_sync.weights.locations import Location, absolute
 
 TEMPORARY = ".orbax-checkpoint-tmp"
-"""What the name of a directory contains while it is being written."""
+"""A part of a directory's name while it is being written."""
 
 
 def _no_metrics(*_: Any, **__: Any) -> list[Any]:
-    """What Orbax gets instead of TensorStore's counters.
+    """Replaces TensorStore's counters for Orbax by an empty list.
 
-    It asks for them before and after each save and restore, to log a rate that nobody reads, and
-    TensorStore never frees what it answers: some kilobytes each time, for as long as a run lasts.
+    Orbax reads them before and after each save and restore, to log a rate that nobody needs.
+    TensorStore never frees its answers: some kilobytes each time, as long as a run lasts.
     """
     return []
 
@@ -36,15 +36,16 @@ tensorstore.experimental_collect_matching_metrics = _no_metrics
 
 
 class MismatchError(ValueError):
-    """Arrays of other names, shapes or dtypes are stored than are asked for."""
+    """The stored arrays have other names, shapes or dtypes than requested."""
 
 
 class ArrayStorage:
     """Writes and reads directories of named arrays. One thread may use one object at a time.
 
     Args:
-      name: tells it from others that the program uses at the same time.
-      processes: the program's, by their indices in the cluster; this process alone if left out.
+      name: a name that no other storage in use by the program has.
+      processes: the program's processes, by their indices in the cluster; this process alone by
+        default.
     """
 
     def __init__(self, name: str = "arrays", processes: Iterable[int] | None = None) -> None:
@@ -55,7 +56,7 @@ class ArrayStorage:
         self._checkpointer = ocp.Checkpointer(
             ocp.PyTreeCheckpointHandler(
                 use_compression=False,
-                # OCDBT's few files for many arrays took 1.7 times as long to write.
+                # OCDBT, with few files for many arrays, took 1.7 times as long to write.
                 use_ocdbt=False,
                 multiprocessing_options=together,
             ),
@@ -66,14 +67,14 @@ class ArrayStorage:
         """Writes named arrays.
 
         Args:
-          directory: must not exist.
-          arrays: jax or numpy arrays. In a cluster those that this process holds alone are fetched
-            to the host first, since Orbax takes no others there than those of several processes.
+          directory: a path that does not exist yet.
+          arrays: jax or numpy arrays. In a cluster, jax arrays that only this process holds are
+            fetched to the host first, since Orbax accepts only arrays of several processes there.
 
         Raises:
           ValueError: the directory exists.
         """
-        # Orbax refuses arrays without elements; `read` makes them again from their shape.
+        # Orbax refuses arrays without elements; `read` makes them from their shape.
         full = {name: x for name, x in arrays.items() if math.prod(x.shape)}
         if jax.process_count() > 1:
             full = {name: _fetched(x) for name, x in full.items()}
@@ -86,14 +87,14 @@ class ArrayStorage:
 
         Args:
           directory: one that `write` made.
-          like: for each name that was written, the array or `jax.ShapeDtypeStruct` to read into:
-            a numpy array gives a numpy array, any other a jax array in its sharding, or
-            uncommitted on the default device where it has none.
-          partial: whether more may be stored, which is left unread.
+          like: for each written name, the array or `jax.ShapeDtypeStruct` to read into. A numpy
+            array gives a numpy array. Any other gives a jax array in its sharding, or, without one,
+            uncommitted on the default device.
+          partial: whether other arrays may be stored too; they are not read.
 
         Raises:
-          MismatchError: another set of names, shapes or dtypes is stored; the message names the
-            first that differs.
+          MismatchError: other names, shapes or dtypes are stored; the message names the first
+            difference.
           FileNotFoundError: there is no such directory.
         """
         full = {name: x for name, x in like.items() if math.prod(x.shape)}
@@ -107,15 +108,16 @@ class ArrayStorage:
         try:
             read = self._checkpointer.restore(path, args=args)
         except Exception:
-            self._check_stored(path, full, partial)  # Which says what is wrong, if it can.
+            self._check_stored(path, full, partial)  # Raises a better message, if it can.
             raise
         _check(path, read, full, partial)
         return {name: _place(read.get(name), x) for name, x in like.items()}
 
     def _check_stored(self, directory: Location, like: Mapping[str, Any], partial: bool) -> None:
-        """Compares what is stored with what is wanted without reading it.
+        """Compares the stored arrays with the wanted ones, without reading them.
 
-        It is not for every read: TensorStore leaks some kilobytes for each array that it describes.
+        Do not call it for every read: TensorStore leaks some kilobytes for each array that it
+        describes.
         """
         stored = self._checkpointer.metadata(directory).item_metadata
         if stored is None:
@@ -123,7 +125,7 @@ class ArrayStorage:
         _check(directory, stored.tree, like, partial)
 
     def shapes(self, directory: Location) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """The shapes and dtypes of what `write` wrote, by name; arrays without elements left out.
+        """Returns shapes and dtypes of stored arrays by name, except those without elements.
 
         Raises:
           FileNotFoundError: there is no such directory.
@@ -134,7 +136,7 @@ class ArrayStorage:
         return {name: (tuple(x.shape), np.dtype(x.dtype)) for name, x in stored.tree.items()}
 
     def close(self) -> None:
-        """Frees what Orbax holds."""
+        """Frees the resources of Orbax."""
         self._checkpointer.close()
 
 
@@ -159,7 +161,7 @@ def unflatten_named(like: Any, named: Mapping[str, Any]) -> Any:
 
 
 def placement(x: Any) -> jax.sharding.Sharding | None:
-    """The sharding that an array, or a `jax.ShapeDtypeStruct`, insists on; None if it does not."""
+    """Returns the committed sharding of an array or a `jax.ShapeDtypeStruct`, or None."""
     if isinstance(x, jax.Array) and not x.committed:
         return None
     return getattr(x, "sharding", None)
@@ -171,7 +173,7 @@ def _fetched(x: Any) -> Any:
 
 def _restore_args(x: Any) -> Any:
     sharding = placement(x)
-    # In a cluster an array that only this process holds is read to the host and placed then.
+    # In a cluster an array that only this process holds is read to the host, and placed afterwards.
     by_host = jax.process_count() > 1 and (sharding is None or sharding.is_fully_addressable)
     if by_host or sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
@@ -189,8 +191,8 @@ def _place(value: Any, like: Any) -> Any:
 def _check(
     directory: Location, stored: Mapping[str, Any], like: Mapping[str, Any], partial: bool
 ) -> None:
-    """Raises the ValueError of `ArrayStorage.read`."""
-    # Of a part that is not stored Orbax gives back the placeholder.
+    """Raises the MismatchError of `ArrayStorage.read`."""
+    # For a part that is not stored, Orbax returns the placeholder.
     names = {name for name, x in stored.items() if hasattr(x, "shape")}
     names = names & set(like) if partial else names
     _check_names(directory, names, set(like))

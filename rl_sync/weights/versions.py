@@ -1,12 +1,12 @@
-"""The directory of published versions: which there are, who reads which, and what may go.
+"""The directory of published versions: the versions, their readers, and deletion.
 
     <directory>/version_00000012/        arrays, of which some may be missing yet
     <directory>/version_00000012.ready   says that none is
     <directory>/readers/<name>@12@<time> says that a reader reads the version since then
 
-It lies on a file system that all processes share, or in a bucket of an object store. Nothing is
-renamed, which a bucket cannot, and nothing is said by what is in a file, which on a file system may
-be half of it: all that others look at is whether a name is there.
+It is on a file system that all processes share, or in a bucket of an object store. Processes only
+check whether a name exists. Nothing is renamed, since a bucket cannot rename. No file's content
+matters, since on a file system it may be half written.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ class VersionDirectory:
       root: the directory; it is made when it does not exist.
 
     Attributes:
-      poll_secs: how long to wait before looking again for something that is not there yet.
+      poll_secs: the time to wait between two looks for something that is not there yet.
 
     Raises:
-      ImportError: what reaches the object store is not installed; says what to install.
+      ImportError: a package for the object store is not installed; the message names it.
     """
 
     def __init__(self, root: Location) -> None:
         remote = is_remote(root)
         self.root = absolute(root)
         self.poll_secs = _REMOTE_POLL_SECS if remote else _POLL_SECS
-        # Others write here too, so that what was there a moment ago says nothing.
+        # No cache of listings, since other processes write here too.
         self._files, self._at = fsspec.core.url_to_fs(
             os.fspath(self.root), use_listings_cache=False
         )
-        if not remote:  # A bucket has names, and no directories.
+        if not remote:  # A bucket has no directories.
             self._files.makedirs(f"{self._at}/{_READERS}", exist_ok=True)
 
     def path(self, version: int) -> epath.Path:
-        """Where the arrays of a version are, or would be."""
+        """Returns the directory of a version's arrays, which may not exist."""
         return self.root / _name(version)
 
     def versions(self) -> list[int]:
-        """The complete versions, oldest first."""
+        """Returns the complete versions, oldest first."""
         names = (name.removesuffix(_READY) for name in self._names() if name.endswith(_READY))
         return sorted(int(match[1]) for match in map(_VERSION.fullmatch, names) if match)
 
     def has(self, version: int) -> bool:
-        """Whether a version is there, and complete."""
+        """Says whether a version exists and is complete."""
         return self._files.exists(self._ready(version))
 
     def announce(self, version: int) -> None:
-        """Says that a version is complete."""
+        """Marks a version as complete."""
         self._touch(self._ready(version))
 
     @contextlib.contextmanager
@@ -77,7 +77,7 @@ class VersionDirectory:
         """Keeps a version from being deleted within the block.
 
         Raises:
-          FileNotFoundError: it is not there, or not any more.
+          FileNotFoundError: it does not exist, or not any more.
         """
         mark = f"{self._at}/{_READERS}/{reader}@{version}@{time.time():.3f}"
         self._touch(mark)
@@ -89,13 +89,13 @@ class VersionDirectory:
             self._remove(mark)
 
     def held_versions(self, expiry_secs: float) -> set[int]:
-        """The versions that some reader has held for less than `expiry_secs`."""
+        """Returns the versions that some reader has held for less than `expiry_secs`."""
         holds = map(_HOLD.fullmatch, self._names(_READERS))
         now = time.time()
         return {int(hold[1]) for hold in holds if hold and now - float(hold[2]) < expiry_secs}
 
     def retain(self, keep: int, expiry_secs: float) -> None:
-        """Deletes all versions but the `keep` newest and those that are held."""
+        """Deletes all versions except the `keep` newest and those that are held."""
         old = self.versions()[:-keep]
         held = self.held_versions(expiry_secs)
         for version in old:
@@ -108,14 +108,14 @@ class VersionDirectory:
         self._remove(f"{self._at}/{_name(version)}")
 
     def sweep(self) -> None:
-        """Deletes what a killed publisher left behind half written or half deleted."""
+        """Deletes versions that a killed publisher left half written or half deleted."""
         names = set(self._names())
         for name in names:
             if _VERSION.match(name) and not name.endswith(_READY) and name + _READY not in names:
                 self._remove(f"{self._at}/{name}")
 
     def clear(self) -> None:
-        """Deletes everything, having seen that one can write; nobody may use the directory then."""
+        """Deletes everything, after a test write; nobody may use the directory meanwhile."""
         probe = f"{self._at}/{_PROBE}"
         self._touch(probe)
         self._remove(probe)
@@ -127,8 +127,8 @@ class VersionDirectory:
 
     def _delete_unless_held(self, version: int, expiry_secs: float) -> None:
         self._withdraw(version)
-        # A reader marks what it reads and then looks whether it is still there. One that marked it
-        # after we looked, and looked before we withdrew it, is seen by looking once more.
+        # A reader marks a version and then checks that it still exists. If it marked the version
+        # after our first look, and checked before we withdrew it, this second look sees the mark.
         if version in self.held_versions(expiry_secs):
             self.announce(version)
         else:
@@ -143,7 +143,7 @@ class VersionDirectory:
     def _names(self, below: str = "") -> list[str]:
         try:
             paths = self._files.ls(f"{self._at}/{below}".rstrip("/"), detail=False)
-        except FileNotFoundError:  # Of a bucket's directory in which nothing is.
+        except FileNotFoundError:  # For an empty directory of a bucket.
             return []
         return [path.rstrip("/").rpartition("/")[2] for path in paths]
 

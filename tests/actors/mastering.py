@@ -1,4 +1,4 @@
-"""What tests of the master share: its settings, and how events are given to it."""
+"""Helpers for tests of the master: its settings, and a function that applies events."""
 
 from rl_sync.actors import master
 from rl_sync.actors.events import (
@@ -41,7 +41,7 @@ def judged(grant, *rewards):
 
 
 def take(state, *events):
-    """Applies events in turn; returns the last state and every command."""
+    """Applies events in turn; returns the last state and all commands."""
     commands = []
     for event in events:
         state, new = master.transition(state, event)

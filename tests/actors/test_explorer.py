@@ -136,7 +136,7 @@ def test_newer_weights_take_over_in_flight_and_each_token_says_whose_it_is():
 
 
 def _with_budget(budget_tokens):
-    """An explorer whose engine, with too few slots, finishes one group after the other."""
+    """Makes an explorer whose engine, with too few slots, finishes one group after the other."""
     engine = _engine(slots=4, chunk_tokens=1)
     return dataclasses.replace(EXPLORER, engine=engine, budget_tokens=budget_tokens)
 
@@ -203,7 +203,7 @@ def test_a_cache_is_not_recomputed_for_the_weights_that_it_is_of():
 
 @pytest.mark.parametrize("leases", [0, 5])
 def test_leases_without_room_are_refused(leases):
-    with pytest.raises(ValueError, match=f"1 to 4 groups under way, not {leases}"):
+    with pytest.raises(ValueError, match=f"1 to 4 groups in flight, not {leases}"):
         EXPLORER.rollout(STATE, [_lease(i) for i in range(leases)])
 
 

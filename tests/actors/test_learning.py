@@ -1,9 +1,9 @@
-"""Whether each named algorithm learns: a table of logits answers 8 prompts in up to 3 tokens.
+"""Learning of each named algorithm: a table of logits answers 8 prompts in up to 3 tokens.
 
-Where an algorithm needs values, a table of them is the critic.
+If an algorithm needs values, a table of them is the critic.
 
-An answer's reward is the share of its tokens that are right. Those that generate are one step
-behind, so that ratios take part, and each step has two updates.
+An answer's reward is the share of its tokens that are right. Generation is one step behind, so that
+ratios differ from 1, and each step has two updates.
 """
 
 import functools
@@ -37,13 +37,13 @@ def _logprobs(logits, tokens):
 
 
 def _right(logits):
-    """The probability of the right token, on average."""
+    """Returns the mean probability of the right token."""
     return jnp.take_along_axis(jax.nn.softmax(logits), RIGHT[..., None], axis=-1).mean()
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _learn(algorithm, sign):
-    """The probability of being right after training, with the advantages' sign given."""
+    """Returns the probability of the right token after training, with a sign for the advantages."""
 
     def step(carry, key):
         (logits, values), drawn_by, state = carry

@@ -1,4 +1,4 @@
-"""What the trainer and an explorer say of the same tokens, from the first step on."""
+"""The gap between the logprobs of trainer and explorer for the same tokens."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ TEMPERATURE, STEPS, GROUPS = 0.7, 3, 4
 
 
 def test_without_staleness_and_learning_the_gap_stays_flat():
-    """Tokens decoded one by one, from a cache, have the logprobs that a whole pass gives them."""
+    """Tokens decoded one by one, with a cache, have the same logprobs as in a full pass."""
     params = tiny.params(MODEL)
     sampling = dataclasses.replace(EXPLORER.sampling, temperature=TEMPERATURE)
     explorer = dataclasses.replace(EXPLORER, sampling=sampling)

@@ -1,4 +1,4 @@
-"""The master's decisions, without a process: leases, admission, the ledger."""
+"""Decisions of the master, without a process: leases, admission, the ledger."""
 
 import dataclasses
 
@@ -115,7 +115,7 @@ def test_an_explorer_gets_as_many_new_groups_as_it_has_finished():
 
 @pytest.mark.parametrize("trained", [1, 6])
 def test_an_explorer_that_has_something_unfinished_is_never_held_back(trained):
-    """Neither for synchronization nor for the end of training: the trainer may wait for it."""
+    """It waits neither for synchronization nor at the end of training: others may wait for it."""
     run = settings_of(resolve("asynchronous", max_staleness=0), trained, carries_over=True)
     state = started(run)
     state, grant = lease(state)
@@ -125,7 +125,7 @@ def test_an_explorer_that_has_something_unfinished_is_never_held_back(trained):
 
 
 def test_a_group_that_is_carried_over_is_waited_for_before_it_gets_too_stale():
-    """Bound 1: a group of version 0 is of use until step 2, so only two batches come before it."""
+    """With bound 1 a group of version 0 is usable until step 2, so two batches come before it."""
     state = started(settings_of(resolve("asynchronous", max_staleness=1), carries_over=True))
     state, first = lease(state)
     long = first.leases[0]

@@ -1,4 +1,4 @@
-"""The master under any order of events: every lease is accounted for, and nobody waits for ever."""
+"""The master under any order of events: every lease is accounted for, and nobody waits forever."""
 
 import random
 
@@ -44,10 +44,10 @@ from tests.actors.mastering import (
 def test_any_order_of_events_ends_with_every_lease_accounted_for(
     mode, explorers, max_attempts, more, seed
 ):
-    """Explorers at random paces, some silent for ever: the sum holds, and the bound is kept.
+    """Explorers have random paces, and some fall silent forever: the sum and the bound hold.
 
-    Which prompt is trained on depends on what prompts teach alone, and not on the order of events.
-    Each step trains on 3 groups of those that were generated for it.
+    The trained prompts depend only on what prompts teach, and not on the order of events. Each step
+    trains on 3 of the groups that were generated for it.
     """
     draw = random.Random(seed)
     schedule = resolve(mode)
@@ -108,7 +108,7 @@ def test_any_order_of_events_ends_with_every_lease_accounted_for(
 
 
 def teaches(seed, ordinal, replacement):
-    """The rewards of a group, which half of the time have no spread."""
+    """Returns the rewards of a group, which half of the time have no spread."""
     return random.Random(f"{seed}/{ordinal}/{replacement}").choice([SPREAD, SAME])
 
 
@@ -125,11 +125,12 @@ def teaches(seed, ordinal, replacement):
 def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
     explorers, interval, slack, budget, silent, max_attempts, seed
 ):
-    """Long and short groups, rollouts of a few tokens, and explorers that fall silent for a time.
+    """Groups are long and short, rollouts have few tokens, explorers fall silent for a time.
 
     Half of the groups teach nothing and are replaced.
 
-    Whatever the trainer takes first in, first out is fresh enough, unless its lease is over.
+    The trainer takes groups first in, first out. Each of them is fresh enough, unless its lease is
+    over.
     """
     draw = random.Random(seed)
     schedule = resolve("custom", interval, 0, interval - 1 + slack, "latest")

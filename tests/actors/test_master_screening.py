@@ -1,4 +1,4 @@
-"""Groups that teach nothing, or that a step leaves out: what the master does about them."""
+"""The master's handling of groups that teach nothing, and of groups that a step leaves out."""
 
 import pytest
 

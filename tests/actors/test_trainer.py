@@ -58,19 +58,19 @@ def _trainer(algorithm=None, optimizer=None, **fields):
 
 
 def _state(trainer, params=PARAMS):
-    """A trainer state past its warm-up; made anew each time, since a step donates it."""
+    """Makes a trainer state after its warm-up; a new one each time, since a step donates it."""
     like = trainer.warm_up_like()._replace(opt_state=None)
     return trainer.begin(move(TrainState(jnp.int32(0), params, None, None), like))
 
 
 def _fresh(trainer):
-    """A trainer state before its warm-up; drawn by numpy, which compiles nothing."""
+    """Makes a trainer state before its warm-up; numpy draws it, which compiles nothing."""
     opt_state = trainer.optimizer.warm_up(trainer.warm_up_steps).init(PARAMS)
     return move(TrainState(jnp.int32(0), PARAMS, opt_state, None), trainer.warm_up_like())
 
 
 def _group(lengths, row_tokens=8, version=0, params=PARAMS, model=MODEL):
-    """Trajectories that the policy of `_state` could have drawn: 2 tokens asked, some answered."""
+    """Makes trajectories that the policy of `_state` could have drawn, of 2 prompt tokens each."""
     random, rows = np.random.default_rng(1), len(lengths)
     tokens = random.integers(2, 7, (rows, row_tokens))
     end = 2 + np.asarray(lengths)[:, None]
@@ -105,7 +105,7 @@ def _assert_close(a, b, atol=1e-6):
 
 
 def _drift(before, after, batch):
-    """How much likelier each trajectory became."""
+    """Returns the increase of each trajectory's log-probability."""
     old, new = (_logprobs(MODEL, p, batch.rows.tokens, 0.8)[0] for p in (before, after))
     return np.where(batch.rows.completion_mask, new - old, 0).sum(axis=1)
 
@@ -122,7 +122,7 @@ def test_a_step_makes_the_better_completions_likelier_and_the_worse_less_likely(
 
 
 def test_the_end_of_sequence_is_trained():
-    """Completions of one token, which is the last: nothing else can have a part in the loss."""
+    """Completions have one token, the end of sequence, so only this can contribute to the loss."""
     trainer, batch = _trainer(), _batch((1,) * 16)
     batch = batch._replace(rewards=jnp.tile(jnp.array([1.0, 1.0, 0.0, 0.0]), 4))
     tokens = jnp.where(batch.rows.completion_mask, jnp.where(batch.rewards[:, None] == 1, 1, 6), 2)
@@ -137,7 +137,7 @@ def test_the_end_of_sequence_is_trained():
 
 
 def test_the_first_update_is_that_of_the_plain_policy_gradient():
-    """With ratios of 1, the gradient is −Σ A ∇log π over the tokens, over their count."""
+    """With ratios of 1, the gradient is −Σ A ∇log π over the tokens, divided by their number."""
     trainer = _trainer()
     batch, state = _batch(), _state(trainer)
     rewards = np.asarray(batch.rewards).reshape(-1, GROUP_SIZE)
@@ -183,7 +183,7 @@ def test_steps_are_deterministic_to_the_bit():
 
 @pytest.mark.parametrize(("kind", "microbatch_rows"), [("padded", 2), ("packed", 0), ("packed", 2)])
 def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows):
-    """Two updates with a reference, on lengths from 1 to 6 tokens: also the means are exact."""
+    """Two updates with a reference, on lengths from 1 to 6 tokens; means must be exact too."""
     whole = _trainer(HELD, TWICE)
     state, metrics = whole.step(_state(whole), _batch(UNEVEN))
     trainer = _trainer(HELD, TWICE, microbatch_rows=microbatch_rows)
@@ -197,9 +197,9 @@ def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows
 
 
 def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
-    """On stale data that other parameters drew, so that ratios, clipping and masks take part.
+    """Stale data from other parameters, so that ratios, clipping and masks matter.
 
-    Others are compared so on a mesh.
+    Other algorithms are compared like this on a mesh.
     """
     algorithm = dataclasses.replace(
         ALGORITHMS["m2po"], kl_coefficient=0.1, entropy_coefficient=0.01, allow_unsafe=True
@@ -222,7 +222,7 @@ def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
 
 
 def test_with_several_updates_the_decoupled_ratio_is_taken_to_the_start_of_the_step():
-    """With a learning rate of nearly 0 nothing moves in a step, however stale the data."""
+    """With a learning rate of nearly 0 nothing moves in a step, however stale the data are."""
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
     trainer = dataclasses.replace(
         _trainer(optimizer={**TWICE, "learning_rate": 1e-9}), algorithm=ALGORITHMS["decoupled_ppo"]
@@ -254,7 +254,7 @@ def test_several_updates_each_take_an_equal_share_of_the_groups_in_order():
 
 
 def test_a_clipped_token_no_longer_pulls():
-    """Behavior far below the policy: every ratio is above 1 + ε, so advantages > 0 are clipped."""
+    """Behavior is far below the policy: all ratios exceed 1 + ε, so advantages > 0 are clipped."""
     trainer = _trainer()
     batch = _batch()
     batch = _with_rows(batch, behavior_logprobs=batch.rows.behavior_logprobs - 1.0)

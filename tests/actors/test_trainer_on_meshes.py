@@ -64,7 +64,7 @@ def _trainer(on, **fields):
 
 
 def _placed(trainer, params):
-    """The state at the start of RL, of parameters that were drawn elsewhere."""
+    """Makes the state at the start of RL from parameters that were drawn elsewhere."""
     return trainer.begin(trainer.start(move(params, trainer.like().params)))
 
 
@@ -93,16 +93,16 @@ def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fiel
 
 
 def _place(x):
-    """Which part of an array each device holds, and in which memory."""
+    """Returns shape, dtype, regions by device, and kind of memory of an array."""
     indices = x.sharding.devices_indices_map(x.shape)
     return x.shape, x.dtype, indices, x.sharding.memory_kind
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "gspo", "decoupled_ppo", "ppo"])
 def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
-    """Groups and their statistics, the batch's and every mean are whole, on four devices.
+    """Statistics of groups and of the batch, and all means, are those of one device.
 
-    On stale data that other parameters drew, so that ratios, clipping and weights take part.
+    Stale data come from other parameters, so that ratios, clipping and weights matter.
     """
     algorithm = dataclasses.replace(
         ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.01, allow_unsafe=True

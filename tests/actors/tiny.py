@@ -1,4 +1,4 @@
-"""What the tests of the actors share."""
+"""Helpers for the tests of the actors."""
 
 from rl_sync.learning.optimizer import OptimizerConfig
 

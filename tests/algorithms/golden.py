@@ -28,7 +28,7 @@ def assert_is_reference(loss_of, name, argument="logprobs"):
 
 
 def packed(values, mask=MASK, fill=0.0):
-    """The masked tokens of all rows one after the other in two rows, padded at the end.
+    """Packs the masked tokens of all rows, one after the other, into two rows with padding.
 
     Returns:
       (values, mask, sequences), sequences -1 at padding.

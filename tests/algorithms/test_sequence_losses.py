@@ -33,7 +33,7 @@ def test_gmpo_is_the_reference_s():
 
 
 def test_gspo_by_hand():
-    """Ratios 2 and 8 make a sequence's 4, which 1.04 bounds where A > 0 alone."""
+    """Ratios 2 and 8 give the sequence's ratio 4, which is clipped to 1.04 only if A > 0."""
     logprobs, old = jnp.log(jnp.array([[2.0, 8.0]])), jnp.zeros((1, 2))
     up, down = (
         sequence_losses.gspo(logprobs, old, jnp.array([[sign]]), BOTH, 0.03, 0.04)
@@ -44,7 +44,7 @@ def test_gspo_by_hand():
 
 
 def test_gmpo_by_hand():
-    """Where A > 0 the ratio 8 counts as e^0.4; where A < 0 as what it is."""
+    """If A > 0 the ratio 8 is clipped to e^0.4; if A < 0 it is not clipped."""
     logprobs, old = jnp.log(jnp.array([[1.0, 8.0]])), jnp.zeros((1, 2))
     up, down = (
         sequence_losses.gmpo(logprobs, old, jnp.array([[sign]]), BOTH, 0.4, 0.4)
@@ -55,7 +55,7 @@ def test_gmpo_by_hand():
 
 
 def test_topr_by_hand_imitates_the_good_and_lets_go_of_the_bad_that_is_unlikely():
-    """The sequences' ratios: ½ · ½ = ¼, and 2 · 2 = 4, which counts as 1 at most."""
+    """The sequences' ratios are ½ · ½ = ¼, and 2 · 2 = 4, which is bounded by 1."""
     logprobs = jnp.log(jnp.array([[0.5, 0.5], [0.5, 0.5], [2.0, 2.0]]))
     advantages = jnp.array([[1.0], [-1.0], [-1.0]])
     mask, old = jnp.ones((3, 2), bool), jnp.zeros((3, 2))

@@ -30,7 +30,7 @@ def test_a_value_is_clipped_where_it_has_come_far_enough_towards_its_return_or_b
 
 
 def test_explained_variance_by_hand():
-    """Returns 0, 1, 2 of variance ⅔; errors 0, 0, 1 of variance 2/9; what is masked is left out."""
+    """Returns 0, 1, 2 have variance ⅔, errors 0, 0, 1 have 2/9; masked values are left out."""
     mask = jnp.array([[True, True, True, False]])
     returns = jnp.array([[0.0, 1.0, 2.0, jnp.nan]])
     found = explained_variance(jnp.array([[0.0, 1.0, 1.0, 5.0]]), returns, mask)

@@ -1,4 +1,4 @@
-"""The command line: as a process of its own, and in this one."""
+"""The command line, in a process of its own or in this one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def launcher(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Said(NamedTuple):
-    """What a command line came to."""
+    """Result of a command line."""
 
     status: int
     out: str

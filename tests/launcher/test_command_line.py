@@ -1,4 +1,4 @@
-"""What the command line says to mistakes, and what `plan` prints."""
+"""The command line's messages about mistakes, and the output of `plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is loaded where it is not used makes every start of a run longer."""
+"""Imports: a module that is loaded without need makes every start of a run longer."""
 
 from __future__ import annotations
 

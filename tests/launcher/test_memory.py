@@ -1,4 +1,4 @@
-"""What `plan` says of memory, against figures worked out by hand for a tiny model."""
+"""The memory that `plan` prints, against figures worked out by hand for a tiny model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BLOCK_INPUT = 4 * 6 * 10 * 32
 
 
 def settings_with(**fields: object) -> RunSettings:
-    """The tiny config with some settings changed; `model__remat` stands for model.remat."""
+    """Returns the tiny config with some settings changed; `model__remat` stands for model.remat."""
     config = {**tiny.get_config().to_dict(), "workdir": "none"}
     for name, value in fields.items():
         *sections, field = name.split("__")
@@ -51,15 +51,15 @@ def settings_with(**fields: object) -> RunSettings:
 
 
 def described(**fields: object) -> dict[str, dict[str, str]]:
-    """For each role, each part's size as it is printed."""
+    """Returns each part's size for each role, as it is printed."""
     settings = settings_with(**fields)
     return parts_of(describe_memory(settings, wiring.load_task(settings)))
 
 
 def parts_of(text: str) -> dict[str, dict[str, str]]:
-    """The sizes by role and part, the last one as `total`, and those of other policies."""
+    """Parses the sizes by role and part, the last one as `total`, and those of other policies."""
     found = {}
-    _, _, memory = text.partition("Memory a device")
+    _, _, memory = text.partition("Memory per device")
     for role, line in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)*)$", memory, re.M):
         parts = re.findall(r"(?:^|[,;:] )([A-Za-z_ ]+) (\d[\d.]* (?:bytes|[kM]B))", line)
         total = re.search(r": (\d[\d.]* [kM]B)$", line, re.M)
@@ -68,13 +68,16 @@ def parts_of(text: str) -> dict[str, dict[str, str]]:
 
 
 def size(text: str) -> float:
-    """Bytes of what `format_bytes` printed."""
+    """Parses the bytes that `format_bytes` printed."""
     number, unit = text.split()
     return float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
 
 
 def assert_parts(found: dict[str, str], **expected: int) -> None:
-    """That the parts are these, and that activations and they are the total, as far as printed."""
+    """Asserts that the parts are these, and that with activations they sum to the total.
+
+    Numbers are compared with the precision in which they are printed.
+    """
     for name, count in expected.items():
         assert found[name.replace("_", " ")] == format_bytes(count), name
     activations = size(found.get("activations", "0 bytes"))
@@ -168,7 +171,7 @@ def test_rematerialization_and_microbatches_save_activations_and_nothing_else():
 
 
 def resident(role: str, **fields: object) -> float:
-    """Bytes that a role's process is said to hold on CPUs."""
+    """Parses the bytes that a role's process has on CPUs according to the plan."""
     settings = settings_with(**fields)
     _, _, lines = describe_memory(settings, wiring.load_task(settings)).partition(f"\n  {role} ")
     return size(re.findall(r"about (\d[\d.]* [kMG]B) resident", lines)[0])

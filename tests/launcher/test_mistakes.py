@@ -1,4 +1,4 @@
-"""What people type wrong: one line names the way out, quickly, and nothing is started."""
+"""Mistakes on the command line: one line names the way out, quickly, and nothing is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUICK_SECS = 20.0  # Without the load of other tests it is one.
 
 @pytest.fixture
 def mistake(monkeypatch, capsys, tmp_path):
-    """Runs a command line that is wrong; returns its one line."""
+    """Runs a wrong command line; returns its one line of output."""
 
     def start(*_: object) -> None:
         raise AssertionError("A run was started.")

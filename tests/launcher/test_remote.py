@@ -1,4 +1,4 @@
-"""What starts a role on another machine."""
+"""The command that starts a role on another machine."""
 
 from __future__ import annotations
 

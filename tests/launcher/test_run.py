@@ -1,4 +1,4 @@
-"""What the launcher says when a run's end goes wrong."""
+"""The launcher's messages when the end of a run fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ending_with(summary: Summary) -> Desk:
 
 @pytest.fixture
 def ending(tmp_path):
-    """A run whose roles have ended, but for the master, which is at a port."""
+    """Makes a run whose roles have ended, except the master, which is at a port."""
     settings = read_settings({**tiny.get_config().to_dict(), "workdir": str(tmp_path)})
     run = LocalRun(settings)
     (port,) = free_ports(HOST, 1)

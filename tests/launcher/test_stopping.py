@@ -1,4 +1,4 @@
-"""How long a run that is stopped is waited for, and what is said to be lost."""
+"""The wait for a run that is stopped, and the report of lost steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 def still_after(looks, most_secs=math.inf):
-    """For how long a trainer is said to stand still that was seen so, every ten seconds."""
+    """Returns how long a trainer counts as still after these statuses, one every ten seconds."""
     clock = Clock()
     movement = Movement(most_secs, clock)
     for look in looks:
@@ -65,7 +65,7 @@ def test_work_that_lasts_longer_than_it_may_is_no_movement():
 
 
 class Living:
-    """A supervisor whose processes live for so many looks."""
+    """A supervisor whose processes live for a given number of looks."""
 
     def __init__(self, looks):
         self.looks = looks
@@ -92,7 +92,7 @@ def test_a_step_that_outlasts_the_patience_is_waited_for():
 
 def test_what_does_not_move_is_named_and_not_waited_for():
     why = waited(50, [status_of("idle")] * 50)
-    assert re.search(r"trainer cannot be stopped in order, .*launch.stop_secs=0", why)
+    assert re.search(r"trainer cannot be stopped cleanly: .*launch.stop_secs=0", why)
 
 
 def test_a_second_interrupt_ends_the_wait():

@@ -1,4 +1,4 @@
-"""Processes that live and do nothing are named, and ended, by the launcher."""
+"""The launcher names and ends processes that hang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SILENT = Silence("trainer", 123, 25.0, "at train (step 2)")
 
 
 class Master:
-    """Tells who has been silent, as the master does."""
+    """Reports silent processes, as the master does."""
 
     def __init__(self) -> None:
         self.silent: list[Silence] = []

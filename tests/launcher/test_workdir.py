@@ -1,4 +1,4 @@
-"""What a run goes on from, and with which changes."""
+"""The point from which a run resumes, and the allowed changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP = 5
 
 
 def config_of(workdir, fields):
-    """The tiny config with some fields set: "sync.mode" and the like."""
+    """Returns the tiny config with some fields set: "sync.mode" and the like."""
     config = tiny.get_config()
     for name, value in fields.items():
         section, _, field = name.partition(".")
@@ -33,7 +33,7 @@ def config_of(workdir, fields):
 
 
 def prepare(workdir, **fields):
-    """Readies the directory for a run with fields such as sync__mode."""
+    """Prepares the directory for a run with fields such as sync__mode."""
     named = {name.replace("__", "."): value for name, value in fields.items()}
     settings = read_settings(config_of(workdir, named))
     return work.prepare(workdir, settings, wiring.load_task(settings))
@@ -41,7 +41,7 @@ def prepare(workdir, **fields):
 
 @pytest.fixture
 def began(tmp_path):
-    """A directory whose run has left a snapshot of so many trainer steps, or warm-up steps."""
+    """Makes a directory whose run left a snapshot of so many trainer or warm-up steps."""
     directory = Workdir(tmp_path / "run")
     Path(directory).mkdir()
 
@@ -185,7 +185,7 @@ def lose_metadata(directory, step):
 
 @pytest.fixture
 def twice(began):
-    """The directory of a run that has left two snapshots, and their state."""
+    """Makes the directory of a run that has left two snapshots; returns it with their state."""
     directory, state = began(5), {"x": jnp.zeros(3)}
     for step in (5, 10):
         save_snapshot(directory.snapshots, step, state, {})

@@ -14,7 +14,7 @@ FIELDS = ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
 
 
 def _group(lengths):
-    """Trajectories of so many tokens, of which the first is the prompt, each token a number."""
+    """Makes trajectories of given lengths, with one prompt token each; tokens are numbers."""
     rows, place = len(lengths), np.arange(T)
     filled = place < np.asarray(lengths)[:, None]
     number = np.arange(rows * T, dtype=np.int32).reshape(rows, T) + 1

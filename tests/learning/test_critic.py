@@ -33,7 +33,7 @@ _scalars = jax.jit(heads.token_scalars, static_argnums=0)
 
 
 def _ppo(kind, critic=(), algorithm=(), **fields):
-    """A trainer of two updates a step, with a reference."""
+    """Makes a trainer of two updates a step, with a reference."""
     critic = dataclasses.replace(CRITIC, model=kind, **dict(critic))
     return _trainer({**PPO, **HELD, **dict(algorithm)}, TWICE, critic=critic, **fields)
 

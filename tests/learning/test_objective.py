@@ -28,7 +28,7 @@ def _packed():
 def _known(
     algorithm, columns, mask, sequences, staleness, rewards=VALUES["rewards"], order=IN_ORDER
 ):
-    """What is known of a batch of the reference's rollouts, with a reference model."""
+    """Makes the inputs of a batch of the reference's rollouts, with a reference model."""
     asarray = functools.partial(jnp.asarray, dtype=jnp.float32)
     behavior, proximal, ref, values = (asarray(columns[name]) for name in COLUMNS[1:])
     nothing = jnp.zeros(mask.shape, jnp.int32)
@@ -51,7 +51,7 @@ def _known(
 
 
 def _step(algorithm, layout, parts=None, order=IN_ORDER):
-    """The loss, its gradient by the logprobs, and the metrics, over parts of the rows."""
+    """Computes the loss, its gradient by the logprobs, and the metrics, over parts of the rows."""
     columns, mask, sequences, staleness, entropy = layout
     known, of_batch = _known(algorithm, columns, mask, sequences, staleness, order=order)
     totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS, GROUP_SIZE)

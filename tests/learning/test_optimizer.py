@@ -12,7 +12,7 @@ CONFIG = dataclasses.replace(OPTIMIZER, learning_rate=0.4, warm_up_learning_rate
 
 
 def _moved(transformation, updates, start=0.0):
-    """How far a weight goes an update, under a constant gradient: Adam's is the rate itself."""
+    """Returns a weight's move in each update under a constant gradient; Adam's is the rate."""
     params = jnp.full(1, start)
     state, steps = transformation.init(params), []
     for _ in range(updates):

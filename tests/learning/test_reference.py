@@ -1,4 +1,4 @@
-"""How strongly the reference model holds the policy."""
+"""The strength with which the reference model holds the policy."""
 
 import dataclasses
 

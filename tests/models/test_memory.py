@@ -1,4 +1,4 @@
-"""Memory from shapes: exact where it is arithmetic, and what differentiation keeps."""
+"""Memory from shapes: exact for arithmetic, and the residuals of differentiation."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""From logical axes to parts of arrays."""
+"""Shardings from logical axes."""
 
 import dataclasses
 
@@ -70,7 +70,7 @@ def test_a_function_compiles_once_for_each_layout_in_use():
 
 
 def test_a_forward_pass_gathers_no_parameter_where_the_mesh_cuts_tensors():
-    """Heads, the MLP's width and the vocabulary stay where they are: sums alone are exchanged."""
+    """Heads, the MLP's width and the vocabulary stay sharded: only sums are exchanged."""
     config = dataclasses.replace(tiny.CONFIG, vocab_size=12)
     on = layout(tensor=2)
 

@@ -27,7 +27,7 @@ LENGTHS = [8, 5]
 
 
 def _reference_logits(config, params, tokens):
-    """One row, one head and one layer at a time, in float64."""
+    """Computes logits one row, one head and one layer at a time, in float64."""
     weights = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
     def norm(x, scale):
@@ -213,7 +213,7 @@ ADAPTED = dataclasses.replace(tiny.CONFIG, lora=Lora(2, 4.0))
 
 @pytest.fixture(scope="module")
 def fresh():
-    """The real initialization, which takes long to compile, with adapters."""
+    """Makes the real initialization, which takes long to compile, with adapters."""
     return jax.jit(init_params, static_argnums=0)(ADAPTED, jax.random.key(0))
 
 

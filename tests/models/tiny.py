@@ -46,14 +46,14 @@ VARIANTS = {
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(config: ModelConfig, params: Params, tokens: Array, **rows: Array) -> Array:
-    """The logits of a full pass."""
+    """Computes the logits of a full pass."""
     return logits(config, params, hidden_states(config, params, tokens, **rows))
 
 
 def params(config: ModelConfig = CONFIG, seed: int = 0) -> Params:
-    """Random parameters, norms included, large enough to make distributions uneven.
+    """Draws random parameters, norms included, large enough to make distributions uneven.
 
-    Drawn by numpy: to compile the real initialization takes longer than most tests.
+    numpy draws them: compiling the real initialization takes longer than most tests.
     """
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Spans of runs that never ran: a tiny simulation of each mode, its durations uneven but seeded."""
+"""Spans of simulated runs: a tiny simulation of each mode, with uneven but seeded durations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODES = ("synchronous", "one_step_off_policy", "asynchronous", "multi_explorer")
 
 
 def write_spans(workdir: Path, spans: list[Span]) -> None:
-    """Writes spans as the roles of a run would have."""
+    """Writes spans as the roles of a run would."""
     for role in {span.role for span in spans}:
         writer = JsonLinesWriter(Workdir(workdir).spans_of(role))
         for span in spans:
@@ -28,7 +28,7 @@ def write_spans(workdir: Path, spans: list[Span]) -> None:
 
 
 def simulate(mode: str, steps: int = 12, explorers: int | None = None, **sync: int) -> list[Span]:
-    """Spans of `steps` trainer steps in a mode, after a warm-up and an evaluation."""
+    """Simulates `steps` trainer steps in a mode, after a warm-up and an evaluation."""
     schedule = schedules.resolve(mode, **sync)
     if schedule.pull == "exact":
         spans = _exact(schedule, steps)
@@ -54,7 +54,7 @@ def _leases(e: int) -> list[int]:
 def _explorer_step(
     role: str, e: int, version: int, start: float, rollout_secs: float
 ) -> tuple[list[Span], float]:
-    """One explorer step's spans and when its groups are in the buffer."""
+    """Returns one explorer step's spans, and the time at which its groups are in the buffer."""
     done = start + rollout_secs
     scored = done + _secs("score", e, 0.08)
     inserted = scored + 0.03
@@ -74,7 +74,7 @@ def _wait(role: str, start: float, end: float, reason: str, **attributes: object
 
 
 def _exact(schedule: schedules.SyncSchedule, steps: int) -> list[Span]:
-    """Explorer and trainer as the formulas of an exact schedule order them, collective syncs."""
+    """Simulates explorer and trainer in the order of an exact schedule, with collective syncs."""
     origin = START_SECS + 10.0
     publications = {
         schedule.first_user(v): v for v in range(1, steps) if schedule.publishes_after(v)
@@ -82,7 +82,7 @@ def _exact(schedule: schedules.SyncSchedule, steps: int) -> list[Span]:
 
     @functools.cache
     def rollout_ready(e: int) -> float:
-        """When explorer step e has all it needs."""
+        """Returns the time at which explorer step e can start."""
         if e == 1:
             return origin
         return sync_end(publications[e]) if e in publications else inserted(e - 1)
@@ -96,7 +96,7 @@ def _exact(schedule: schedules.SyncSchedule, steps: int) -> list[Span]:
 
     @functools.cache
     def trainer_free(t: int) -> float:
-        """When the trainer can turn to step t + 1."""
+        """Returns the time at which the trainer can start step t + 1."""
         if t == 0:
             return origin
         return sync_end(t) if t in publications.values() else train_end(t)
@@ -146,7 +146,7 @@ def _exact(schedule: schedules.SyncSchedule, steps: int) -> list[Span]:
 
 
 def _latest(schedule: schedules.SyncSchedule, steps: int, explorers: int) -> list[Span]:
-    """Explorers that go on with the newest weights they find, checkpoint syncs."""
+    """Simulates explorers that use the newest weights they find, with checkpoint syncs."""
     origin = START_SECS + 10.0
     spans: list[Span] = []
     clocks = {f"explorer{n}": origin + 0.2 * (n - 1) for n in range(1, explorers + 1)}

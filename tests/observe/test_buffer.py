@@ -1,4 +1,4 @@
-"""The buffer's level and the way of groups, told from spans."""
+"""The buffer's fill level and the path of groups, derived from spans."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The live display: what it says, and when it prints."""
+"""The live display: its contents, and the times at which it prints."""
 
 import dataclasses
 import io
@@ -111,7 +111,7 @@ def test_a_warm_up_is_shown_with_its_own_steps_and_its_loss():
 
 
 def _plain_display():
-    """A display on a file, with a clock that the test turns."""
+    """Makes a display on a file, with a clock that the test moves."""
     now = [0.0]
     console = Console(file=io.StringIO(), width=80)
     return LiveDisplay(console, 10.0, lambda: now[0]), now, console.file

@@ -1,4 +1,4 @@
-"""The metrics file and its TensorBoard twin."""
+"""The metrics file, and the same numbers for TensorBoard."""
 
 import json
 import struct
@@ -52,7 +52,7 @@ def test_an_unknown_phase_and_a_reserved_name_are_refused(tmp_path):
 
 
 def test_a_full_disk_is_said_once_and_blocks_nobody(tmp_path, caplog):
-    """TensorBoard's own thread would die of it, and its queue be full after ten numbers."""
+    """TensorBoard's own thread would die of it, and its queue would be full after ten numbers."""
     with MetricsWriter(tmp_path) as writer:
         writer.write("rl", 1, {"reward": 0.25})
         with files_of_at_most(100):
@@ -117,7 +117,7 @@ def test_tensorboard_is_told_to_forget_later_steps_but_not_those_of_the_warm_up(
 
 
 def _events(path):
-    """The events of a file: each a length, its checksum, the event, its checksum."""
+    """Reads the events of a file: each has a length, its checksum, the event, its checksum."""
     data = path.read_bytes()
     while data:
         (length,) = struct.unpack("<Q", data[:8])

@@ -225,7 +225,7 @@ def test_a_folder_without_spans_is_refused_with_the_way_out(tmp_path):
 
 
 def _attempt(workdir, role, spans, resumed=None, began=0.0):
-    """What one process of a role records: [kind, start, end, attributes]; the trainer's mark."""
+    """Records [kind, start, end, attributes] as one process of a role, and the trainer's mark."""
     with SpanRecorder(Workdir(workdir).spans_of(role), role) as recorder:
         recorder._began_secs = began
         if resumed is not None:
@@ -235,7 +235,7 @@ def _attempt(workdir, role, spans, resumed=None, began=0.0):
 
 
 def _steps(first, last, start, kind=SpanKind.TRAIN):
-    """Steps of a second each."""
+    """Makes steps of a second each."""
     return [
         (kind, start + i, start + i + 1.0, {"step": step})
         for i, step in enumerate(range(first, last + 1))

@@ -1,4 +1,4 @@
-"""Pictures of simulated runs: what is in them, and what window they show."""
+"""Pictures of simulated runs: their contents, and their windows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Who is silent: those that gave signs of life, and give no more while others are heard."""
+"""Silence: processes that sent heartbeats, and send no more while others are heard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that one process compiled are read by the next, whoever it is."""
+"""Programs that one process compiled are read by the next one, of any role."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start(configured: Path | str, process: int = 0, **variables: str) -> subproc
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Whether the cache had the program, and what was logged."""
+    """Returns whether the cache had the program, and the log."""
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     needed, read = map(int, output.split())
@@ -107,7 +107,7 @@ def test_a_directory_that_cannot_be_used_is_warned_of_and_done_without(tmp_path)
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
 def test_a_directory_that_others_may_write_to_is_refused_with_the_way_out(tmp_path, mode):
-    """Whoever can put a program there has it run as somebody else."""
+    """Anybody who can write a program there can run code as another user."""
     tmp_path.chmod(mode)
     with pytest.raises(ConfigError, match=rf"mode is {mode:o}.* chmod go-w {tmp_path}\. Or name"):
         compilation_cache.check(str(tmp_path), {})

@@ -1,4 +1,4 @@
-"""Several GPUs of a machine are shared out among the roles; one is everybody's."""
+"""Several GPUs of a machine are distributed among the roles; a single one is shared."""
 
 import pytest
 

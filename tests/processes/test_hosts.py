@@ -1,4 +1,4 @@
-"""Names of machines are looked up, but not for ever."""
+"""Host names are resolved, but not forever."""
 
 from __future__ import annotations
 

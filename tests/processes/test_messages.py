@@ -1,4 +1,4 @@
-"""Messages between the processes of a program: they arrive as they were, and run nothing."""
+"""Messages between the processes of a program: they arrive unchanged, and run no code."""
 
 from __future__ import annotations
 

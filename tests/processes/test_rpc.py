@@ -1,4 +1,4 @@
-"""Remote calls: what comes back, and what a caller is told that gets no answer."""
+"""Remote calls: their results, and the errors of callers without an answer."""
 
 import contextlib
 import dataclasses
@@ -103,7 +103,7 @@ def test_nobody_is_waited_for_where_nobody_listens(client):
 
 
 def test_who_called_too_early_often_is_answered_soon_after_the_server_is_up(serve, client):
-    """As the launcher, which shows the run's status from the first moment."""
+    """The launcher calls like this, since it shows the run's status from the first moment."""
     deadline = time.monotonic() + 6.0
     while time.monotonic() < deadline:
         with contextlib.suppress(PeerLostError):

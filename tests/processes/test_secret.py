@@ -1,4 +1,4 @@
-"""The secret of a run: for all of its processes the same, and for nobody else."""
+"""The secret of a run: the same for all of its processes, and known to nobody else."""
 
 from __future__ import annotations
 

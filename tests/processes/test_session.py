@@ -1,4 +1,4 @@
-"""A role's part in the run: its signs of life, how it is shown, and how a stop ends it."""
+"""A role's session in the run: its heartbeats, its status, and its end by a stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Second(Team):
 
 @pytest.fixture
 def master(tmp_path):
-    """Remembers signs of life, and takes the trainer for silent."""
+    """Records heartbeats, and reports the trainer as silent."""
     (port,) = free_ports(HOST, 1)
     heard, left, silent = {}, [], [Silence("trainer", 8, 25.0, "at train (step 2)")]
 
@@ -97,7 +97,7 @@ def test_who_waits_does_not_name_itself(session):
 
 
 def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
-    """Not with the last one that it finished, which may even be of another phase."""
+    """It is not shown with its last finished step, which may even be of another phase."""
     with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
         session = SimpleNamespace(role="trainer", spans=spans, facts={"step": 60, "loss": 0.3})
         with spans.span(SpanKind.WARM_UP, step=51):

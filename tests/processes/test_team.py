@@ -1,4 +1,4 @@
-"""Processes of one program: what the first one hears, all hear, at the same point."""
+"""Processes of one program: all of them hear what the first one hears, at the same point."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nobody() -> None:
 
 @pytest.fixture
 def team():
-    """A leader and two followers, in threads of one process."""
+    """Makes a leader and two followers, in threads of one process."""
     (port,) = free_ports("127.0.0.1", 1)
     address = f"127.0.0.1:{port}"
     with contextlib.ExitStack() as closing:
@@ -38,7 +38,7 @@ def team():
 
 
 def hear(followers, *points: str):
-    """What each follower hears at its points, one after the other."""
+    """Returns what each follower hears at its points, one after the other."""
 
     def listen(follower: Follower) -> list:
         return [follower.agree(point, nobody) for point in points]

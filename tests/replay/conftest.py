@@ -40,7 +40,7 @@ START_TIMEOUT_SECS = 240.0
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A replay buffer under test; `connect` makes another user of the same buffer."""
+    """A replay buffer under test; `connect` makes another client of the same buffer."""
 
     name: str
     address: str | None
@@ -86,7 +86,7 @@ class Official:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory):
-    """Both servers, started at the same time."""
+    """Starts both servers at the same time."""
     folder = tmp_path_factory.mktemp("replay")
     started = {
         name: start_server(
@@ -118,7 +118,7 @@ def official(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def backends(official, servers, tmp_path_factory):
-    """All three backends; asking for the official client here lets its start overlap theirs."""
+    """Makes all three backends; the official client starts meanwhile, as it is requested here."""
     made = [
         Backend("reverb", servers["reverb"].address, ReplayClient(servers["reverb"].address)),
         Backend("served", servers["embedded"].address, ReplayClient(servers["embedded"].address)),
@@ -131,7 +131,7 @@ def backends(official, servers, tmp_path_factory):
 
 @pytest.fixture(params=["reverb", "served", "embedded"])
 def backend(request, backends):
-    """Each backend in turn, its tables empty."""
+    """Yields each backend in turn, its tables empty."""
     chosen = backends[request.param]
     for table in TABLES:
         chosen.replay.reset(table.name)

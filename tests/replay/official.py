@@ -4,7 +4,7 @@
 # ///
 """The official Reverb client, driven by lines of JSON on standard input.
 
-Each line names an address and what to do there; each answer is one line of JSON.
+Each line has an address and an action; each answer is one line of JSON.
 """
 
 import json
@@ -33,7 +33,7 @@ def describe(array):
 
 
 def step(i):
-    """Data of one step: ranks 0 to 2 of integers, so 1 to 3 in a chunk."""
+    """Makes the data of one step: ranks 0 to 2 of integers, so 1 to 3 in a chunk."""
     data = {}
     for name in INTEGERS:
         data[f"{name}_scalar"] = np.asarray(100 + i, name)
@@ -46,12 +46,12 @@ def step(i):
 
 
 def write_insert(client, table):
-    """A whole item at once: columns keep a leading dimension of 1."""
+    """Writes a whole item at once: columns keep a leading dimension of 1."""
     client.insert(step(3), {table: 1.0})
 
 
 def write_delta(client, table):
-    """Several chunks of several columns each, delta encoded, sliced in the middle of a chunk."""
+    """Writes several chunks of several columns, delta encoded, sliced in the middle of a chunk."""
     with client.writer(max_sequence_length=8, chunk_length=3, delta_encoded=True) as writer:
         for i in range(8):
             writer.append(step(i))
@@ -59,7 +59,7 @@ def write_delta(client, table):
 
 
 def write_trajectory(client, table):
-    """Columns of different lengths, chunked differently, one squeezed, one shared by two."""
+    """Writes columns of different lengths, chunked differently, one squeezed, one shared by two."""
     with client.trajectory_writer(num_keep_alive_refs=10) as writer:
         for name, length in (("int32_matrix", 3), ("float", 4), ("string", 2)):
             writer.configure((name,), num_keep_alive_refs=10, max_chunk_length=length)
@@ -85,14 +85,14 @@ def write(client, request):
 
 
 def write_bfloat16(client, request):
-    """By the client for TensorFlow: the one for numpy knows no bfloat16."""
+    """Writes with the client for TensorFlow: the one for numpy does not know bfloat16."""
     data = [tf.constant([1.5, -2.0, 0.0], tf.bfloat16), tf.constant(3, tf.int32)]
     tf_client = reverb.TFClient(client.server_address)
     tf_client.insert(data, tf.constant([request["table"]]), tf.constant([1.0], tf.float64))
 
 
 def read_bfloat16(client, request):
-    """The first column of an item that we wrote: a bfloat16 vector, and the names."""
+    """Reads the first column of an item that we wrote: a bfloat16 vector; and the names."""
     dataset = reverb.TrajectoryDataset(
         client.server_address,
         table=request["table"],
@@ -105,7 +105,7 @@ def read_bfloat16(client, request):
 
 
 def read(client, request):
-    """Items by key, each a list of columns."""
+    """Reads items by key, each as a list of columns."""
     items = {}
     samples = client.sample(request["table"], request["count"], emit_timesteps=False)
     for sample in samples:

@@ -1,4 +1,4 @@
-"""What any replay buffer does, asked of a Reverb server, our own server, and the embedded one."""
+"""Behavior of every replay buffer: a Reverb server, our own server, and the embedded one."""
 
 import collections
 import contextlib
@@ -29,7 +29,7 @@ def values(samples):
 
 
 def eventually(condition, timeout_secs=5.0):
-    """A server brings its counts up to date in its own time."""
+    """Waits until a condition holds: a server updates its counts with a delay."""
     deadline = time.monotonic() + timeout_secs
     while not condition():
         assert time.monotonic() < deadline, "waited in vain for the server's state to change"
@@ -305,7 +305,7 @@ def test_an_unknown_table_is_named_with_those_that_there_are(replay, use):
 
 
 def test_items_that_come_as_a_wait_for_them_ends_are_not_lost(replay):
-    """A server that gives up on a sampler may have taken items out for it already."""
+    """A server that gives up on a sampler may already have taken items out for it."""
     batches, pause = 400, np.random.default_rng(0)
 
     def write():

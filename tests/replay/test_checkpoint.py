@@ -1,4 +1,4 @@
-"""Saving a replay buffer, and starting another from what was saved."""
+"""Saving a replay buffer, and starting another one from the checkpoint."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def fill(replay):
 
 
 def check(replay):
-    """The restored buffer goes on where the saved one was, its rate limiter included."""
+    """Checks that the restored buffer continues like the saved one, its rate limiter included."""
     [one] = replay.sample("prioritized", 1, timeout_secs=5)
     assert one.columns["s"].tolist() == [b"kept"]
     assert (one.priority, one.table_size) == (2.0, 2)

@@ -11,7 +11,7 @@ from rl_sync.replay.interface import ReplayTimeoutError
 
 @pytest.fixture
 def looks(monkeypatch):
-    """The client's looks into tables in which there is nothing."""
+    """Records the client's looks into empty tables."""
     looks = []
 
     def look(client: ReplayClient, table: str) -> int:

@@ -1,4 +1,4 @@
-"""Large data are compressed by several threads, to what a single one would make."""
+"""Large data are compressed by several threads, with the same result as by one."""
 
 import cramjam
 import numpy as np

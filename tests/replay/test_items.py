@@ -1,4 +1,4 @@
-"""What goes into any replay buffer comes out as it was."""
+"""Items come out of every replay buffer as they went in."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Starting and stopping replay servers, and what they say when they cannot start."""
+"""Start and stop of replay servers, and their messages if they cannot start."""
 
 import dataclasses
 import os
@@ -102,7 +102,7 @@ def test_a_taken_port_is_named(backend, servers, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
 @pytest.mark.parametrize("backend", ["embedded", "reverb"])
 def test_a_server_answers_at_its_own_address_alone(backend, servers):
-    """Reverb listens everywhere, and what comes to other addresses is dropped."""
+    """Reverb listens everywhere; packets to other addresses are dropped."""
     port = servers[backend].port
     socket.create_connection(("127.0.0.1", port), timeout=10).close()
     with pytest.raises((ConnectionRefusedError, TimeoutError)):

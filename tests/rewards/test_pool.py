@@ -1,4 +1,4 @@
-"""Processes that judge: what they answer, and how they end."""
+"""Worker processes that judge: their answers, and their end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def lives(process: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Says whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

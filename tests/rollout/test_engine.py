@@ -94,9 +94,9 @@ def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache)
 
 @pytest.mark.parametrize(("attention", "expected"), [("einsum", {80, 160}), ("auto", {160})])
 def test_the_cache_is_read_as_far_as_it_is_filled(attention, expected):
-    """Rows that outgrow the span that is read at first go on as the full forward pass does.
+    """Rows that outgrow the first span go on as in the full forward pass.
 
-    Where attention itself stops behind the longest row, one span is enough.
+    If attention itself stops after the longest row, one span is enough.
     """
     config = dataclasses.replace(tiny.CONFIG, max_length=160, attention=attention)
     engine = Engine(config, slots=8, chunk_tokens=16, layout=Layout.single())
@@ -146,7 +146,7 @@ def test_a_sampled_padding_id_stays_in_the_completion():
     ids=["no refill", "one chunk", "single steps"],
 )
 def test_a_completion_depends_on_its_request_alone(options):
-    """Neither on the slots, on refilling and shrinking, on the chunks, nor on its neighbours."""
+    """It depends neither on slots, refilling, shrinking and chunks, nor on its neighbours."""
     requests = _requests()
     together = _engine().generate(requests)
     backwards = _engine(**options).generate(requests[::-1])[::-1]
@@ -173,7 +173,7 @@ def test_requests_of_other_choices_do_not_disturb_each_other():
 
 
 def test_every_token_is_a_new_draw():
-    """Where all tokens are as good as equally likely, a completion does not repeat one of them."""
+    """If all tokens are about equally likely, a completion does not repeat one of them."""
     flat = dataclasses.replace(SAMPLING, temperature=1e6, stop_ids=())
     for completion in _flat(_engine().generate(_requests(flat))):
         assert len(set(completion.tokens.tolist())) > 2
@@ -247,7 +247,7 @@ def test_stats_tell_what_was_done():
 
 
 def test_finished_rows_cost_nothing_more():
-    """Two long completions among short ones end in the smallest batch, and as if alone."""
+    """Two long completions among short ones end in the smallest batch, with the tokens as alone."""
     short = Request(PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=2), 30, (0,))
     lasting = dataclasses.replace(SAMPLING, max_new_tokens=12, stop_ids=())
     long = Request(PROMPTS[1], lasting, 2, (1,))

@@ -22,7 +22,7 @@ def _sampling(**choices):
 
 
 def _scores(rows, logits=LOGITS, tokens=(0,), generated=0):
-    """What each of the given choices makes of the same logits."""
+    """Returns the adjusted scores of each of the given choices for the same logits."""
     count = len(rows)
     history = History(
         tokens=np.tile(np.array([*tokens, 2], np.int32), (count, 1)),

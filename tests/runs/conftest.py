@@ -1,4 +1,4 @@
-"""Runs of real processes, shared by the tests that read what they recorded."""
+"""Runs of real processes, shared by the tests that read their records."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def launch(
 
 
 def quickly(directory: Path) -> dict[str, str]:
-    """What the environment of short runs has, most of whose time is compilation.
+    """Returns the environment of short runs, most of whose time is compilation.
 
-    Those of the same shapes compile the same programs: the later ones read them from a cache, which
-    is one for all processes of a test session.
+    Runs of the same shapes compile the same programs. Later ones read them from a cache, which all
+    processes of a test session share.
 
     Args:
-      directory: the test's own, or one beside those.
+      directory: the test's own directory, or one beside those.
     """
     session = directory.parents[1 if "PYTEST_XDIST_WORKER" in os.environ else 0]
     return {
@@ -97,7 +97,7 @@ def quickly(directory: Path) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a finished run left behind."""
+    """Records of a finished run."""
 
     workdir: Workdir
     output: str
@@ -108,7 +108,7 @@ class RunRecord:
 
     @property
     def consumed(self) -> list[dict[str, Any]]:
-        """What each trainer step consumed."""
+        """Returns what each trainer step consumed."""
         return read_consumed(self.workdir)
 
     @property
@@ -120,25 +120,25 @@ class RunRecord:
         return [s for s in spans if (not kinds or s.kind in kinds) and s.role.startswith(role)]
 
     def versions(self, step: dict[str, Any]) -> set[int]:
-        """The versions of all tokens that one step consumed."""
+        """Returns the versions of all tokens that one step consumed."""
         rows = [rows for group in step["groups"] for rows in group["versions"]]
         return {version for runs in rows for version, _ in runs}
 
     def leases(self, event: str) -> collections.Counter[int]:
-        """How often each lease went through an event."""
+        """Counts how often each lease went through an event."""
         entries = [entry for entry in self.ledger if entry["event"] == event]
         return collections.Counter(lease["lease_id"] for e in entries for lease in e["leases"])
 
     @property
     def digest(self) -> str:
-        """Of the parameters after the last step."""
+        """Returns the digest of the parameters after the last step."""
         return next(
             line.split()[-1] for line in self.output.splitlines() if line.startswith("digest:")
         )
 
 
 class Runs:
-    """Does each run once, when it is first asked for."""
+    """Does each run once, when it is first requested."""
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -163,7 +163,7 @@ def assert_same_bits(one, other):
 
 
 def parameters(run) -> list[np.ndarray]:
-    """The parameters in the last snapshot, as the files hold them."""
+    """Reads the parameters of the last snapshot from its files."""
     settings, task = run.settings, wiring.load_task(run.settings)
     like = trainer_of(settings, task, layout()).like()
     kept = parameters_of(settings, task, layout()).kept(like.params)

@@ -1,4 +1,4 @@
-"""Weights that go through a bucket of an object store, and through a directory of their own."""
+"""Transfer of weights through a bucket of an object store, and through a directory of their own."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ LARGE = ("decode_chunk", "step", "warm_up_step")
 
 
 def large(cache: Path) -> set[str]:
-    """The keys of programs that always take long enough to be kept."""
+    """Returns the keys of programs whose compilation always takes long enough to keep them."""
     return {entry.name for name in LARGE for entry in cache.glob(f"jit_{name}-*-cache")}
 
 
@@ -28,7 +28,7 @@ def run(workdir: Path, cache: Path) -> RunRecord:
 
 
 def programs(record: RunRecord, role: str) -> tuple[int, int]:
-    """How many programs a role needed, and how many of them the cache had."""
+    """Returns the number of programs that a role needed, and the number found in the cache."""
     log = record.workdir.log(role).read_text()
     assert "persistent compilation cache" not in log, "a warning of JAX's"
     (found,) = re.findall(r"Of (\d+) programs the compilation cache had (\d+)\.", log)

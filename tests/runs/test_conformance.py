@@ -64,7 +64,7 @@ LATEST = [name for name in RUNS if name not in EXACT]
 
 
 def of(*names: str) -> pytest.MarkDecorator:
-    """What a test is for. Runs are done once in each process that tests go to: two share them."""
+    """Parametrizes a test by runs. Each test process does a run once: two tests share it."""
     parts = [pytest.param(n, id=f"latest: {n}") if n in LATEST else n for n in names]
     return pytest.mark.parametrize("name", parts)
 
@@ -154,10 +154,10 @@ def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
 
 
 def test_one_step_off_policy_generates_the_next_batch_while_it_trains(runs):
-    """Train steps have a rollout beside them: the one of the next batch.
+    """Train steps overlap with a rollout: that of the next batch.
 
-    With a model for which a train step takes longer than a message; and on a machine that may hold
-    up a process for as long, so not every single one.
+    The model is so large that a train step takes longer than a message. A machine may delay a
+    process by as much, so not every single step must overlap.
     """
     bigger = {"embed_dim": 128, "num_layers": 2, "mlp_dim": 512}
     sizes = [f"--config.model.{name}={value}" for name, value in bigger.items()]
@@ -171,7 +171,7 @@ def test_one_step_off_policy_generates_the_next_batch_while_it_trains(runs):
 
 @latest_runs
 def test_nobody_waits_for_weights_to_be_taken(runs, name):
-    """The trainer waits for experiences only, an explorer for the trainer only, once they run."""
+    """Once running, the trainer waits only for experiences, and explorers only for the trainer."""
     run = runs.get(*RUNS[name])
     reasons = {span.attributes["reason"] for span in run.spans(SpanKind.WAIT, role="trainer")}
     assert reasons <= {"experiences", "the replay server"}

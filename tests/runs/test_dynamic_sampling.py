@@ -32,7 +32,7 @@ ASYNCHRONOUS = (
 
 
 def replacements(run: RunRecord) -> dict[int, int]:
-    """Of each lease."""
+    """Returns the replacements of each lease."""
     leased = [entry["leases"] for entry in run.ledger if entry["event"] == "leased"]
     return {lease["lease_id"]: lease["replacement"] for leases in leased for lease in leases}
 
@@ -61,7 +61,7 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
             assert group["prompt_id"] == prompt_at(*place)
         for version in run.versions(step):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
-    kept = f"{balance['out_of_attempts']} taken that teach nothing"
+    kept = f"{balance['out_of_attempts']} admitted that teach nothing"
     assert kept in run.output or not balance["out_of_attempts"]
 
 

@@ -1,4 +1,4 @@
-"""Runs that end early: a role dies, the user interrupts, the user goes on."""
+"""Runs that end early: a role dies, the user interrupts, the user resumes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EMBEDDED = "--config.replay.backend=embedded"
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts runs, and makes sure that nothing of them is left."""
+    """Starts runs, and makes sure that no process of them is left."""
     processes = []
 
     def start(*flags: str, until: str = "rl") -> tuple[subprocess.Popen[str], Path]:
@@ -59,13 +59,13 @@ def wait_for(condition, process):
 
 
 def reached(workdir: Path, phase: str) -> bool:
-    """Whether the warm-up is over, or a few RL steps are."""
+    """Says whether the warm-up is over, or a few RL steps are done."""
     least = {"warm_up": 1, "rl": 3}[phase]
     return Workdir(workdir).metrics.exists() and len(read_metrics(workdir, phase)) >= least
 
 
 def processes_of(workdir: Path) -> dict[str, int]:
-    """The run's living processes, by role, from their command lines."""
+    """Finds the run's living processes, by role, from their command lines."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -85,7 +85,7 @@ def processes_of(workdir: Path) -> dict[str, int]:
 
 
 def descendants(process: int) -> set[int]:
-    """The processes that one has started, and those that these have."""
+    """Returns the processes that a process has started, and those that these have started."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -198,7 +198,7 @@ def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(starte
 
 
 def test_roles_end_when_the_launcher_is_killed(started):
-    """Those that roles have started, as the master its judges, and Python its helpers, too."""
+    """Processes of roles end too, such as the master's judges and Python's helpers."""
     process, workdir = started(
         "--config.sync.mode=asynchronous", "--config.master.reward_workers=2"
     )
@@ -312,7 +312,7 @@ def test_a_work_directory_that_another_run_holds_is_refused(started):
 
 
 def test_a_stopped_explorer_holds_nobody_up(started):
-    """One of two explorers stands still: the other one and the trainer go on without it."""
+    """One of two explorers hangs: the other one and the trainer go on without it."""
     process, workdir = started("--config.sync.mode=multi_explorer", "--config.master.lease_secs=3")
     stopped = processes_of(workdir)["explorer1"]
     os.kill(stopped, signal.SIGSTOP)
@@ -359,7 +359,7 @@ def test_a_replay_server_that_cannot_start_says_what_to_do(tmp_path, monkeypatch
 
 @pytest.fixture
 def by_hand(tmp_path):
-    """Starts a replay server as a user may do it, whose table holds so many groups."""
+    """Starts a replay server as a user may do it, with a table of so many groups."""
     servers = []
 
     def start(max_size: int) -> ServerProcess:

@@ -1,4 +1,4 @@
-"""Machines that are not there, or are not this one; for those that are, see test_teams.py."""
+"""Hosts that do not exist, or are not this machine; test_teams.py has those that work."""
 
 from __future__ import annotations
 

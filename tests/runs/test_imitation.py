@@ -1,4 +1,4 @@
-"""A run without explorers, which imitates."""
+"""A run without explorers, which imitates demonstrations."""
 
 from __future__ import annotations
 

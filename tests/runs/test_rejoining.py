@@ -1,4 +1,4 @@
-"""An explorer that dies and comes again costs a run over the transfer server its leases only."""
+"""An explorer dies and rejoins over the server transfer: the run loses only its leases."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs whose roles have several processes each, of several devices each, on one machine or several.
+"""Runs whose roles have several processes, of several devices each, on one machine or several.
 
-For other machines this one's loopback addresses stand in.
+Loopback addresses of this machine stand for other machines.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ HOSTS = {
 
 
 class Machines(NamedTuple):
-    """Several machines: how to use them, and what they were asked for."""
+    """Several machines: their settings, and the commands that they got."""
 
     flags: tuple[str, ...]
     asked: Path
 
     def commands(self, run: RunRecord) -> list[list[str]]:
-        """The host and the command of every process that a run started elsewhere."""
+        """Returns the host and the command of every process that a run started elsewhere."""
         asked = map(json.loads, self.asked.read_text().splitlines())
         return [entry for entry in asked if f"--workdir={run.workdir}" in entry[1].split()]
 
@@ -69,17 +69,17 @@ def machines(tmp_path_factory) -> Machines:
 
 
 def in_teams(runs: Runs, machines: Machines, mode: str, transfer: str) -> RunRecord:
-    """A run of programs of several processes each."""
+    """Makes a run of programs of several processes each."""
     elsewhere = machines.flags if (mode, transfer) in ELSEWHERE else ()
     return runs.get(*MODES[mode], f"--config.sync.transfer={transfer}", *SHORT, *TEAMS, *elsewhere)
 
 
 @pytest.mark.parametrize(("mode", "transfer"), [*HERE, *ELSEWHERE])
 def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machines, mode, transfer):
-    """Parameters are cut over the trainer's processes, and otherwise over the explorer's.
+    """Parameters are sharded over the processes of the trainer and, otherwise, of the explorer.
 
-    The single ones are of a cluster too: outside one XLA adds up over a process's devices in
-    another order.
+    The single processes are in a cluster too: outside a cluster XLA adds up over a process's
+    devices in another order.
     """
     teams = in_teams(runs, machines, mode, transfer)
     alone = runs.get(*MODES[mode], "--config.sync.transfer=collective", *SHORT, *MESHES)

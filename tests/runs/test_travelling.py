@@ -1,4 +1,4 @@
-"""What of a policy travels to explorers: its adapters alone where it has some, and no critic."""
+"""Transfer of a policy to explorers: only its adapters if it has some, and no critic."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def hang() -> None:
 
 
 def seconds_until_it_fails(address: str, work: dict[str, Callable[[], None]]) -> float:
-    """How long a crew takes to raise, of which `launch.stop_secs` would be a minute."""
+    """Returns how long a crew takes to raise; `launch.stop_secs` would be a minute."""
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="no more memory"):
         Crew(settings_with(**TWO), address).run(work)

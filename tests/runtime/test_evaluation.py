@@ -1,4 +1,4 @@
-"""How held-out problems are completed and judged."""
+"""Completion and judgement of held-out problems."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the explorer's program does between chunks of a rollout."""
+"""Work of the explorer's program between chunks of a rollout."""
 
 import contextlib
 import types

@@ -1,4 +1,4 @@
-"""What of a run's parameters travels, and what explorers make of it."""
+"""Transfer of a run's parameters, and their form at explorers."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How a role's process ends."""
+"""The end of a role's process."""
 
 from __future__ import annotations
 

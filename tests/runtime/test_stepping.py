@@ -32,7 +32,7 @@ class Computation:
 
 
 class Run:
-    """What `Stepping` sees of a run: steps that end when told, and what was reported."""
+    """The run as `Stepping` sees it: steps end when they are told to, and reports are recorded."""
 
     def __init__(self, workdir):
         self.computations, self.events = [], []

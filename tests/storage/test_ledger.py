@@ -51,7 +51,7 @@ def attempt(tmp_path):
 
 
 def train(master, step):
-    """One step on the groups of one lease; returns their ids."""
+    """Takes one step on the groups of one lease; returns their ids."""
     lease_ids = lease(master)
     master(Happened(GroupsBuffered(lease_ids)))
     master(Trained(BatchTrained(step, lease_ids), {"reward": float(step)}))

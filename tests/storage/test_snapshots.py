@@ -128,7 +128,7 @@ LIKE = {"x": jnp.zeros(300, jnp.float32), "opt_state": jnp.zeros(3, jnp.float32)
 
 
 def save_two(directory):
-    """Two snapshots; returns the folder of the newer one."""
+    """Saves two snapshots; returns the folder of the newer one."""
     for step in (1, 2):
         state = {"x": jnp.full(300, float(step)), "opt_state": jnp.zeros(3)}
         save_snapshot(directory, step, state, {"position": step})

@@ -39,7 +39,7 @@ def dataset(path: str | Path, seed: int = 0, **fields: Any) -> Task:
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
-    """Writes a row a line; texts as they are."""
+    """Writes a row a line; texts are written as they are."""
     texts = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("\n".join(texts), "utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Rows of the data sets that people use become problems, by a few settings and no code."""
+"""Rows of popular data sets become problems, by a few settings and without code."""
 
 import json
 
@@ -23,7 +23,7 @@ def _rows(count=10, **fields):
 
 
 def _one(tmp_path, row, **fields):
-    """The task of a single row."""
+    """Loads the task of a single row."""
     path = write_lines(tmp_path / "rows.jsonl", [row])
     return dataset(path, held_out_path=str(path), **fields)
 

@@ -16,7 +16,7 @@ def peer():
 
 @pytest.fixture
 def copy(tmp_path):
-    """Copies the tokenizer with some of a file's settings changed; None removes one."""
+    """Copies the tokenizer with some settings of a file changed; None removes one."""
 
     def write(file="tokenizer_config.json", template=True, **settings):
         directory = shutil.copytree(TOKENIZER, tmp_path / "tokenizer")

@@ -32,7 +32,7 @@ LIKE = {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
 
 
 class Session:
-    """A role's, with a master that only remembers."""
+    """The session of a role, with a master that only records."""
 
     role, secret = "explorer1", SECRET
 

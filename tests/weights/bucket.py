@@ -17,7 +17,7 @@ _HOST = "127.0.0.1"
 
 @contextlib.contextmanager
 def serving() -> Iterator[dict[str, str]]:
-    """Gives the variables with which `URL` is the bucket."""
+    """Returns the variables with which `URL` is the bucket."""
     (port,) = free_ports(_HOST, 1)
     with _naming_generations():
         server = create_server(_HOST, port, in_memory=True, default_bucket="bucket")
@@ -35,7 +35,7 @@ def serving() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def _naming_generations() -> Iterator[None]:
-    """With what is downloaded comes the number of its generation, which the real one says too."""
+    """Adds the generation number to downloads, as the real service does."""
     download = objects.download
 
     def naming(request: Any, response: Any, storage: Any) -> Any:

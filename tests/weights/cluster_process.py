@@ -2,8 +2,8 @@
 
     cluster_process.py PROCESS_ID CLUSTER_PORT MEETING_PORT DIRECTORY MESHES
 
-MESHES is JSON: the trainer's mesh and each explorer's, such as [{"fsdp": 2}, {"tensor": 4}]. It
-writes what it saw to `<directory>/<process id>.json`.
+MESHES is JSON: the trainer's mesh and each explorer's, such as [{"fsdp": 2}, {"tensor": 4}]. The
+process writes its report to `<directory>/<process id>.json`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ EXACT, LATEST, ABSENT = (0, 1, 2), (3, 4, 5), 6
 
 
 class Meetings(BaseManager):
-    """Reaches the meeting point, which the test hosts."""
+    """Connection to the meeting point, which the test hosts."""
 
 
 Meetings.register("meeting")
 
 
 def make_params(version: int) -> dict:
-    """The parameters of a version, in every dtype; the same in every process."""
+    """Makes the parameters of a version, in every dtype; the same in every process."""
     key = jax.random.key(version)
     keys = jax.random.split(key, 5)
     return {
@@ -52,7 +52,7 @@ def make_params(version: int) -> dict:
 
 
 def places(process: int, shape: MeshShape) -> dict:
-    """Where a process's parameters lie: cut by name, as a model's are, over a mesh of its own."""
+    """Returns the shardings of a process's parameters, by name, on a mesh of its own."""
     mine = [device for device in jax.devices() if device.process_index == process]
     mesh = shape.mesh(mine)
     shapes = jax.eval_shape(make_params, 0)
@@ -62,7 +62,7 @@ def places(process: int, shape: MeshShape) -> dict:
 
 
 def like(process: int, shape: MeshShape) -> dict:
-    """Shapes, dtypes and places of a process's parameters."""
+    """Returns shapes, dtypes and shardings of a process's parameters."""
 
     def placed(leaf, sharding):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -71,7 +71,7 @@ def like(process: int, shape: MeshShape) -> dict:
 
 
 def live_bytes() -> int:
-    """What the arrays of this process hold now."""
+    """Returns the bytes of all live arrays of this process."""
     buffers = {
         (shard.device.id, shard.data.unsafe_buffer_pointer()): shard.data.nbytes
         for array in jax.live_arrays()
@@ -81,7 +81,7 @@ def live_bytes() -> int:
 
 
 def watch(link: Link, peaks: list[int]) -> Link:
-    """Has a link note what is held when what it sends and what has arrived are both there."""
+    """Makes a link record the live bytes when both sent and received arrays exist."""
 
     def watched(mover):
         def move(load):
@@ -96,7 +96,7 @@ def watch(link: Link, peaks: list[int]) -> Link:
 
 
 def train(meshes: list[MeshShape], meeting, directory: Path) -> dict:
-    """The trainer's part: exact pulls, latest pulls, a meeting where nobody comes, a snapshot."""
+    """Plays the trainer: exact pulls, latest pulls, a meeting where nobody comes, a snapshot."""
     mine = places(0, meshes[0])
     peaks: list[int] = []
     links = {
@@ -158,7 +158,7 @@ def donate(params: dict) -> dict:
 
 
 def snapshot(directory: Path, params: dict) -> bool:
-    """Whether a snapshot that the trainer takes and loads alone comes back to the bit."""
+    """Says whether a snapshot that only the trainer saves and loads is the same to the bit."""
     # Here, because explorers need no Orbax, and importing it takes a second.
     from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 
@@ -172,7 +172,7 @@ def snapshot(directory: Path, params: dict) -> bool:
 
 
 def explore(explorer: int, meshes: list[MeshShape], meeting) -> dict:
-    """An explorer's part."""
+    """Plays an explorer."""
     report: dict = {"exact": {}, "latest": {}, "newest": []}
     mine = like(explorer, meshes[explorer])
     peaks: list[int] = []

@@ -1,4 +1,4 @@
-"""A weights directory with its two ends."""
+"""Fixtures: a weights directory with its two ends."""
 
 from __future__ import annotations
 

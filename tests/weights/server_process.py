@@ -6,10 +6,11 @@
     server_process.py explorers INDEX COORDINATOR ADDRESS,ADDRESS
 
 The trainer publishes version 0, and writes its address. An explorer writes the digest that it
-pulled; or stands still as soon as it has begun to fetch; or has asked and never fetches.
+pulled. Or it stops as soon as it has begun to fetch, or asks and never fetches.
 
-The last two are one of the two processes of a program, with two devices each: rows over all four
-on the trainer's side, columns over two and repeated on two on the explorer's.
+The last two commands are one of the two processes of a program, with two devices each. On the
+trainer's side rows are sharded over all four. On the explorer's side columns are sharded over two
+and replicated on two.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def make_params(version: int) -> dict:
 
 
 def say(*words: object) -> None:
-    """Writes a line that the libraries, which write to standard output too, do not."""
+    """Writes a line that cannot be confused with the libraries' own output."""
     print(">", *words, flush=True)
 
 
@@ -73,7 +74,7 @@ def explore(reader: str, address: str, how: str) -> None:
 
 
 def join(index: int, coordinator: str, spec: PartitionSpec) -> dict:
-    """Joins a program of two processes; returns its parameters' shapes and places."""
+    """Joins a program of two processes; returns its parameters' shapes and shardings."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, 2, index)

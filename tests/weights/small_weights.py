@@ -27,7 +27,7 @@ SLOW = np.full((1000, 1000), 1e-3, np.float32)
 
 @jax.jit
 def slow_step(params: dict, x: np.ndarray) -> dict:
-    """Counts one up, which takes some seconds."""
+    """Counts up by one, slowly: it takes some seconds."""
     x = jax.lax.fori_loop(0, 60, lambda _, x: jnp.tanh(x @ x), x)
     return {**params, "count": params["count"] + (x[0, 0] < 2).astype(jnp.int32)}
 

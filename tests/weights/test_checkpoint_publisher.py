@@ -1,4 +1,4 @@
-"""The saving end: complete versions only, every exact one, as many as are kept."""
+"""The saving end: only complete versions, every exact one, and the right number of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_weights_that_are_still_computed_are_published_without_a_wait(publish, puller):
-    """The trainer goes on at once; the save is timed from when there are values."""
+    """The trainer goes on immediately; the time of the save begins when the values are there."""
 
     saves = {}
     publisher = publish(
@@ -65,7 +65,7 @@ def test_a_step_that_donates_right_after_publish_changes_nothing(publish, puller
 
 
 def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
-    """Two readers pull without pause while versions come and go; none of their reads fails."""
+    """Two readers pull without pause while versions are saved and deleted; no read fails."""
     publisher = publish()
     publisher.publish(0, make_params(0))
     stop, seen, errors = threading.Event(), [], []
@@ -96,7 +96,7 @@ def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
 
 
 class SlowStorage(ArrayStorage):
-    """A disk that takes its time."""
+    """Storage that takes its time."""
 
     def write(self, directory, arrays):
         time.sleep(0.5)
@@ -128,7 +128,7 @@ def test_only_where_it_may_does_a_newer_version_replace_one_that_waits(publish, 
 
 
 def test_a_version_that_can_be_saved_does_not_give_way_to_one_that_is_still_computed(publish):
-    """As when the trainer has dispatched its next step before the last version is saved."""
+    """This happens if the trainer has dispatched its next step before the last version is saved."""
 
     saved = []
     publisher = publish(may_skip=True, on_saved=lambda version, _: saved.append(version))

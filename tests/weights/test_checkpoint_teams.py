@@ -1,4 +1,4 @@
-"""Checkpoint transfer of a trainer of several processes, which save each version together."""
+"""Checkpoint transfer with a trainer of several processes, which save each version together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET = "of this test"
 
 
 class NotedStorage:
-    """Notes what is written, by the thread's publisher, and takes its time."""
+    """Storage that records what each publisher's thread writes, and takes its time."""
 
     written: ClassVar[dict[tuple, list[str]]] = {}
 

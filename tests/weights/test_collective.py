@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_cluster(meshes: list[dict], directory: Path) -> list[dict]:
-    """Runs `cluster_process.py`, one process a mesh; returns what each process reported."""
+    """Runs `cluster_process.py`, one process for each mesh; returns the report of each."""
 
     class Meetings(BaseManager):
         pass
@@ -64,7 +64,7 @@ def run_cluster(meshes: list[dict], directory: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """What a trainer and one explorer reported, of other shardings and device counts."""
+    """Returns the reports of a trainer and one explorer, of other shardings and device counts."""
     return run_cluster(
         [{"fsdp": 3, "data": 2}, {"tensor": 2, "data": 2}], tmp_path_factory.mktemp("pair")
     )

@@ -16,7 +16,7 @@ def make_params(version: int) -> dict:
 
 
 class Wire:
-    """Stands in for a link: notes what is sent, and delivers what it is given."""
+    """Stands in for a link: records what is sent, and delivers given parameters."""
 
     def __init__(self, delivered=None) -> None:
         self.sent: list = []

@@ -1,4 +1,4 @@
-"""Copies are fresh, and are made while the caller goes on."""
+"""Copies are new arrays, and are made while the caller goes on."""
 
 import time
 

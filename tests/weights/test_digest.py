@@ -1,4 +1,4 @@
-"""The digest sees every bit, place, shape and dtype, and no sharding."""
+"""The digest depends on every bit, place, shape and dtype, and on no sharding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link refuses; what it moves is seen between processes, in `test_collective.py`."""
+"""Links: their refusals. `test_collective.py` tests their transfers between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent is what is there, to the bit, and is not copied where it need not be."""
+"""Loads: what is sent is the same to the bit, and is not copied without need."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SHAPES = ((), (1,), (3,), (5, 7), (6, 4, 5))
 
 
 def random_bits(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
-    """An array whose bits are random, so NaNs with payloads among them."""
+    """Makes an array of random bits, so with NaNs with payloads."""
     dtype = np.dtype(dtype)
     raw = np.random.default_rng(seed).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     if dtype.kind == "b":
@@ -51,7 +51,7 @@ def test_every_dtype_and_odd_size_comes_back_to_the_bit():
 
 
 def test_a_piece_goes_from_one_devices_shard_into_anothers():
-    """Of a parameter of 6 by 8 one device holds rows 2 to 6, the other columns 4 to 8."""
+    """Of a parameter of 6 by 8, one device holds rows 2 to 6, the other columns 4 to 8."""
     full = random_bits(0, (6, 8), jnp.bfloat16)
     rows, columns = ((2, 6), (0, 8)), ((0, 6), (4, 8))
     pieces = [Piece(0, ((3, 5), (5, 7)))]

@@ -1,4 +1,4 @@
-"""Regions are cut without gaps or overlaps, and put together as they were."""
+"""Regions are cut without gaps or overlaps, and joined to the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of transfers: carried out on numpy arrays, and looked at."""
+"""Plans of transfers, carried out on numpy arrays and inspected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_sync.weights.routes import Bucket, Placed, Wave, plan_transfer, word_cou
 
 
 def cut_evenly(shape: tuple[int, ...], cuts: tuple[int, ...], copies: int) -> tuple:
-    """The boxes of devices on a grid, each cut `copies` times; the copies come innermost."""
+    """Returns the boxes of devices on a grid, each cut `copies` times; the copies are innermost."""
     boxes = []
     for place in np.ndindex(*cuts):
         widths = [size // cut for size, cut in zip(shape, cuts, strict=True)]
@@ -24,7 +24,7 @@ def cut_evenly(shape: tuple[int, ...], cuts: tuple[int, ...], copies: int) -> tu
 
 @st.composite
 def placed(draw, sources: int, targets: int) -> Placed:
-    """A parameter, cut along its axes on so many devices of each side."""
+    """Makes a parameter, sharded along its axes on so many devices of each side."""
     rank = draw(st.integers(0, 3))
     shape = tuple(draw(st.sampled_from([1, 2, 6, 12, 24])) for _ in range(rank))
 
@@ -139,7 +139,7 @@ def test_those_that_hold_the_same_send_equal_shares():
 
 
 def only_route(leaves: list[Placed], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """The buckets of a transfer from one device to one."""
+    """Returns the buckets of a transfer from one device to one."""
     (wave,) = plan_transfer(leaves, bucket_bytes)
     (route,) = wave.routes
     return route.buckets
@@ -161,7 +161,7 @@ def test_what_fits_into_a_bucket_is_neither_cut_nor_packed_unless_it_is_small():
 
 
 def test_devices_that_send_other_shapes_at_a_turn_send_words():
-    """Two senders with a third of the rows each and one with the rest cannot be cut alike."""
+    """Two senders with a third of the rows each, and one with the rest, cannot be cut alike."""
     uneven = Placed(4, (((0, 300),), ((300, 800),)), (((0, 300),), ((300, 800),)))
     even = Placed(4, shards(800, 2), shards(800, 2))
     (wave,) = plan_transfer([uneven, even], 10**6)

@@ -1,4 +1,4 @@
-"""Point-to-point transfer: to the bit between any two shardings, and clear words when it breaks."""
+"""Point-to-point transfer: exact between any two shardings, with clear errors when it breaks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 
 @functools.cache
 def values(version: int) -> dict:
-    """Parameters with a large leaf, small ones of every kind, and bits that are no numbers."""
+    """Makes parameters with a large leaf, small ones of every kind, and NaNs with payloads."""
     rng = np.random.default_rng(version)
     return {
         "large": rng.standard_normal((512, 1536)).astype(np.float32),
@@ -46,7 +46,7 @@ def values(version: int) -> dict:
 
 
 def on(devices, spec: tuple) -> dict:
-    """Shapes of the parameters, matrices laid out by a spec over a mesh of 2 axes."""
+    """Makes shapes of the parameters, with matrices sharded by a spec over a mesh of 2 axes."""
     mesh = jax.make_mesh(
         (1, len(devices)) if len(devices) < 4 else (2, 2), ("a", "b"), devices=devices
     )
@@ -230,7 +230,7 @@ def test_a_pull_waits_for_its_version(source, target):
 
 
 class Tampering:
-    """A holder that changes what another one offers."""
+    """A holder that changes the offers of another one."""
 
     def __init__(self, holder: ServerPublisher, **changed):
         self._holder, self.changed = holder, changed

@@ -1,4 +1,4 @@
-"""Point-to-point transfer between real processes that stand still, die, and come again."""
+"""Point-to-point transfer between real processes that hang, die, and come again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def start():
 
 @pytest.fixture
 def trainer():
-    """A publisher in this process, and where it is reached."""
+    """Makes a publisher in this process; returns it with its address."""
     publisher = ServerPublisher(LIKE, host=HOST)
     server = HolderServer(publisher, HOST, SECRET)
     yield publisher, server.address
@@ -57,7 +57,7 @@ def trainer():
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    """What a process says next."""
+    """Reads the next line of a process."""
     assert process.stdout is not None
     lines = iter(process.stdout.readline, "")
     return next(line[2:].strip() for line in lines if line.startswith("> "))

@@ -16,7 +16,7 @@ NBYTES = 4 * 6 * 4
 
 @pytest.fixture
 def of_two(monkeypatch):
-    """Stacks of two leaves of SHAPE."""
+    """Makes stacks of two leaves of SHAPE."""
     monkeypatch.setattr(stacks, "STACK_BYTES", 2 * NBYTES + 1)
 
 
@@ -26,7 +26,7 @@ def sharded(axis: int) -> NamedSharding:
 
 
 def make_params(sharding: NamedSharding | None = None) -> dict:
-    """Five leaves of one shape, of which one has another dtype, and some others."""
+    """Makes five leaves of one shape, one of them with another dtype, and some others."""
     drawn = np.random.default_rng(0).normal(size=(5, *SHAPE)).astype(np.float32)
     layers = [jax.device_put(x, sharding) for x in drawn]
     layers[2] = layers[2].astype(jnp.bfloat16)

@@ -1,4 +1,4 @@
-"""Arrays in files: what reading and writing them costs this process in the long run."""
+"""Arrays in files: the long-run cost for this process of reading and writing them."""
 
 import contextlib
 import gc

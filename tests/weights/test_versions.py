@@ -1,4 +1,4 @@
-"""Which versions there are, on a file system and in a bucket alike."""
+"""The list of versions, the same on a file system and in a bucket."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which `ModelConfig` a config.json stands for, and which config.json stands for a `ModelConfig`.
+"""Conversion between config.json and `ModelConfig`.
 
-Read as transformers 4 writes it (`rope_theta`, `rope_scaling`, `torch_dtype`) and as 5 does
-(`rope_parameters`, `dtype`); written as 4 does, which both read. What a config.json asks for and
-our transformer does not do is refused.
+A config.json is read as transformers 4 writes it (`rope_theta`, `rope_scaling`, `torch_dtype`) and
+as transformers 5 does (`rope_parameters`, `dtype`). It is written as 4 does, which both read. A
+config.json that asks for something our transformer cannot do is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBERS = (
     "max_window_layers",
 )  # fmt: skip
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# What these keys must say, where they stand at all.
+# The values that these keys may have, where they are given.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -37,7 +37,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
 }
-# What the config of a model with vision says of its language model outside of text_config.
+# Keys outside of text_config that describe the language model of a model with vision.
 _OUTER = ("torch_dtype", "dtype", "quantization_config")
 _LLAMA3 = {
     "low_freq_factor": "low_freq_factor",
@@ -45,22 +45,23 @@ _LLAMA3 = {
     "original_max_position_embeddings": "original_max_length",
 }
 _ROPE_KEYS = {"rope_theta", "rope_type", "type", "factor", "partial_rotary_factor", *_LLAMA3}
-# What our side decides: the same model, computed otherwise.
+# Fields that we choose: the model is the same, computed in another way.
 _OURS = ("dtype", "remat", "attention", "lora")
 
 
 def text_values(values: Values) -> Values:
-    """The part of a config.json that describes the language model: of Gemma 3, beside its vision.
+    """Returns the part of a config.json for the language model; Gemma 3 has vision beside it.
 
     Raises:
-      ValueError: a model of another family, or a text_config that is no object.
+      ValueError: the model is of another family, or its text_config is not an object.
     """
     if values.get("model_type") == "gemma3" and "text_config" in values:
         inner = values["text_config"]
         if not isinstance(inner, Mapping):
             raise _refusal("text_config", inner, "an object {…}")
         outer = {key: values[key] for key in _OUTER if key in values}
-        # As transformers: a model with vision is tied as the whole says, whatever the part says.
+        # As in transformers: for a model with vision, the outer config decides whether embeddings
+        # are tied, not text_config.
         tied = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
         return {**outer, **inner, **tied, "model_type": "gemma3_text"}
     if str(values.get("model_type")) not in FAMILIES:
@@ -71,10 +72,10 @@ def text_values(values: Values) -> Values:
 
 
 def model_config(values: Values) -> ModelConfig:
-    """The model that a config.json describes; `max_length` is its max_position_embeddings.
+    """Returns the model that a config.json describes; `max_length` is its max_position_embeddings.
 
     Raises:
-      ValueError: a key is missing, or asks for what our transformer does not do.
+      ValueError: a key is missing, or asks for something our transformer cannot do.
     """
     values = text_values(values)
     name = values["model_type"]
@@ -84,7 +85,7 @@ def model_config(values: Values) -> ModelConfig:
         if key in values and values[key] not in allowed:
             raise _refusal(key, values[key], f"{allowed[0]!r}")
     _check_kinds(values)
-    # A key of another family stands in some configs, and transformers does not read it.
+    # Some configs hold the key of another family, which transformers does not read.
     activation = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     if str(values[activation]) not in _ACTIVATIONS:
         raise _refusal(activation, values[activation], " or ".join(_ACTIVATIONS))
@@ -118,13 +119,14 @@ def model_config(values: Values) -> ModelConfig:
 
 
 def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
-    """A config.json from which transformers builds this model.
+    """Returns a config.json from which transformers builds this model.
 
     Args:
-      torch_dtype: what the parameters are stored in.
+      torch_dtype: the dtype that the parameters are stored in.
 
     Raises:
-      ValueError: no family does what the model does; names what the nearest would change.
+      ValueError: no family has all traits of the model; the message names those that the nearest
+        family lacks.
     """
     wanted = config
     if not any(config.sliding_layers):
@@ -149,7 +151,7 @@ def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
 
 
 def _check_kinds(values: Values) -> None:
-    """Refuses a text, a null or the like where a number or a flag is meant."""
+    """Refuses a text, a null or the like where a number or a flag belongs."""
     for key in ("tie_word_embeddings", "norm_topk_prob", "use_sliding_window"):
         if not isinstance(values.get(key, False), bool):
             raise _refusal(key, values[key], "true or false")
@@ -178,7 +180,7 @@ def _refusal(key: str, value: Any, known: str) -> ValueError:
 
 
 def _rope(values: Values) -> dict[str, Any]:
-    """The RoPE fields of `ModelConfig`."""
+    """Returns the RoPE fields of `ModelConfig`."""
     given = values.get("rope_parameters") or {}
     scaling = values.get("rope_scaling") or {}
     if values["model_type"] != "gemma3_text":
@@ -218,7 +220,7 @@ def _frequencies(rope: Values, values: Values, path: str) -> dict[str, Any]:
 
 
 def _sliding(family: Family, values: Values) -> dict[str, Any]:
-    """Which layers slide, and how far they see."""
+    """Returns the sliding layers and their window, as fields of `ModelConfig`."""
     layers, window = _required(values, "num_hidden_layers"), values.get("sliding_window")
     switched = "use_sliding_window" in family.defaults
     if family.slides == "never" or (switched and not values["use_sliding_window"]):
@@ -243,7 +245,7 @@ def _sliding(family: Family, values: Values) -> dict[str, Any]:
 
 
 def _written(name: str, config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
-    """The config.json of a family, whether or not it can say all that the model does."""
+    """Writes the config.json of a family, even if it cannot express all traits of the model."""
     family = FAMILIES[name]
     activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     gemma = name == "gemma3_text"
@@ -302,7 +304,7 @@ def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 def _differing(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """The fields of `one` that decide what the model is and are others in `other`."""
+    """Lists the fields of `one` that define the model and have other values in `other`."""
     names = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in _OURS]
     return [
         f"{name}={getattr(one, name)!r}"

@@ -1,4 +1,4 @@
-"""The model families of transformers that our transformer can be, and what sets each apart."""
+"""Model families of transformers that our transformer supports, and their differences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Values = Mapping[str, Any]
-"""What a config.json says."""
+"""The contents of a config.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +16,12 @@ class Family:
 
     Attributes:
       architecture: the class in transformers.
-      traits: what all its models have in common, as fields of `ModelConfig`.
-      defaults: what transformers assumes where config.json is silent.
-      slides: which layers slide: `never`, `all` where sliding_window is set, `late` from
-        max_window_layers on where use_sliding_window says so, `pattern` all but every n-th.
-      divides: whether transformers wants hidden_size to be a multiple of the heads.
+      traits: the properties that all its models share, as fields of `ModelConfig`.
+      defaults: the values that transformers uses for keys missing in config.json.
+      slides: the layers with a sliding window: `never` none; `all` all, where sliding_window is
+        set; `late` those from max_window_layers on, where use_sliding_window is true; `pattern` all
+        but every n-th.
+      divides: whether transformers requires hidden_size to be a multiple of the number of heads.
     """
 
     architecture: str

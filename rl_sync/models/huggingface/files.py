@@ -1,4 +1,4 @@
-"""The files of a checkpoint's directory, opened so that what is wrong with one names it."""
+"""Files of a checkpoint's directory; an error names the damaged file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""The beginning of the small text that a repository holds in place of a large file."""
+"""The beginning of the small text file that stands in a repository for a large file."""
 
 _AGAIN = "the download is incomplete: fetch the file again"
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """Reads the object of a JSON file.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it cannot be read, or holds something else; names the file.
+      ValueError: it cannot be read, or does not hold an object; the message names the file.
     """
     _refuse_pointer(path)
     try:
@@ -33,10 +33,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def open_tensors(path: Path) -> Any:
-    """An open safetensors file.
+    """Opens a safetensors file.
 
     Raises:
-      ValueError: there is none, or not all of it; names the file.
+      ValueError: it is missing or incomplete; the message names the file.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -1,7 +1,7 @@
-"""Which tensors of a checkpoint make up each of our parameters, and where in it each one lies.
+"""Names of a checkpoint's tensors, and the part of a parameter that each tensor fills.
 
-Our parameters are stacked over layers, and fused: queries, keys and values in one kernel, gate and
-up in one, all experts in one. So a parameter is put together from many tensors, each of which
+Our parameters are stacked over layers and fused: queries, keys and values are in one kernel, gate
+and up in one, all experts in one. So a parameter is assembled from many tensors, and each tensor
 fills a box of it.
 
 Letters of axes: L layers, D embed, K kv heads, C a kv head's columns (its N queries, one key, one
@@ -25,9 +25,10 @@ class Piece(NamedTuple):
     """One tensor's place in a parameter.
 
     Attributes:
-      tensor: its name.
-      dims: our axes that each of its dimensions holds, slowest first: `KCH D` has two dimensions.
-      box: the part of our axes that it fills; all of those not named.
+      tensor: the name of the tensor.
+      dims: for each of its dimensions our axes that it holds, slowest first: `KCH D` has two
+        dimensions.
+      box: the slice of each of our axes that it fills; an axis that is not named is filled whole.
     """
 
     tensor: str
@@ -40,7 +41,7 @@ class Assembly:
     """A parameter and the pieces that fill it.
 
     Attributes:
-      axes: a letter each.
+      axes: one letter for each axis.
     """
 
     axes: str
@@ -51,11 +52,11 @@ class Overlap(NamedTuple):
     """The part of one tensor that fills a part of a window of a parameter.
 
     Attributes:
-      read: the slices of the tensor that hold it.
-      view: the shape that what was read is given, an axis for each of ours.
-      cut: what of that is used.
+      read: the slices of the tensor to read.
+      view: the shape that the values are reshaped to, with one axis for each of ours.
+      cut: the begin and end of the used part on each axis of the view.
       order: the transposition that gives our order of axes.
-      start: where it goes in the window.
+      start: the position of its first element in the window.
     """
 
     read: tuple[slice, ...]
@@ -66,10 +67,10 @@ class Overlap(NamedTuple):
 
 
 def assemblies(config: ModelConfig, prefix: str = "model.", head: str = UNEMBEDDING) -> Any:
-    """The assembly of every parameter, in the tree of `init_params`.
+    """Returns the assembly of every parameter, in the tree of `init_params`.
 
     Args:
-      prefix: what the names of all tensors but the unembedding start with.
+      prefix: the prefix of the names of all tensors except the unembedding.
       head: the name of the unembedding.
     """
     tree: dict[str, Any] = {
@@ -153,7 +154,7 @@ def _at(index: int) -> slice:
 
 
 def axis_sizes(config: ModelConfig) -> dict[str, int]:
-    """How long each of our axes is, by its letter."""
+    """Returns the length of each of our axes, by its letter."""
     sizes = {
         "L": config.num_layers, "D": config.embed_dim, "K": config.num_kv_heads,
         "C": config.heads_per_kv + 2, "N": config.heads_per_kv, "H": config.head_dim,
@@ -165,10 +166,10 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def tensor_shape(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a piece's tensor.
+    """Returns the shape of a piece's tensor.
 
     Args:
-      shape: of the parameter.
+      shape: the shape of the parameter.
     """
     extents = {axis: high - low for axis, (low, high) in _box(assembly, piece, shape).items()}
     return tuple(math.prod(extents[axis] for axis in dim) for dim in piece.dims.split())
@@ -177,11 +178,11 @@ def tensor_shape(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> tupl
 def overlap(
     assembly: Assembly, piece: Piece, shape: Sequence[int], window: Sequence[slice]
 ) -> Overlap | None:
-    """What a piece gives to a window of a parameter; None for nothing.
+    """Returns the part of a piece that lies in a window of a parameter; None if there is none.
 
     Args:
-      shape: of the parameter.
-      window: a slice an axis, as `jax.sharding.Sharding.devices_indices_map` gives them.
+      shape: the shape of the parameter.
+      window: a slice for each axis, as in `jax.sharding.Sharding.devices_indices_map`.
     """
     box = _box(assembly, piece, shape)
     start: dict[str, int] = {}
@@ -199,7 +200,7 @@ def overlap(
     view, cut = dict.fromkeys(single, 1), dict.fromkeys(single, (0, 1))
     for dim in dims:
         slowest, others = dim[0], dim[1:]
-        # Only the slowest axis of a dimension is read in part; the others are cut afterwards.
+        # Only the slowest axis of a dimension is read in part. The others are cut after reading.
         stride = math.prod(extents[axis] for axis in others)
         low, high = inside[slowest]
         read.append(slice(low * stride, high * stride))
@@ -217,7 +218,7 @@ def overlap(
 
 
 def _box(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Where a piece lies on every axis, from and to."""
+    """Returns the begin and end of a piece on every axis."""
     return {
         axis: piece.box.get(axis, slice(None)).indices(size)[:2]
         for axis, size in zip(assembly.axes, shape, strict=True)

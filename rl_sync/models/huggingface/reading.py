@@ -33,17 +33,17 @@ from rl_sync.types import Params
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# What a checkpoint may hold beside the language model's parameters.
+# Tensors that a checkpoint may hold beside the language model's parameters.
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(.*\.)?(vision_tower|multi_modal_projector)\..*")
 _COMPARED_ROWS = 1 << 12
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def locate(path: str) -> Path:
-    """The directory that a path means, or a hub name whose files are in the local cache.
+    """Finds the directory of a path, or of a hub name whose files are in the local cache.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: it is neither of them.
     """
     directory = Path(path).expanduser()
     if directory.is_dir():
@@ -58,10 +58,10 @@ def locate(path: str) -> Path:
 
 
 def read_values(directory: Path) -> dict[str, Any]:
-    """What config.json says.
+    """Reads config.json.
 
     Raises:
-      ValueError: there is none, or it is not a JSON object.
+      ValueError: there is no such file, or it is not a JSON object.
     """
     try:
         return files.read_object(directory / CONFIG_FILE)
@@ -70,14 +70,14 @@ def read_values(directory: Path) -> dict[str, Any]:
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """The model of a directory; `max_length` is the longest row that it was made for.
+    """Returns the model of a directory; `max_length` is the longest row that it was made for.
 
-    Its embedding is tied as transformers 5 ties it: not where config.json says so and the weights
-    hold another unembedding. Weights that are not there yet are not needed.
+    The embedding is tied as transformers 5 does it: where the weights hold another unembedding, it
+    is not tied, even if config.json says so. The weights may still be missing.
 
     Raises:
-      ValueError: config.json is missing, or describes a model that we do not have; or the weights
-        are damaged, incomplete, or those of another model.
+      ValueError: config.json is missing, or describes a model that we do not support; or the
+        weights are damaged, incomplete, or belong to another model.
     """
     values = read_values(directory)
     try:
@@ -91,14 +91,14 @@ def load_config(directory: Path) -> ModelConfig:
     return _checked(directory, config, stamps) if stamps else config
 
 
-@functools.lru_cache(maxsize=4)  # Asked for several times a process, and it may read the weights.
+@functools.lru_cache(maxsize=4)  # Called several times in a process, and may read the weights.
 def _checked(
     directory: Path, config: ModelConfig, stamps: tuple[tuple[str, int], ...]
 ) -> ModelConfig:
-    """The config as the weights have it, once all their files are known to fit it.
+    """Checks all weights' files against a config, and returns the config as the weights have it.
 
     Args:
-      stamps: names and times of the files, which decide whether to look again.
+      stamps: names and times of the files; if they change, the files are checked again.
     """
     del stamps
     tensors = TensorFiles(directory)
@@ -109,7 +109,7 @@ def _checked(
 
 
 def _has_another_head(tensors: TensorFiles) -> bool:
-    """Whether there is an unembedding that is not the embedding."""
+    """Says whether there is an unembedding that differs from the embedding."""
     embedding, head = tensors.prefix + EMBEDDING, tensors.head
     if head not in tensors.names:
         return False
@@ -128,10 +128,11 @@ def _has_another_head(tensors: TensorFiles) -> bool:
 
 
 class TensorFiles:
-    """The tensors of a directory's safetensors files, read a slice at a time.
+    """Tensors of a directory's safetensors files, read slice by slice.
 
     Raises:
-      ValueError: there are none, or a file is missing, damaged or incomplete; names it.
+      ValueError: there are no files, or one is missing, damaged or incomplete; the message names
+        it.
     """
 
     def __init__(self, directory: Path):
@@ -140,7 +141,9 @@ class TensorFiles:
         self._files = self._find()
 
     def _find(self) -> dict[str, Path]:
-        """The file of every tensor; where there is a single one it counts, as in transformers."""
+        """Finds the file of every tensor. A single file goes before an index, as in
+        transformers.
+        """
         single, index = self._directory / WEIGHTS_FILE, self._directory / INDEX_FILE
         if single.exists() or single.is_symlink():
             return dict.fromkeys(self._handle(single).keys(), single)
@@ -176,12 +179,12 @@ class TensorFiles:
 
     @property
     def names(self) -> set[str]:
-        """All tensors."""
+        """The names of all tensors."""
         return set(self._files)
 
     @property
     def prefix(self) -> str:
-        """What the names of the language model's tensors start with: `model.`, mostly.
+        """The prefix of the names of the language model's tensors, mostly `model.`.
 
         Raises:
           ValueError: there is no embedding.
@@ -196,19 +199,19 @@ class TensorFiles:
 
     @property
     def head(self) -> str:
-        """The name of the unembedding: the usual one if there is none."""
+        """The name of the unembedding; the usual name if there is no unembedding."""
         found = [name for name in self._files if name.endswith(UNEMBEDDING)]
         return found[0] if found else UNEMBEDDING
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
+        """Returns a tensor's shape."""
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """A tensor's dtype, as JAX calls it.
+        """Returns a tensor's dtype, as JAX calls it.
 
         Raises:
-          ValueError: it is none that parameters come in.
+          ValueError: parameters cannot have this dtype.
         """
         stored = self._slice(name).get_dtype()
         if stored not in _DTYPES:
@@ -219,21 +222,21 @@ class TensorFiles:
         return _DTYPES[stored]
 
     def read(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
-        """A copy of a part of a tensor, as it is stored."""
+        """Reads a copy of a part of a tensor, as it is stored."""
         return self._slice(name)[where]
 
 
 def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
-    """The parameters of a directory, each read straight into its own shards.
+    """Loads the parameters of a directory, each directly into its own shards.
 
-    On the host there is never more than one tensor of the files: each is read as far as this
-    process's devices need it, put into their buffers, and dropped.
+    The host never holds more than one tensor of the files. For each tensor, the parts that this
+    process's devices need are read, copied into their buffers, and dropped.
 
     Args:
       directory: see `locate`.
-      config: what `load_config` says of it, but for what is our choice.
-      like: the tree of `init_params` with the dtype and the sharding that each array shall have,
-        as `jax.ShapeDtypeStruct`.
+      config: the config that `load_config` returns; fields that we choose may differ.
+      like: the tree of `init_params` with the dtype and the sharding that each array shall have, as
+        `jax.ShapeDtypeStruct`.
 
     Raises:
       ValueError: a tensor is missing, unknown, or of another shape than config.json implies.
@@ -274,11 +277,11 @@ def _check(directory: Path, tensors: TensorFiles, config: ModelConfig) -> None:
 
 
 def _assemble(tensors: TensorFiles, assembly: Assembly, like: jax.ShapeDtypeStruct) -> Array:
-    """One parameter, shard by shard."""
+    """Assembles one parameter, shard by shard."""
     sharding = like.sharding
     assert sharding is not None, "parameters are read into a sharding"
     shape, dtype = like.shape, like.dtype
-    # Devices that hold the same window share what is read for it.
+    # Devices that hold the same window share one read of it.
     devices: dict[tuple[tuple[int, int, int], ...], list[jax.Device]] = {}
     for device, window in sharding.addressable_devices_indices_map(shape).items():
         assert window is not None
@@ -302,13 +305,13 @@ def _assemble(tensors: TensorFiles, assembly: Assembly, like: jax.ShapeDtypeStru
 
 
 def _placed(shard: Array, values: np.ndarray, part: Overlap) -> Array:
-    """The shard with the values in it; nothing holds on to them afterwards."""
+    """Returns the shard with the values in it; nothing refers to the values afterwards."""
     on_device = jax.device_put(values, shard.sharding)
     start = np.asarray(part.start, np.int32)
     placed = _place(shard, on_device, start, part.view, part.cut, part.order)
     placed.block_until_ready()
     on_device.delete()
-    # A CPU's array may stand in numpy's memory, of which JAX lets go at its next call only.
+    # An array on a CPU may use numpy's memory, which JAX releases only at its next call.
     jax.device_put(start)
     return placed
 
@@ -322,6 +325,6 @@ def _place(
     cut: Sequence[tuple[int, int]],
     order: tuple[int, ...],
 ) -> Array:
-    """Writes what was read of a tensor into its place, in the buffer itself: it is donated."""
+    """Writes the values of a tensor into their place in the shard, whose buffer is donated."""
     block = values.reshape(view)[tuple(slice(*ends) for ends in cut)].transpose(order)
     return jax.lax.dynamic_update_slice(shard, block.astype(shard.dtype), tuple(start))

@@ -39,7 +39,7 @@ from rl_sync.types import Params
 
 MAX_FILE_BYTES = 5 * 10**9
 GENERATION_FILE = "generation_config.json"
-# What a source directory hands on beside its weights.
+# Files that are copied from a source directory, beside its weights.
 _COPIED = (
     GENERATION_FILE,
     "tokenizer.json",
@@ -56,18 +56,18 @@ _STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 TokenIds = Mapping[str, int | list[int] | None]
-"""Special tokens by the names that transformers' configs have for them."""
+"""Ids of special tokens, by their names in transformers' configs."""
 
 
 class Tensor(NamedTuple):
-    """One tensor to be written.
+    """A tensor to be written.
 
     Attributes:
-      name: in the file.
-      parameter: what it is a part of.
-      assembly, piece: which part.
-      shape: its own.
-      dtype: what it is stored as.
+      name: its name in the file.
+      parameter: the parameter that it is a part of.
+      assembly, piece: the part of the parameter.
+      shape: the shape of the tensor.
+      dtype: the dtype that it is stored in.
     """
 
     name: str
@@ -79,11 +79,11 @@ class Tensor(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the file."""
+        """Number of bytes in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def values(self) -> np.ndarray:
-        """The tensor on the host."""
+        """Returns the tensor on the host."""
         box = [self.piece.box.get(axis, slice(None)) for axis in self.assembly.axes]
         part = overlap(self.assembly, self.piece, self.parameter.shape, box)
         assert part is not None, "a piece lies within its parameter"
@@ -112,21 +112,20 @@ def write_checkpoint(
     token_ids: TokenIds | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes a checkpoint; it appears under its name when everything is in it.
-
-    On the host there is never more than one tensor of the files.
+    """Writes a checkpoint. The host never holds more than one tensor of the files.
 
     Args:
-      target: must not exist, or be empty.
+      target: a new or empty directory. It appears under its name once it is complete.
       config: the model.
-      params: jax arrays, all of them within reach of this process.
-      source: the directory that the parameters were imported from, which hands on its config.json
-        and its tokenizer. None for a model of our own.
-      tokenizer: the directory whose tokenizer it is, where that is not the source.
+      params: jax arrays that this process can address entirely.
+      source: the directory that the parameters were imported from; its config.json and its
+        tokenizer are copied. None for a model of our own.
+      tokenizer: the directory of the tokenizer, if it is not `source`.
       dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32.
-      files: by name, those of a tokenizer of our own, in place of the source's.
-      token_ids: what config.json and generation_config.json say of it, such as `eos_token_id`.
-      max_file_bytes: beyond it the tensors are split into several files with an index.
+      files: the files of a tokenizer of our own by name, in place of those of `source`.
+      token_ids: special tokens for config.json and generation_config.json, such as `eos_token_id`.
+      max_file_bytes: the largest size of a file; more tensors are split into several files with an
+        index.
 
     Raises:
       ValueError: the target is in use, or transformers has no such model.
@@ -167,7 +166,7 @@ def _config_values(
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)
     values = dict(architectures.text_values(read_values(source)))
     values["architectures"] = [FAMILIES[values["model_type"]].architecture]
-    values["tie_word_embeddings"] = config.tie_embeddings  # What is stored may overrule the source.
+    values["tie_word_embeddings"] = config.tie_embeddings  # The weights may overrule it.
     if dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = dtype
     return values | dict(token_ids)
@@ -176,7 +175,7 @@ def _config_values(
 def _tensors(
     config: ModelConfig, params: Params, source: Path | None, dtype: str | None
 ) -> list[Tensor]:
-    """All tensors, sorted by name."""
+    """Returns all tensors, sorted by name."""
     stored = TensorFiles(source) if source and dtype is None else None
     prefix, head = (stored.prefix, stored.head) if stored else ("", "")
     found = []
@@ -201,14 +200,14 @@ def _take(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> Array:
-    """A piece out of its parameter, in the tensor's own shape: the inverse of importing it."""
+    """Takes a piece out of its parameter, in the tensor's own shape: the inverse of `_place`."""
     sizes = [view[place] for place in order]
     block = jax.lax.dynamic_slice(parameter, tuple(start), sizes)
     return block.transpose(np.argsort(order)).reshape(shape).astype(dtype)
 
 
 def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) -> None:
-    """The safetensors files, and their index where there are several."""
+    """Writes the safetensors files, and an index if there are several."""
     shares: list[list[Tensor]] = [[]]
     for tensor in tensors:
         held = sum(other.size_bytes for other in shares[-1])
@@ -229,14 +228,15 @@ def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) 
 
 
 def _write_file(path: Path, tensors: list[Tensor]) -> None:
-    """One safetensors file, a tensor at a time; the library's own writer wants them all at once.
+    """Writes one safetensors file, tensor by tensor; the library's own writer needs all of them at
+    once.
 
-    The format: the header's length as eight bytes, the header in JSON, the bytes of the tensors
+    The format: the header's length in eight bytes, the header in JSON, the bytes of the tensors
     (https://github.com/huggingface/safetensors#format).
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    # The widest first, so that each begins at a multiple of its items.
+    # The widest dtypes come first, so that each tensor begins at a multiple of its item size.
     ordered = sorted(tensors, key=lambda tensor: (-tensor.dtype.itemsize, tensor.name))
     for tensor in ordered:
         start, end = end, end + tensor.size_bytes

@@ -1,4 +1,4 @@
-"""The reference checkpoints, and what transformers computed with them; see their README."""
+"""The reference checkpoints, and the results of transformers with them; see their README."""
 
 import json
 from pathlib import Path
@@ -17,24 +17,24 @@ FAMILIES = ["qwen2", "qwen3", "qwen3_moe", "llama3", "mistral", "gemma3"]
 
 
 def values(family: str) -> dict[str, Any]:
-    """Its config.json."""
+    """Reads a checkpoint's config.json."""
     return json.loads((ROOT / family / "config.json").read_text())
 
 
 def expected(family: str) -> dict[str, np.ndarray]:
-    """What transformers computed."""
+    """Reads the results of transformers."""
     with np.load(ROOT / family / "expected.npz") as arrays:
         return dict(arrays)
 
 
 def like(config: ModelConfig, dtype: Any = np.float32) -> Params:
-    """The parameters' shapes, on the first device."""
+    """Returns the parameters' shapes, on the first device."""
     shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=here), shapes)
 
 
 def load(directory: Path) -> tuple[ModelConfig, Params]:
-    """A checkpoint on the first device."""
+    """Loads a checkpoint on the first device."""
     config = load_config(directory)
     return config, load_params(directory, config, like(config))

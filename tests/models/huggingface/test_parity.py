@@ -22,12 +22,12 @@ def model(request):
 
 
 def _close(ours, theirs):
-    """Within 1e-4 of the largest."""
+    """Asserts equality within 1e-4 of the largest value."""
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())
 
 
 def _learning(config, params, expected):
-    """Log-probabilities of real tokens, their loss and the norm of its gradient."""
+    """Computes log-probabilities of real tokens, their loss, and the norm of its gradient."""
     tokens, real = expected["tokens"], _real(expected)
 
     def loss_of(params):

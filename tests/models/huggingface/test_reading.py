@@ -17,7 +17,7 @@ from tests.models.huggingface import golden
 
 
 def stored(directory):
-    """All tensors of a directory."""
+    """Reads all tensors of a directory."""
     return {
         name: values
         for path in directory.glob("*.safetensors")
@@ -27,7 +27,7 @@ def stored(directory):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A checkpoint to spoil."""
+    """Copies a checkpoint, so that a test can damage it."""
     directory = tmp_path / "model"
     shutil.copytree(golden.ROOT / "qwen2", directory)
     return directory
@@ -129,7 +129,7 @@ def test_what_a_tied_or_an_older_checkpoint_holds_besides_is_passed_over(copy):
 
 
 def test_an_unembedding_of_its_own_counts_though_the_config_says_that_it_is_tied(copy):
-    """As transformers 5 has it, which ties only what is equal or missing."""
+    """transformers 5 also ties only an unembedding that is equal or missing."""
     config, before = golden.load(copy)
     assert config.tie_embeddings
     other = np.array(stored(copy)["model.embed_tokens.weight"])

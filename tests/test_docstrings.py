@@ -1,0 +1,45 @@
+"""Docstrings open with a verb or a noun, as readers search and read them."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTION = re.compile(r"(What|How|Which|Whether)\b")
+# Folders and files still to be rewritten.
+TO_DO = {
+    "configs",
+    "rl_sync/actors/trainer.py",
+    "rl_sync/algorithms",
+    "rl_sync/learning",
+    "rl_sync/runtime",
+    "rl_sync/settings",
+    "rl_sync/transfers",
+}
+FILES = [
+    path
+    for folder in ("rl_sync", "launch/launcher", "configs")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not any(path.is_relative_to(ROOT / name) for name in TO_DO)
+]
+
+
+def questions(source: str) -> list[str]:
+    """Returns the first lines of docstrings that open like a question."""
+    owners = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
+    found = [text for node in nodes if (text := ast.get_docstring(node)) is not None]
+    return [text.splitlines()[0] for text in found if QUESTION.match(text)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_open_with_a_verb_or_a_noun(path):
+    assert questions(path.read_text()) == []
+
+
+def test_a_question_is_found_wherever_it_stands():
+    source = '"""What it is."""\nclass A:\n    """How."""\n    def f(self):\n        """Whether."""'
+    assert questions(source) == ["What it is.", "How.", "Whether."]
+    assert questions('"""Whatever."""\ndef f(): """Says which."""') == []
