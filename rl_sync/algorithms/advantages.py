@@ -1,4 +1,4 @@
-"""How much better a trajectory did than its group: one advantage a trajectory.
+"""Advantages of trajectories over the others of their group: one a trajectory.
 
 Rows are whole groups, one after the other, of `group_size` trajectories each. Every function raises
 ValueError where the rewards are not whole groups.

@@ -15,7 +15,7 @@ from rl_sync.algorithms.pieces import (
 from rl_sync.algorithms.published import PUBLISHED
 from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
 from rl_sync.setting import check, setting
-from rl_sync.spelling import hint
+from rl_sync.spelling import require_one_of
 
 _LOOSEST_BOUND = 10.0
 
@@ -56,7 +56,7 @@ class Algorithm:
     gae_lambda: float = setting(0.95, "λ of gae.", least=0, greatest=1)
     n_steps: int = setting(4, "n of n_step.", unit="tokens", least=1)
     whiten: bool = setting(
-        True, "Whether advantages from a critic's values are whitened over the batch's tokens."
+        True, "Whitens advantages from a critic's values over the tokens of the batch."
     )
     clip_low: float = setting(
         0.2,
@@ -149,9 +149,9 @@ class Algorithm:
         least=0,
     )
     mask_truncated: bool = setting(
-        False, "Whether completions that were cut at the most tokens are left out of the loss."
+        False, "Leaves completions that were cut at the most tokens out of the loss."
     )
-    need_spread: bool = setting(False, "Whether groups of equal rewards are left out of the loss.")
+    need_spread: bool = setting(False, "Leaves groups of equal rewards out of the loss.")
     group_mean_low: float = setting(
         -UNBOUNDED, "Mean reward below which groups are left out of the loss."
     )
@@ -187,17 +187,13 @@ class Algorithm:
         least=0,
     )
     allow_unsafe: bool = setting(
-        False, "Whether an algorithm that does not bear stale data may run where there are some."
+        False, "Lets an algorithm run that does not bear stale data where there are some."
     )
 
     def __post_init__(self) -> None:
         check(self, "algorithm")
         for name in self.corrections:
-            if name not in CORRECTIONS:
-                raise ValueError(
-                    f"algorithm.correction={name!r} is not one of {', '.join(CORRECTIONS)}"
-                    f"{hint(name, CORRECTIONS)}"
-                )
+            require_one_of("algorithm.correction", name, CORRECTIONS)
         self._check_numbers()
         self._check_pieces()
 
@@ -213,22 +209,22 @@ class Algorithm:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a correction looks at all tokens of an update before it."""
+        """Says whether a correction looks at all tokens of an update before it."""
         return any(CORRECTIONS[name].of_update for name in self.corrections)
 
     @property
     def imitates(self) -> bool:
-        """Whether a run trains on the task's demonstrations, and generates nothing."""
+        """Says whether a run trains on the task's demonstrations, and generates nothing."""
         return ADVANTAGES[self.advantage].imitates
 
     @property
     def needs_reference(self) -> bool:
-        """Whether there is a reference model."""
+        """Says whether there is a reference model."""
         return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference
 
     @property
     def needs_baselines(self) -> bool:
-        """Whether a greedy completion is generated beside each group."""
+        """Says whether a greedy completion is generated beside each group."""
         return ADVANTAGES[self.advantage].needs_baselines
 
     @property
@@ -239,17 +235,17 @@ class Algorithm:
 
     @property
     def compares_groups(self) -> bool:
-        """Whether advantages are what trajectories of one group have over each other."""
+        """Says whether advantages compare the trajectories of a group."""
         return ADVANTAGES[self.advantage].compares_groups
 
     @property
     def needs_values(self) -> bool:
-        """Whether advantages are taken from a critic's values."""
+        """Says whether advantages are taken from a critic's values."""
         return ADVANTAGES[self.advantage].needs_values
 
     @property
     def adapts_kl(self) -> bool:
-        """Whether the weight of the divergence from the reference model changes."""
+        """Says whether the weight of the divergence from the reference model changes."""
         return self.kl_coefficient > 0 and self.kl_target > 0
 
     def danger(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What tells how far off-policy a batch is, as sums that parts of the batch add up to."""
+"""Measures of how far off-policy a batch is, as sums that parts of the batch add up to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def effective_sample_share(
 def log_ratio_counts(
     log_ratios: Float[Array, "B T"], mask: Mask, kinds: Int[Array, "B T"], count: int
 ) -> Float[Array, "kinds bins"]:
-    """How many tokens of each kind have their ratio's logarithm in each bin.
+    """Counts the tokens of each kind whose ratio's logarithm is in each bin.
 
     Args:
       kinds: 0 to count − 1; greater ones count as the last.

@@ -76,7 +76,7 @@ def is_clipped(
     clip_low: float,
     clip_high: float,
 ) -> Bool[Array, "B T"]:
-    """Whether `ppo_clip` takes its clipped branch, so that there is no gradient."""
+    """Marks tokens where `ppo_clip` takes its clipped branch, so that there is no gradient."""
     ratio = jnp.exp(logprobs - old_logprobs)
     above = (advantages > 0) & (ratio > 1 + clip_high)
     below = (advantages < 0) & (ratio < 1 - clip_low)
@@ -103,7 +103,7 @@ def is_outside(
     clip_low: float,
     clip_high: float,
 ) -> Bool[Array, "B T"]:
-    """Whether `cispo` bounds the weight."""
+    """Marks tokens where `cispo` bounds the weight."""
     ratio = jnp.exp(logprobs - old_logprobs)
     return (ratio > 1 + clip_high) | (ratio < 1 - clip_low)
 
@@ -135,7 +135,7 @@ def dppo(
     clip_high: float,
     weight_limit: float,
 ) -> Float[Array, "B T"]:
-    """−M · sg(min(ρ, c)) · A · log π, where M is 0 for tokens that `has_left` says (DPPO with the
+    """−M · sg(min(ρ, c)) · A · log π, where M is 0 for tokens that `has_left` marks (DPPO with the
     binary total variation, arXiv:2602.04879, section 4).
 
     Args:
@@ -155,8 +155,8 @@ def has_left(
     clip_low: float,
     clip_high: float,
 ) -> Bool[Array, "B T"]:
-    """Whether π − π_old is beyond its bound on the side that the advantage pushes to: with two
-    outcomes, the token and all others, |π − π_old| is the total variation.
+    """Marks tokens where π − π_old is beyond its bound on the side that the advantage pushes to.
+    With two outcomes, the token and all others, |π − π_old| is the total variation.
     """
     change = jnp.exp(logprobs) - jnp.exp(old_logprobs)
     return jnp.where(advantages > 0, change > clip_high, change < -clip_low)

@@ -6,7 +6,7 @@ from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.published import PUBLISHED
 
 FRESH, STALE = "grpo", "decoupled_ppo"
-"""What is used, if nothing else is asked for, where no data are stale, and where some may be."""
+"""Names that stand for None: where no data are stale, and where some may be."""
 
 
 def named(name: str | None, staleness_bound: int) -> Algorithm:

@@ -64,17 +64,17 @@ class Advantage:
 
     @property
     def compares_groups(self) -> bool:
-        """Whether advantages are what trajectories of one group have over each other."""
+        """Says whether advantages compare the trajectories of a group."""
         return takes(self.function, "group_size")
 
     @property
     def needs_values(self) -> bool:
-        """Whether they are taken from a critic's values, and make returns for it."""
+        """Says whether advantages are taken from a critic's values, with returns for it."""
         return takes(self.function, "values")
 
     @property
     def needs_baselines(self) -> bool:
-        """Whether they are taken from the reward of a greedy completion of the prompt."""
+        """Says whether a greedy completion of the prompt is what rewards are compared with."""
         return takes(self.function, "baselines")
 
 
@@ -100,12 +100,12 @@ class Loss:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether it compares the policy with the reference model."""
+        """Says whether the loss compares the policy with the reference model."""
         return takes(self.function, "ref_logprobs")
 
     @property
     def clips(self) -> bool:
-        """Whether `clip_high` bounds the ratio, or what stands for it."""
+        """Says whether `clip_high` bounds the ratio, or what stands for it."""
         return takes(self.function, "clip_high")
 
 

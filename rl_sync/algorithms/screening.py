@@ -1,4 +1,4 @@
-"""Which groups are worth training on, and what becomes of a place in a batch whose group is not."""
+"""Screening: choosing groups that are worth training on, and replacing those that are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Screening:
 
     Attributes:
       need_spread: whether a group must have more than one reward.
-      mean_low, mean_high: between which its mean reward must be.
+      mean_low, mean_high: bounds of its mean reward.
       max_attempts: how many prompts are tried for a place; 1 for its own alone. The last one's
         group is taken as it is.
     """
@@ -29,17 +29,17 @@ class Screening:
 
     @property
     def replaces(self) -> bool:
-        """Whether anything may be replaced at all."""
+        """Says whether any group may be replaced."""
         return self.max_attempts > 1
 
     @property
     def refuses(self) -> bool:
-        """Whether there is a fault that groups may have."""
+        """Says whether there is anything that a group is refused for."""
         bounded = self.mean_low > -UNBOUNDED or self.mean_high < UNBOUNDED
         return self.need_spread or bounded
 
     def fault(self, rewards: Sequence[float]) -> str | None:
-        """Why a group of these rewards teaches nothing; None where it does."""
+        """The reason why a group of these rewards teaches nothing; None where it teaches."""
         mean = statistics.fmean(rewards)
         if mean < self.mean_low:
             return TOO_HARD
@@ -57,7 +57,7 @@ NO_SCREENING = Screening(False, -UNBOUNDED, UNBOUNDED, 1)
 def choose(
     screening: Screening, rewards: Sequence[Sequence[float]], count: int, keep: str
 ) -> list[int]:
-    """Which of more groups than are needed are trained on, in their order.
+    """Chooses, of more groups than are needed, those that are trained on; in their order.
 
     Args:
       rewards: of each group, in the batch's order.

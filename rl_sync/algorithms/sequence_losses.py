@@ -60,7 +60,7 @@ def is_gspo_clipped(
     clip_high: float,
     sequences: Sequences = None,
 ) -> Bool[Array, "B T"]:
-    """Whether `gspo` takes its clipped branch, so that there is no gradient."""
+    """Marks tokens where `gspo` takes its clipped branch, so that there is no gradient."""
     log_ratio = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
     even = jnp.zeros_like(log_ratio)
     return is_clipped(log_ratio, even, advantages, clip_low=clip_low, clip_high=clip_high)
@@ -97,7 +97,7 @@ def is_gmpo_clipped(
     clip_low: float,
     clip_high: float,
 ) -> Bool[Array, "B T"]:
-    """Whether `gmpo` clips a token's ratio; the bounds are those of its logarithm."""
+    """Marks tokens where `gmpo` clips a token's ratio; the bounds are those of its logarithm."""
     low, high = -math.expm1(-clip_low), math.expm1(clip_high)
     return is_clipped(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
 

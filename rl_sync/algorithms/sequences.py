@@ -60,7 +60,7 @@ def trajectory_totals(
 def to_tokens(
     of_trajectories: Float[Array, " trajectories"], sequences: Sequences = None
 ) -> OfSequence:
-    """What belongs to a trajectory, for each of its tokens."""
+    """Copies the value of a trajectory to each of its tokens."""
     return of_trajectories[:, None] if sequences is None else of_trajectories[sequences]
 
 
@@ -80,7 +80,7 @@ def backward_sums(
 
 
 def is_last(mask: Bool[Array, "B T"], sequences: Sequences = None) -> Bool[Array, "B T"]:
-    """Whether a token is the last one of its sequence under the mask."""
+    """Marks the last token of each sequence under the mask."""
     remaining = backward_sums(mask.astype(jnp.float32), 1.0, sequences)
     return mask & (remaining == 1)
 

@@ -1,4 +1,4 @@
-"""What a batch's rewards and groups become before advantages are taken."""
+"""Changes to a batch's rewards, and choices among its groups, before advantages are taken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def soft_overlong_penalty(
 
 
 def has_spread(rewards: Float[Array, " B"], group_size: int) -> Bool[Array, " B"]:
-    """Whether a trajectory's group has more than one reward, and so something to compare (dynamic
+    """Marks trajectories whose group has more than one reward, so something to compare (dynamic
     sampling in DAPO, arXiv:2503.14476, eq. 11).
     """
     grouped = by_group(rewards, group_size, least=1)
@@ -31,7 +31,7 @@ def has_spread(rewards: Float[Array, " B"], group_size: int) -> Bool[Array, " B"
 def within_difficulty(
     rewards: Float[Array, " B"], group_size: int, low: float, high: float
 ) -> Bool[Array, " B"]:
-    """Whether the mean reward of a trajectory's group is in [low, high]: neither too hard nor too
+    """Marks trajectories whose group has a mean reward in [low, high]: neither too hard nor too
     easy (Kimi k1.5, arXiv:2501.12599, section 2.3.4).
     """
     means = by_group(rewards, group_size, least=1).mean(axis=1)

@@ -31,7 +31,7 @@ def is_value_clipped(
     returns: Float[Array, "B T"],
     clip: float,
 ) -> Bool[Array, "B T"]:
-    """Whether `clipped_value_loss` has no gradient, since a value has come far enough."""
+    """Marks tokens where `clipped_value_loss` has no gradient, as a value has come far enough."""
     clipped = jnp.clip(values, old_values - clip, old_values + clip)
     return jnp.square(clipped - returns) > jnp.square(values - returns)
 
