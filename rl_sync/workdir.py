@@ -42,7 +42,7 @@ class Workdir:
 
     @property
     def secret(self) -> Path:
-        """What only the run's own processes know; see `rl_sync.processes.secret`."""
+        """The secret of the run's own processes; see `rl_sync.processes.secret`."""
         return self._at(".secret")
 
     @property
@@ -105,7 +105,7 @@ class Workdir:
 
     @property
     def resumed(self) -> Path:
-        """Where the run went on, and with which changes of its settings."""
+        """The steps at which the run went on, and the changes of its settings."""
         return self._at("resumed.jsonl")
 
     @property
@@ -120,12 +120,12 @@ class Workdir:
 
     @property
     def earlier(self) -> Path:
-        """What was here before: one folder for each time that something was moved aside."""
+        """Earlier files: one folder for each time that something was moved aside."""
         return self._at("earlier")
 
     @property
     def of_attempt(self) -> tuple[Path, ...]:
-        """What an attempt at a run leaves behind, and the next one moves aside."""
+        """Files that an attempt at a run leaves behind, and the next one moves aside."""
         folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
         return self.config, *folders, *records

@@ -8,21 +8,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = re.compile(r"(What|How|Which|Whether)\b")
-# Folders and files still to be rewritten.
-TO_DO = {
-    "configs",
-    "rl_sync/actors/trainer.py",
-    "rl_sync/algorithms",
-    "rl_sync/learning",
-    "rl_sync/runtime",
-    "rl_sync/settings",
-    "rl_sync/transfers",
-}
 FILES = [
     path
     for folder in ("rl_sync", "launch/launcher", "configs")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if not any(path.is_relative_to(ROOT / name) for name in TO_DO)
 ]
 
 

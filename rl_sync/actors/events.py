@@ -17,7 +17,7 @@ RUN_ENDED = "the run ended"
 
 @dataclasses.dataclass(frozen=True)
 class MasterSettings:
-    """What the master needs to know about the run.
+    """Facts of the run that the master decides by.
 
     Attributes:
       schedule: the sync schedule.

@@ -24,7 +24,7 @@ _POLL_SECS = 0.05
 
 
 class Consumed(NamedTuple):
-    """What a trainer step takes out of the buffer.
+    """Groups that a trainer step takes out of the buffer.
 
     Attributes:
       groups: what it trains on, in the batch's order; none in a process that does not read.
@@ -38,7 +38,7 @@ class Consumed(NamedTuple):
 
 
 class Reader(Protocol):
-    """Where a trainer step's groups come from."""
+    """Source of a trainer step's groups."""
 
     def next(self, step: int) -> Consumed:
         """Waits for the groups of a trainer step.
@@ -149,7 +149,7 @@ class BatchReader:
         return Consumed(groups, left_out, kept)
 
     def _is_kept(self, step: int, group: Group) -> bool:
-        """Whether a group that a step trains on may be trained on by the next one."""
+        """Says whether the next step may train on a group of this step again."""
         is_fresh = self._schedule.accepts(step + 1, group.oldest_version)
         return self._trained[group.lease_id] < self._times and is_fresh
 

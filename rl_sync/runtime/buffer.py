@@ -1,4 +1,4 @@
-"""What a run needs of a replay buffer, and whether a server has it."""
+"""Tables that a run needs of a replay buffer, and the check that a server has them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
 
 
 def _serves(found: TableInfo, wanted: TableSpec) -> bool:
-    """Whether a table gives groups as the run wants them, and has room for as many."""
+    """Says whether a table gives groups as the run wants them, and has room for as many."""
     has_room = found.max_size >= wanted.max_size
     drawn = (found.sampler, found.max_times_sampled)
     return has_room and drawn == (wanted.sampler, wanted.max_times_sampled)

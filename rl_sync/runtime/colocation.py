@@ -63,7 +63,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
 
 
 def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, list[jax.Device]]:
-    """Which devices each role gets: its own where there are enough, else the first, shared.
+    """Chooses the devices of each role: its own where there are enough, else the first one, shared.
 
     Raises:
       ConfigError: a role's mesh needs more than there are.

@@ -76,7 +76,7 @@ class ExplorerProgram:
             pass  # The master's ledger says of what this explorer held that it was dropped.
 
     def _grant(self, state: ExplorerState | None) -> LeaseGrant | None:
-        """What is to be generated next; the first process asks."""
+        """Returns what is to be generated next; the first process asks."""
         answer = self.session.agree("grant", lambda: self._lease(state))
         return answer if isinstance(answer, LeaseGrant) else None
 

@@ -149,7 +149,7 @@ class MasterProgram:
             self._fail(str(error))
 
     def _resumed(self, call: calls.Resumed) -> None:
-        """What was recorded of later steps does not count."""
+        """Forgets what was recorded of later steps."""
         try:
             self._first_lease = self._ledger.resume(call.step)
         except RecordsError as error:

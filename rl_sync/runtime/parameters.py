@@ -46,7 +46,7 @@ class Parameters:
         return param_like(self.model, self.layout)
 
     def initial(self) -> Params:
-        """What the run starts with; the same in every process.
+        """Makes the parameters that the run starts with; the same in every process.
 
         Raises:
           ConfigError: the checkpoint's weights cannot be read, or are not those of its config.json.
@@ -57,7 +57,7 @@ class Parameters:
         return lora.join(adapters, self.base())
 
     def base(self) -> Params:
-        """What of the initial parameters is no adapter.
+        """The initial parameters without the adapters.
 
         Raises:
           ConfigError: see `initial`.
@@ -71,7 +71,7 @@ class Parameters:
             raise ConfigError(f"config.model.path={self.path!r}: {error}") from error
 
     def kept(self, params: Params) -> Params:
-        """What of the parameters snapshots hold: with adapters these alone, as the rest stays."""
+        """The part of the parameters that snapshots hold: with adapters, these alone."""
         return lora.split(params)[0] if self.model.lora else params
 
     def base_digest(self, params: Params) -> str | None:
@@ -101,7 +101,7 @@ class Parameters:
         return lora.join(kept, base)
 
     def travelling(self, params: Params) -> Params:
-        """What of the parameters is published."""
+        """The part of the parameters that is published."""
         if self.model.lora:
             return lora.split(params)[0]
         return params if self.dtype == "float32" else _cast(params, self.dtype)

@@ -184,7 +184,7 @@ def _site(
     task: Task,
     transfer: str,
 ) -> Site:
-    """Where a program's end of the transfer is."""
+    """Describes where a program's end of the transfer is."""
 
     def like_on(layout: Layout) -> Params:
         return parameters_of(settings, task, layout).travelling_like()

@@ -1,4 +1,4 @@
-"""How a batch gets to the devices of all the trainer's processes: each is handed its share.
+"""Shares of a batch, one for the devices of each of the trainer's processes.
 
 The first process reads the groups of a step and lays them out. Every other process gets the rows
 that its own devices read, with what all of them read, and never has the batch whole.
@@ -24,7 +24,7 @@ from rl_sync.weights.regions import Region, device_regions
 @record
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What the devices of one process hold of an array.
+    """The parts of an array that the devices of one process hold.
 
     Attributes:
       shape, dtype: of the whole array; the latter by its name.
@@ -90,7 +90,7 @@ class BatchPlacer:
         return jax.tree.map(Share.placed, got, self._trainer.places(likes))
 
     def _share(self, batch: TrainBatch, process: int) -> TrainBatch:
-        """What a process of the program is to have: a batch whose leaves are shares."""
+        """Returns the batch of a process of the program, whose leaves are shares."""
         index = self._processes[process]
         places = self._trainer.places(batch)
         return jax.tree.map(lambda array, place: Share.of(array, place, index), batch, places)

@@ -185,7 +185,7 @@ class TrainerProgram:
         return state, position._replace(again=tuple((at, tried) for at, tried in position.again))
 
     def _adapted(self, kept: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
-        """What fits the settings of the newest snapshot that is whole; the rest begins anew."""
+        """Takes what fits the settings from the newest whole snapshot; the rest begins anew."""
         step = self.session.agree("newest whole", lambda: newest_whole(self.snapshots))
         assert step is not None
         metadata = read_metadata(self.snapshots, step)
@@ -200,7 +200,7 @@ class TrainerProgram:
         return step, state, metadata
 
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
-        """Whether the weights after a step are published, and there is still a use for them."""
+        """Says whether the weights after a step are published, and are still of use."""
         steps = self.session.settings.trainer.steps
         first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
         return schedule.publishes_after(step) and first_user <= steps
@@ -228,7 +228,7 @@ class TrainerProgram:
 
     @property
     def _learning(self) -> str:
-        """What the trainer steps do, in a word."""
+        """One word for what the trainer steps do."""
         return "imitation" if self.session.settings.algorithm.imitates else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
@@ -267,5 +267,5 @@ class TrainerProgram:
 
 
 def _is_due(step: int, every_steps: int) -> bool:
-    """Whether a step is one of every so many; 0 for never."""
+    """Says whether a step is one of every so many; 0 for never."""
     return every_steps > 0 and step % every_steps == 0

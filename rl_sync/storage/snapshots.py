@@ -301,7 +301,7 @@ def _steps(directory: Path) -> list[int]:
 
 
 def snapshot_path(directory: Path, step: int) -> Path:
-    """Where the snapshot of a step is, or would be."""
+    """Directory of the snapshot of a step, whether it is there or not."""
     return directory / f"snapshot_{step:08d}"
 
 

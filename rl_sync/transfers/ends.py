@@ -25,7 +25,7 @@ HANDED_OVER = "local"
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Where an end is, and what it is made for.
+    """Place of an end, and what it is made for.
 
     Attributes:
       session: of the program whose end it is.
@@ -48,7 +48,7 @@ class Site:
 
     @property
     def verify(self) -> bool:
-        """Whether explorers compare what they got with what was published."""
+        """Says whether explorers compare what they got with what was published."""
         return self.session.settings.sync.verify
 
 
@@ -56,7 +56,7 @@ class TrainerEnd(Publisher, Protocol):
     """A publisher that knows who waits for whom, and records spans."""
 
     def awaits(self, version: int) -> bool:
-        """Whether the step that makes a version has to be over before it is published."""
+        """Says whether the step that makes a version has to be over before it is published."""
 
     def publish(self, version: int, params: Params) -> None:
         """Offers a version to the explorers.
@@ -144,7 +144,7 @@ class Offering:
         self._schedule, self._publisher = schedule, publisher
 
     def awaits(self, version: int) -> bool:
-        """Where the next batch is made with the version, so that there is nothing to go on with.
+        """Says whether the next batch needs the version, so that there is nothing to go on with.
 
         The step's report, and the end of its span, then come before the first rollout that uses it.
         """
