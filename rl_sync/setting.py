@@ -26,7 +26,7 @@ class Setting:
       above, below: bounds that it may not have.
       choices: the only values there are; empty for any.
       implied: what None stands for; empty where None is no value. Of a section, what None stands
-        for in all its settings, whose defaults are then None.
+        for in those of its settings that do not say it, and then all have None as their default.
     """
 
     meaning: str
@@ -144,11 +144,12 @@ def sections(record: type, name: str = "", about: Setting | None = None) -> Iter
     inner: list[tuple[type, str, Setting]] = []
     for field in dataclasses.fields(record):
         kind, path = kinds[field.name], _joined(name, field.name)
-        rule = described(field) or Setting("")
+        rule = described(field)
+        assert rule is not None, f"{path} has no description"
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             inner.append((kind, path, rule))
         elif about.implied:
-            rule = dataclasses.replace(rule, implied=about.implied)
+            rule = dataclasses.replace(rule, implied=rule.implied or about.implied)
             entries.append(Entry(path, _without_none(kind), None, rule))
         else:
             entries.append(Entry(path, _without_none(kind), field.default, rule))

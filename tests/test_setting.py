@@ -17,13 +17,14 @@ class Pace:
         None, "The longest wait.", unit="seconds", above=0, below=9.5, implied="no end"
     )
     kind: str = setting("slow", "The way to walk.", choices=("slow", "fast"))
+    rests: bool = setting(True, "Rests at noon.", implied="as the sun shines")
 
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
     pace: Pace = section(Pace, "How fast.")
     rest: Pace = section(Pace, "How slow.", implied="as the mood is")
-    name: str = "walk"
+    name: str = setting("walk", "Name of the way.")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,15 @@ def test_bounds_that_a_value_may_have_are_no_mistake():
 
 def test_a_section_in_another_has_its_own_defaults():
     assert Walk().pace == Pace()
-    assert [described(field) is None for field in dataclasses.fields(Walk)] == [False, False, True]
+    assert described(dataclasses.fields(Walk)[0]).meaning == "How fast."
+
+
+def test_a_field_without_a_description_is_not_checked_and_cannot_be_listed():
+    plain = dataclasses.make_dataclass("Plain", [("steps", int, 0)])
+    assert described(dataclasses.fields(plain)[0]) is None
+    check(plain(steps=-1), "plain")
+    with pytest.raises(AssertionError, match="steps has no description"):
+        list(sections(plain))
 
 
 def test_the_config_itself_has_no_name_before_its_settings():
@@ -67,15 +76,15 @@ def test_sections_are_listed_in_their_order_each_with_its_own_settings():
     assert [walk.name, pace.name, rest.name] == ["", "pace", "rest"]
     assert [entry.name for entry in walk.entries] == ["name"]
     assert pace.meaning == "How fast."
-    steps, *_, secs, kind = pace.entries
+    steps, *_, secs, kind, _ = pace.entries
     assert (steps.name, steps.kind, steps.default) == ("pace.steps", int, 3)
     assert (secs.kind, secs.default, secs.setting.unit) == (float, None, "seconds")
     assert kind.setting.choices == ("slow", "fast")
 
 
-def test_what_is_implied_for_a_section_is_so_for_all_its_settings():
+def test_what_is_implied_for_a_section_is_so_for_its_settings_that_do_not_say_it():
     *_, rest = sections(Walk)
-    assert [(entry.default, entry.setting.implied) for entry in rest.entries] == [
-        (None, "as the mood is")
-    ] * 5
+    assert [entry.default for entry in rest.entries] == [None] * 6
+    implied = [entry.setting.implied for entry in rest.entries]
+    assert implied == [*["as the mood is"] * 3, "no end", "as the mood is", "as the sun shines"]
     assert rest.entries[0].setting.least == 1

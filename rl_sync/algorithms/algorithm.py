@@ -30,9 +30,9 @@ class Algorithm:
 
     name: str = setting(
         "grpo",
-        "Published algorithm, whose values the others have unless they are given. Left out, it is"
-        " grpo where no data get stale, and decoupled_ppo elsewhere.",
+        "Published algorithm, whose values the others have unless they are given.",
         choices=tuple(PUBLISHED),
+        implied="grpo where no data get stale, else decoupled_ppo",
     )
     advantage: str = setting("grpo", "Estimator of advantages.", choices=tuple(ADVANTAGES))
     loss: str = setting("ppo_clip", "Loss of each token.", choices=tuple(LOSSES))
@@ -52,32 +52,45 @@ class Algorithm:
     aggregation: str = setting(
         "sequence_mean", "Reduction of the loss of tokens.", choices=tuple(AGGREGATIONS)
     )
-    discount: float = setting(1.0, "γ of gae, n_step and reinforce_pp.", above=0, greatest=1)
-    gae_lambda: float = setting(0.95, "λ of gae.", least=0, greatest=1)
-    n_steps: int = setting(4, "n of n_step.", unit="tokens", least=1)
+    discount: float = setting(
+        1.0, "Discount γ of a token, in gae, n_step and reinforce_pp.", above=0, greatest=1
+    )
+    gae_lambda: float = setting(
+        0.95,
+        "Weight λ of later tokens in gae: 0 for one step, 1 for the whole return.",
+        least=0,
+        greatest=1,
+    )
+    n_steps: int = setting(
+        4, "Tokens until n_step takes the critic's value.", unit="tokens", least=1
+    )
     whiten: bool = setting(
         True, "Whitens advantages from a critic's values over the tokens of the batch."
     )
     clip_low: float = setting(
         0.2,
-        "ε below: how far the ratio may fall before the loss bounds it. Of its logarithm for gmpo;"
-        " of the token's probability for dppo.",
+        "Clip ε below: the farthest that the ratio falls before the loss bounds it; of its"
+        " logarithm for gmpo, of the token's probability for dppo.",
         above=0,
         greatest=1,
     )
     clip_high: float = setting(
         0.2,
-        "ε above: how far the ratio may rise before the loss bounds it. Of its logarithm for gmpo;"
-        " of the token's probability for dppo.",
+        "Clip ε above: the farthest that the ratio rises before the loss bounds it; of its"
+        " logarithm for gmpo, of the token's probability for dppo.",
         above=0,
     )
     dual_clip: float = setting(
-        0.0, "c of ppo_clip, above 1: where A < 0 a token costs at most −cA. 0 for none.", least=0
+        0.0,
+        "Dual clip c of ppo_clip, above 1: where A < 0 a token costs at most −cA; 0 for none.",
+        least=0,
     )
-    positive_temperature: float = setting(1.0, "τ of sapo where A > 0.", above=0)
-    negative_temperature: float = setting(1.05, "τ of sapo where A ≤ 0.", above=0)
-    mirror_temperature: float = setting(0.1, "τ of opmd.", above=0)
-    preference_temperature: float = setting(0.1, "β of dpo.", above=0)
+    positive_temperature: float = setting(1.0, "Temperature τ of sapo's gate where A > 0.", above=0)
+    negative_temperature: float = setting(
+        1.05, "Temperature τ of sapo's gate where A ≤ 0.", above=0
+    )
+    mirror_temperature: float = setting(0.1, "Temperature τ of opmd.", above=0)
+    preference_temperature: float = setting(0.1, "Temperature β of dpo.", above=0)
     weight_limit: float = setting(2.0, "Greatest weight of a truncation; c of dppo.", above=0)
     token_low: float = setting(0.5, "Least ratio in token_mask.", above=0, greatest=1)
     token_high: float = setting(5.0, "Greatest ratio in token_mask.", least=1)
@@ -138,7 +151,7 @@ class Algorithm:
     )
     expert_coefficient: float = setting(
         0.0,
-        "μ, the weight of demonstrations' loss beside 1 − μ of the rollouts'.",
+        "Weight μ of the demonstrations' loss, beside 1 − μ of the rollouts'.",
         least=0,
         greatest=1,
     )
