@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 BEGIN, END = "<!-- measured: benchmarks/staleness.py -->", "<!-- measured: end -->"
-COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6")
+COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6", "#E0A526")
 _MARGIN = 2.0  # Points: an algorithm so close to the best of a bound is as good.
 
 Results = list[dict[str, Any]]
@@ -39,6 +39,9 @@ def write_report(results: Results, algorithms: list[str], document: Path) -> Non
         [
             f"![Accuracy over staleness]({document.stem}.png)",
             _accuracies(results, algorithms, bounds),
+            f"Points gained or lost against {algorithms[0]} on fresh data, mean over the seeds ±"
+            " its standard error:",
+            _changes(results, algorithms, bounds),
             "Effective sample share, (Σw)²/(nΣw²) of the unbounded weights π/π_behavior, in the"
             " second half of the steps:",
             _shares(results, algorithms, bounds),
@@ -67,11 +70,11 @@ def _differences(some: Results, others: Results) -> list[float]:
 
 
 def _accuracies(results: Results, algorithms: list[str], bounds: list[int]) -> str:
-    fresh, rows = _of(results, algorithms[0], bounds[0]), []
+    rows = []
     for bound in bounds:
         found = {name: some for name in algorithms if (some := _of(results, name, bound))}
         best = max(found.values(), key=_mean)
-        cells = [_cell(found.get(name, []), fresh) for name in algorithms]
+        cells = [_cell(found.get(name, [])) for name in algorithms]
         as_good = [name for name, some in found.items() if _is_as_good(some, best)]
         rows.append([str(bound), *cells, ", ".join(as_good)])
     return _table(["staleness", *algorithms, "as good as the best"], rows)
@@ -86,11 +89,23 @@ def _is_as_good(some: Results, best: Results) -> bool:
     return mean >= -max(_MARGIN, error)
 
 
-def _cell(some: Results, fresh: Results) -> str:
+def _cell(some: Results) -> str:
+    """The median, the least and the greatest accuracy."""
     if not some:
         return ""
-    mean, error = _spread(_differences(some, fresh))
-    return f"{_mean(some):.1f} ({mean:+.1f} ± {error:.1f})"
+    points = [100 * r["accuracy"] for r in some]
+    return f"{statistics.median(points):.0f} ({min(points):.0f} to {max(points):.0f})"
+
+
+def _changes(results: Results, algorithms: list[str], bounds: list[int]) -> str:
+    fresh = _of(results, algorithms[0], bounds[0])
+
+    def change(name: str, bound: int) -> str:
+        found = _differences(_of(results, name, bound), fresh)
+        return "{:+.1f} ± {:.1f}".format(*_spread(found)) if found else ""
+
+    rows = [[str(bound), *(change(name, bound) for name in algorithms)] for bound in bounds]
+    return _table(["staleness", *algorithms], rows)
 
 
 def _shares(results: Results, algorithms: list[str], bounds: list[int]) -> str:
