@@ -32,7 +32,7 @@ def test_every_setting_is_listed_once_in_lines_that_a_terminal_has():
     ("pattern", "names"),
     [
         ("trainer.mesh.fsdp", ["trainer.mesh.fsdp"]),
-        ("Group Size", ["trainer.group_size"]),
+        ("Group Size", ["trainer.group_size", "replay.max_size"]),
         ("adafactor momentum", ["optimizer.b1"]),
         ("multi_explorer", ["sync.mode"]),
         ("rounds of the host", []),
