@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 MASTER, TRAINER = "master", "trainer"
+TOGETHER = "trainer+explorers"
+"""The one process that they share under `launch.colocate`."""
 _EXPLORER = "explorer"
 _RANKS = {_EXPLORER: 0, TRAINER: 1, MASTER: 2}
 

@@ -13,7 +13,7 @@ def test_an_explorer_is_found_again_by_its_name(number):
     assert roles.number_of(name) == number
 
 
-@pytest.mark.parametrize("role", [roles.MASTER, roles.TRAINER, "trainer+explorers", "replay"])
+@pytest.mark.parametrize("role", [roles.MASTER, roles.TRAINER, roles.TOGETHER, "replay"])
 def test_no_other_role_is_an_explorer(role):
     assert not roles.is_explorer(role)
     assert roles.split(role) == (role, 0)

@@ -18,7 +18,6 @@ from typing import Any
 from absl import logging
 
 from launcher import command_line
-from rl_sync.runtime import wiring
 from rl_sync.settings.records import ConfigError
 
 FAILED = 1
@@ -73,6 +72,7 @@ def _plan(config: Mapping[str, Any]) -> int:
     from launcher import workdir
     from launcher.memory import describe_memory
     from launcher.plan import describe
+    from rl_sync.runtime import wiring
 
     settings = workdir.settings_of(config)
     task = wiring.load_task(settings)

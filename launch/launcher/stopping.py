@@ -11,8 +11,8 @@ from launcher.workdir import saved
 from rl_sync.observe.display import RunStatus, describe_activity
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.movement import Movement, trainer_of
-from rl_sync.roles import TRAINER
-from rl_sync.settings.run import TOGETHER, RunSettings
+from rl_sync.roles import TOGETHER, TRAINER
+from rl_sync.settings.run import RunSettings
 from rl_sync.workdir import Workdir
 
 SAVERS = (TRAINER, TOGETHER)

@@ -10,7 +10,8 @@ from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.replay.process import ReplayServerError, ServerProcess
-from rl_sync.settings.run import TOGETHER, RunSettings
+from rl_sync.roles import TOGETHER
+from rl_sync.settings.run import RunSettings
 
 _EVERY_SECS = 2.0
 _ANSWER_SECS = 5.0

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import jax
 
 from rl_sync.models.sharding import Layout
-from rl_sync.roles import TRAINER, explorer_name, number_of, process_name
+from rl_sync.roles import TOGETHER, TRAINER, explorer_name, number_of, process_name
 from rl_sync.settings.records import ConfigError
-from rl_sync.settings.run import TOGETHER, RunSettings
+from rl_sync.settings.run import RunSettings
 
 
 class Member(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import logging as absl_logging
 
-from rl_sync.roles import MASTER, TRAINER, number_of
+from rl_sync.roles import MASTER, TOGETHER, TRAINER, number_of
 
 if TYPE_CHECKING:
     from rl_sync.settings.run import RunSettings
@@ -73,7 +73,6 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
     from rl_sync.processes import places
     from rl_sync.processes.topology import Member
     from rl_sync.runtime import colocation, programs
-    from rl_sync.settings.run import TOGETHER
 
     addresses = places.Addresses(
         arguments.master, arguments.replay, arguments.coordinator, arguments.team

@@ -16,6 +16,7 @@ from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.launch import LaunchSettings
@@ -35,9 +36,6 @@ from rl_sync.tasks.catalog import TaskConfig
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.transfer import TRANSFERS
 from rl_sync.workdir import Workdir
-
-TOGETHER = "trainer+explorers"
-"""The name of the one process that they share under `launch.colocate`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +120,11 @@ class RunSettings:
 
     def mesh_of(self, role: str) -> MeshShape:
         """The mesh of a role, by its name."""
-        return (self.trainer if role == "trainer" else self.explorer).mesh.shape
+        return (self.trainer if role == TRAINER else self.explorer).mesh.shape
 
     def processes_of(self, role: str) -> int:
         """The number of a role's processes, by its name."""
-        return (self.trainer if role == "trainer" else self.explorer).processes
+        return (self.trainer if role == TRAINER else self.explorer).processes
 
     @property
     def trainer_layout(self) -> Layout:
@@ -195,7 +193,7 @@ class RunSettings:
     @property
     def roles(self) -> list[str]:
         """The roles that train, by name."""
-        return [f"explorer{i}" for i in range(1, self.explorers + 1)] + ["trainer"]
+        return [*map(explorer_name, range(1, self.explorers + 1)), TRAINER]
 
     @property
     def is_joint(self) -> bool:
