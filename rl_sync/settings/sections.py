@@ -229,7 +229,7 @@ class ReplaySettings:
     )
     priority: str = setting(
         "variance",
-        "Priority of a group: the variance of its rewards, the mean size of its advantages, its"
+        "Priority of a group: the variance of its rewards, how far they are from their mean, its"
         " mean reward, the version that generated it, or the mean length of its completions.",
         choices=tuple(PRIORITIES),
     )
