@@ -5,9 +5,9 @@
 The problems are sums and differences of two-digit numbers, written from the units up: `47+85=` is
 answered `231`. 0.4 million random parameters first imitate 400 batches of demonstrations, whose
 pupil forgets 60 % of the carries and borrows: greedy accuracy on held-out problems is then 37 to
-45 %. In 100 trainer steps (192 prompts, 4 completions each, the best of three times as many; TOPR)
-it passed 95 % on each of the eight seeds tried, on one of them in every mode. On two CPU cores
-that takes one to two minutes, a third of which is start-up and the warm start.
+47 %. In 100 trainer steps (192 prompts, 4 completions each, the best of three times as many; TOPR)
+it passes 98 % on each of twelve seeds that nothing was tuned on, in every mode. On two CPU cores
+that takes one to one and a half minutes, a third of which is start-up and the warm start.
 """
 
 from ml_collections import ConfigDict
