@@ -10,6 +10,8 @@ from rl_sync.weights.versions import VersionDirectory
 from tests.runs.conftest import EMBEDDED, assert_same_bits, flags, launch
 from tests.weights import bucket
 
+pytestmark = pytest.mark.slow
+
 BY_CHECKPOINT = (*flags("synchronous", transfer="checkpoint", steps=4), EMBEDDED)
 
 

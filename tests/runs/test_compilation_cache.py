@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import TIMEOUT_SECS, RunRecord, launch
+
+pytestmark = pytest.mark.slow
 
 LARGE = ("decode_chunk", "step", "warm_up_step")
 

@@ -63,9 +63,19 @@ EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "c
 LATEST = [name for name in RUNS if name not in EXACT]
 
 
+SLOW = [name for name in RUNS if name.endswith("in teams") or "from a checkpoint" in name]
+
+
 def of(*names: str) -> pytest.MarkDecorator:
     """Parametrizes a test by runs. Each test process does a run once: two tests share it."""
-    parts = [pytest.param(n, id=f"latest: {n}") if n in LATEST else n for n in names]
+    parts = [
+        pytest.param(
+            name,
+            id=f"latest: {name}" if name in LATEST else name,
+            marks=pytest.mark.slow if name in SLOW else (),
+        )
+        for name in names
+    ]
     return pytest.mark.parametrize("name", parts)
 
 

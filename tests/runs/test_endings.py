@@ -128,6 +128,7 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
     assert processes_of(workdir) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "mode"), [("trainer/1", "synchronous"), ("explorer2/1", "multi_explorer")]
 )
@@ -245,6 +246,7 @@ def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
 
 
+@pytest.mark.slow
 def test_an_interrupted_warm_up_goes_on_where_it_was_and_comes_to_the_same_bits(started, runs):
     flags = ("--config.warm_up.steps=300", "--config.warm_up.probe_every_steps=100")
     process, workdir = started(*flags, until="warm_up")

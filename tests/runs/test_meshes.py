@@ -13,6 +13,8 @@ from rl_sync.runtime.programs import trainer_of
 from rl_sync.storage.snapshots import load_snapshot
 from tests.models.meshes import layout
 
+pytestmark = pytest.mark.slow
+
 FLAGS = (
     "--config.replay.backend=embedded",
     "--config.trainer.steps=6",

@@ -15,6 +15,8 @@ import pytest
 from rl_sync.observe.spans import sync_kind
 from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
 
+pytestmark = pytest.mark.slow
+
 SHORT = (EMBEDDED, "--config.trainer.steps=4")
 MODES = {
     "synchronous": ("--config.sync.mode=synchronous",),

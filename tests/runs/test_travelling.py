@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from rl_sync.models import lora
 from rl_sync.models.heads import HEAD
@@ -13,6 +14,8 @@ from rl_sync.storage.snapshots import load_snapshot
 from rl_sync.weights.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
 from tests.runs.conftest import assert_same_bits, flags
+
+pytestmark = pytest.mark.slow
 
 
 def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):

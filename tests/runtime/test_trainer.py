@@ -165,7 +165,7 @@ def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     settings = SimpleNamespace(
         launch=SimpleNamespace(wait_secs=1.0),
         workdir=str(tmp_path),
-        weights_directory=lambda workdir: str(workdir / "weights"),
+        weights_directory=lambda workdir: str(workdir.weights),
     )
     site = SimpleNamespace(
         session=SimpleNamespace(settings=settings, team=team, agree=team.agree),
