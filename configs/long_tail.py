@@ -11,7 +11,7 @@ four others. RL looks at the answer alone, which is the only thing that is rewar
 
 A trainer step generates 72 groups of 8 completions and trains on the 12 whose rewards have the
 greatest variance, so rollouts take two to three times as long as training, and the modes differ in
-who waits for whom. Held-out accuracy goes from 32 to 39 % (median 35 %) after the warm-up to 82 to
+who waits for whom. Held-out accuracy goes from 32 to 39 % (median 36 %) after the warm-up to 82 to
 100 % (median 95 %) after 30 trainer steps, on eight seeds that nothing was tuned on, five of them
 in every mode.
 On two CPU cores a run takes 65 to 85 seconds, half of which is start-up and the warm start.
