@@ -234,7 +234,14 @@ def main() -> None:
         name: (everything if args.all else vars(args))[name].split(",") for name in everything
     }
     cases = [
-        Case(transfer, int(megabytes), int(leaves), dtype, sharding, int(explorers))
+        Case(
+            transfer=transfer,
+            megabytes=int(megabytes),
+            leaves=int(leaves),
+            dtype=dtype,
+            sharding=sharding,
+            explorers=int(explorers),
+        )
         for megabytes, leaves, dtype, sharding, explorers, transfer in itertools.product(
             *chosen.values(), args.transfers.split(",")
         )

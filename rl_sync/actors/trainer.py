@@ -117,10 +117,14 @@ class Trainer:
             ref_params = jax.tree.map(jnp.copy, trained)
             if self.offload_reference:
                 ref_params = move(ref_params, self._ref_like)
-        opt_state = self._reinforcing.init(trained)
-        critic = self._critic.begin(trained) if self.critic else None
-        coefficient = reference.first_coefficient(self.algorithm, self.layout)
-        return TrainState(state.step, state.params, opt_state, ref_params, critic, coefficient)
+        return TrainState(
+            step=state.step,
+            params=state.params,
+            opt_state=self._reinforcing.init(trained),
+            ref_params=ref_params,
+            critic=self._critic.begin(trained) if self.critic else None,
+            kl_coefficient=reference.first_coefficient(self.algorithm, self.layout),
+        )
 
     def warm_up_like(self) -> TrainState:
         """Describes states of `start` and `warm_up_step`: shapes, dtypes and shardings."""

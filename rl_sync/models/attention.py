@@ -105,11 +105,13 @@ class Attention(nn.Module):
         queries, keys = rotate(queries, by), rotate(keys, by)
         if cache is None:
             fresh = cached(config, keys, values)
-            attended = attend(config, queries, keys, values, layer.window, context)
+            attended = attend(config, queries, keys, values, window=layer.window, context=context)
         else:
             cache = write(cache, layer.number, keys[:, 0], values[:, 0], context.positions[:, 0])
             fresh = cache
-            attended = attend_cached(config, queries, cache, layer, context, self.span)
+            attended = attend_cached(
+                config, queries, cache, layer=layer, context=context, span=self.span
+            )
         y = project(attended, out, inputs=3)
         if config.lora:
             adapter = Adapter(config, {"o": ((D,), ("embed",))}, inputs=3, name="out_lora")

@@ -53,7 +53,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         evaluator = _evaluator(session, trainer, task, layout)
         replay = ReplayClient(addresses.replay)
 
-        site = _site(settings, session, addresses, place, task, transfer)
+        site = _site(session, place, task, master=addresses.master, transfer=transfer)
 
         def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
@@ -155,7 +155,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         )
         transfer = decided_transfer(session)
         parameters = parameters_of(settings, task, layout)
-        site = _site(settings, session, addresses, place, task, transfer)
+        site = _site(session, place, task, master=addresses.master, transfer=transfer)
         end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
         ExplorerProgram(
@@ -176,20 +176,13 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         leave_cluster()
 
 
-def _site(
-    settings: RunSettings,
-    session: Session,
-    addresses: Addresses,
-    place: Place,
-    task: Task,
-    transfer: str,
-) -> Site:
+def _site(session: Session, place: Place, task: Task, *, master: str, transfer: str) -> Site:
     """Describes where a program's end of the transfer is."""
 
     def like_on(layout: Layout) -> Params:
-        return parameters_of(settings, task, layout).travelling_like()
+        return parameters_of(session.settings, task, layout).travelling_like()
 
-    return Site(session, sync_kind(transfer), place, addresses.master, like_on)
+    return Site(session, sync_kind(transfer), place, master, like_on)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:

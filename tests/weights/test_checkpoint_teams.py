@@ -43,7 +43,7 @@ def test_the_processes_of_a_trainer_save_the_same_versions_whoever_is_behind(
     address = f"127.0.0.1:{port}"
     team = [
         Leader("trainer", 1, address, SECRET),
-        Follower("trainer", 1, address, 20.0, 20.0, SECRET),
+        Follower("trainer", 1, address, start_secs=20.0, wait_secs=20.0, secret=SECRET),
     ]
     saved, failures = [], []
 
