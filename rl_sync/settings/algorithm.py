@@ -73,8 +73,8 @@ def require_shares(algorithm: Algorithm, trainer: TrainerSettings, updates: int)
         not LOSSES[algorithm.loss].of_pairs or not rows or together,
         f"algorithm.loss={algorithm.loss} compares the completions of a group, but"
         f" trainer.microbatch_rows={rows} with trainer.batching={trainer.batching} takes groups"
-        f" apart: use a multiple of trainer.group_size={group_size} and batching that is not packed,"
-        " or trainer.microbatch_rows=0.",
+        f" apart: use a multiple of trainer.group_size={group_size} and batching that is not"
+        " packed, or trainer.microbatch_rows=0.",
     )
     multiple = updates * max(1, rows)
     require(
