@@ -53,7 +53,8 @@ from rl_sync.observe.spans import Span, SpanKind, read_spans
 from rl_sync.observe.summary import clipped, of_kind, rl_phase, summarize, union_secs
 from rl_sync.observe.timeline import draw_timeline
 from rl_sync.processes import compilation_cache
-from rl_sync.rewards.router import RewardRequest, RewardRouter
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.roles import is_explorer
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Request
@@ -232,13 +233,12 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     done = engine.generate(
         [Request(row[:length], greedy) for row, length in zip(tokens, lengths, strict=True)]
     )
-    requests = [
-        RewardRequest(
-            task.reward, prompt.text, task.tokenizer.decode(one.tokens.tolist()), prompt.answer
-        )
+    items = [
+        Judgeable(prompt.fields, Completion(task.tokenizer.decode(one.tokens.tolist())))
         for prompt, (one,) in zip(prompts, done, strict=True)
     ]
-    return float(np.mean(np.asarray(RewardRouter().judge(requests)) >= 1.0))
+    judged = Rubric(task.reward).judge(items)
+    return float(np.mean([one.score == 1.0 for one in judged]))
 
 
 @functools.lru_cache(maxsize=1)  # Its programs are compiled once a run.

@@ -38,7 +38,8 @@ from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.actors.trainer import Metrics, Step, Trainer, TrainState
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
-from rl_sync.rewards.router import RewardRequest, RewardRouter
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rollout.request import Request
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
@@ -106,7 +107,6 @@ class Study:
         first = settings_of(next(iter(ALGORITHMS)), 0, steps)
         self._layout = Layout(first.trainer.mesh.shape.mesh(jax.devices()), first.sharding.rules)
         self._engine = wiring.engine(first, task_of(0), self._layout)
-        self._judge = RewardRouter()
         self._compiled: dict[str, Step] = {}
 
     def trainer(self, algorithm: str) -> Trainer:
@@ -185,14 +185,13 @@ class Study:
     def _judged(
         self, task: Task, prompts: list[Prompt], completions: list[np.ndarray]
     ) -> list[float]:
-        return self._judge.judge(
-            [
-                RewardRequest(
-                    task.reward, prompt.text, task.tokenizer.decode(tokens.tolist()), prompt.answer
-                )
-                for prompt, tokens in zip(prompts, completions, strict=True)
-            ]
-        )
+        items = [
+            Judgeable(prompt.fields, Completion(task.tokenizer.decode(tokens.tolist())))
+            for prompt, tokens in zip(prompts, completions, strict=True)
+        ]
+        scores = [one.score for one in Rubric(task.reward).judge(items)]
+        assert None not in scores, "the task's reward judges every text"
+        return [score for score in scores if score is not None]
 
     def _accuracy(self, task: Task, settings: RunSettings, params: Params) -> float:
         """The share of held-out problems that are solved without sampling."""

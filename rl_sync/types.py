@@ -6,6 +6,7 @@ Letters in shapes: G trajectories of a group, B rows of a batch, T token positio
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +25,19 @@ class Prompt(NamedTuple):
     Attributes:
       prompt_id: the row in the task's training problems.
       text: the question to the policy.
-      answer: the text that the reward model compares completions with.
+      answer: the text that rewards compare completions with; empty if there is none.
+      row: other fields of the row of data that it was made from; rewards get them.
     """
 
     prompt_id: int
     text: str
     answer: str
+    row: Mapping[str, Any] | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the row as rewards get them: `prompt` and `answer` are those asked."""
+        return {**(self.row or {}), "prompt": self.text, "answer": self.answer}
 
 
 class Lease(NamedTuple):
@@ -62,12 +70,13 @@ class Group:
       lease_id, ordinal, prompt_id: see `Lease`; `NO_LEASE` in demonstrations.
       explorer: the number of the explorer that generated it.
       tokens: token ids of prompt and completion.
-      completion_mask: true at the completion's tokens, its end-of-sequence token included.
+      completion_mask: true at the completion's tokens, its end-of-sequence token included; false
+        at all tokens of a completion that could not be judged.
       behavior_logprobs: the log-probability of each token under the distribution that it was
-        sampled from; 0 where the mask is false.
-      policy_versions: the version of the weights that produced each token; -1 where the mask is
-        false.
-      rewards: the reward of each trajectory.
+        sampled from; 0 where none was sampled.
+      policy_versions: the version of the weights that produced each token; -1 where none did.
+      rewards: the reward of each trajectory; see `rl_sync.actors.explorer.rewarded` for those that
+        could not be judged.
       baselines: for each trajectory the reward of the prompt's greedy completion; None if there is
         no greedy completion.
     """
@@ -86,7 +95,7 @@ class Group:
     @property
     def oldest_version(self) -> int:
         """The version of the oldest token; staleness is counted from it."""
-        return int(self.policy_versions[self.completion_mask].min())
+        return int(self.policy_versions[self.policy_versions >= 0].min())
 
     def to_columns(self) -> dict[str, np.ndarray]:
         """Returns the group as the named columns of a replay item; integers become int32 [].

@@ -114,6 +114,11 @@ class Workdir:
         return self._at("timeline.png"), self._at("timeline.svg")
 
     @property
+    def judgements(self) -> Path:
+        """Judgements of completions, with their reasons."""
+        return self._at("judgements.jsonl")
+
+    @property
     def trace(self) -> Path:
         """The run's spans for a trace viewer."""
         return self._at("trace.json")

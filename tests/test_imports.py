@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAVES = {"spelling", "setting", "transfer", "roles", "workdir"}
+LEAVES = {"spelling", "setting", "references", "expression", "transfer", "roles", "workdir"}
 LOWEST = {"types", "schedule", "algorithms", "models", "rollout", "learning"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
 ALLOWED = {
     "spelling": set(),
     "setting": set(),
+    "references": set(),
+    "expression": set(),
     "transfer": set(),
     "roles": set(),
     "types": set(),
@@ -29,7 +31,7 @@ ALLOWED = {
     "weights": {"types", "models"},
     "observe": {"types", "models"},
     "actors": LOWEST | SIDE - {"replay", "observe"},
-    "settings": LOWEST - {"types"} | {"tasks", "weights", "replay"},
+    "settings": LOWEST - {"types"} | {"tasks", "rewards", "weights", "replay"},
     "processes": {"types", "models", "weights", "observe", "settings", "actors"},
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
     "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},

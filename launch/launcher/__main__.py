@@ -76,6 +76,7 @@ def _plan(config: Mapping[str, Any]) -> int:
 
     settings = workdir.settings_of(config)
     task = wiring.load_task(settings)
+    wiring.check_reward(task)
     print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
     return 0
 

@@ -393,6 +393,7 @@ def start(config: Mapping[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = work.settings_of(config)
     task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
+    wiring.check_reward(task)
     if settings.launch.host:
         check_own("launch.host", settings.launch.host)
     if settings.replay.address:

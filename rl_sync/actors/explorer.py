@@ -181,15 +181,47 @@ class Explorer:
         )
 
     def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
-        """Returns the group with rewards; a greedy completion's reward becomes the baseline."""
+        """Returns the group with rewards; a greedy completion's reward becomes the baseline.
+
+        Completions that could not be judged are left out: their tokens are masked, and their reward
+        is the mean of the others', so that it moves no baseline. Where none was judged, or the
+        greedy one was not, the whole group is masked, with rewards of 0.
+
+        Args:
+          rewards: NaN for those that could not be judged.
+        """
+        return self._split(_without_unjudged(group, rewards, self.with_baselines))
+
+    def _split(self, group: Group) -> Group:
+        """Takes the greedy completion off the group."""
         if not self.with_baselines:
-            return dataclasses.replace(group, rewards=rewards)
+            return group
+        rewards = group.rewards
         rows = {
             name: getattr(group, name)[:-1]
             for name in ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
         }
         baselines = np.full_like(rewards[:-1], rewards[-1])
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
+
+
+def _without_unjudged(
+    group: Group, rewards: Float[np.ndarray, " rows"], with_baselines: bool
+) -> Group:
+    """Masks completions whose reward is NaN, and replaces these rewards."""
+    judged = np.isfinite(rewards)
+    sampled = judged[:-1] if with_baselines else judged
+    if not sampled.any() or (with_baselines and not judged[-1]):
+        judged, mean = np.zeros_like(judged), np.float32(0.0)
+    elif judged.all():
+        return dataclasses.replace(group, rewards=rewards)
+    else:
+        mean = rewards[: len(sampled)][sampled].mean()
+    return dataclasses.replace(
+        group,
+        rewards=np.where(judged, rewards, mean).astype(np.float32),
+        completion_mask=group.completion_mask & judged[:, None],
+    )
 
 
 def _with_more(group: UnfinishedGroup, finished: Iterable[Completion]) -> UnfinishedGroup:

@@ -62,19 +62,66 @@ class AskLease(Call[LeaseGrant | HoldBack | Finish]):
 
 
 @record
-class Judgeable(NamedTuple):
-    """A completion that is to be judged."""
+class Written(NamedTuple):
+    """A completion that is to be judged.
 
-    prompt: str
-    completion: str
-    answer: str
+    Attributes:
+      prompt_id: its problem, among the training or the held-out ones.
+      held_out: which of them.
+      lease_id: of its group; `NO_LEASE` in evaluations.
+      tokens: its token ids, the end of sequence included.
+      truncated: whether it ends because it has the largest number of tokens.
+    """
+
+    prompt_id: int
+    held_out: bool
+    lease_id: int
+    text: str
+    tokens: list[int]
+    truncated: bool
+
+
+@record
+class Verdict(NamedTuple):
+    """The master's answer about a completion.
+
+    Attributes:
+      score: its reward; None if it could not be judged.
+      solved: whether the first term of the reward gives it 1 or more.
+    """
+
+    score: float | None
+    solved: bool
+
+
+@record
+class Pending(NamedTuple):
+    """Completions are still being judged.
+
+    Attributes:
+      judged: the number of completions that were judged so far in the run.
+    """
+
+    judged: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Judge(Call[list[float]]):
-    """Asks for the rewards of completions, in their order."""
+class Judge(Call[int]):
+    """Hands in completions to be judged; the answer is a ticket for their verdicts."""
 
-    items: list[Judgeable]
+    items: list[Written]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskVerdicts(Call[list[Verdict] | Pending]):
+    """Asks, once, for the verdicts of a ticket, in the order of the completions.
+
+    Attributes:
+      poll_secs: the longest wait for them.
+    """
+
+    ticket: int
+    poll_secs: float
 
 
 @dataclasses.dataclass(frozen=True)

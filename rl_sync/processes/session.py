@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from rl_sync.observe.display import RoleStatus
@@ -38,7 +38,8 @@ class RunStoppedError(Exception):
 class Session:
     """One process of a program in a run; usable as a context manager.
 
-    Its methods are for the thread that runs the program, except `tell`.
+    Its methods are for the thread that runs the program, except `tell`, and within `alone` for
+    other threads of the first process.
 
     Args:
       settings: the run.
@@ -58,6 +59,7 @@ class Session:
         self.secret = secret_of(settings.workdir)
         self._master = RpcClient(master_address, "master", self.secret)
         self._stop: str | None = None
+        self._own = threading.local()
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
@@ -69,7 +71,17 @@ class Session:
 
     def agree(self, what: str, thunk: Callable[[], T]) -> T:
         """Returns the first process's result of a function; see `Agree`."""
-        return self.team.agree(what, thunk)
+        return thunk() if getattr(self._own, "alone", False) else self.team.agree(what, thunk)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lets a thread of the first process call and wait without agreement with the others."""
+        assert self.leads, "only the first process talks to the master"
+        self._own.alone = True
+        try:
+            yield
+        finally:
+            self._own.alone = False
 
     def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
         """Returns the first process's result, or this process's share of it; see `Team`."""

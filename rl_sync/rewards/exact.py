@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_sync.rewards.judgement import Completion, Judgement, Row
+
 
 @dataclasses.dataclass(frozen=True)
 class ExactMatch:
-    """Compares the completion with the answer, without white space at either end."""
+    """Compares the completion with `answer`, without white space at either end: 1 or 0."""
 
-    def score(self, prompt: str, completion: str, answer: str) -> float:
-        """Returns 1 if they are the same, else 0."""
-        del prompt
-        return float(completion.strip() == answer.strip())
+    def __call__(self, row: Row, completion: Completion) -> Judgement:
+        """Judges a completion."""
+        given, answer = completion.text.strip(), str(row["answer"]).strip()
+        if given == answer:
+            return Judgement(1.0, "the same text")
+        return Judgement(0.0, f"the answer is {answer!r}")

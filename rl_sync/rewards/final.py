@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_sync.rewards.judgement import Completion, Judgement, Row
+
 
 @dataclasses.dataclass(frozen=True)
 class FinalAnswer:
-    """Compares the text after the last marker with the answer, without white space around.
+    """Compares the text after the last marker with `answer`, without white space around: 1 or 0.
 
     Attributes:
       marker: the text in front of the answer. A completion without it is wrong.
+
+    Raises:
+      ValueError: the marker is empty.
     """
 
     marker: str = "#"
 
-    def score(self, prompt: str, completion: str, answer: str) -> float:
-        """Returns 1 if they are the same, else 0."""
-        del prompt
-        _, marker, final = completion.rpartition(self.marker)
-        return float(bool(marker) and final.strip() == answer.strip())
+    def __post_init__(self) -> None:
+        if not self.marker:
+            raise ValueError("final_answer's marker is empty: give the text before the answer.")
+
+    def __call__(self, row: Row, completion: Completion) -> Judgement:
+        """Judges a completion."""
+        _, marker, final = completion.text.rpartition(self.marker)
+        if not marker:
+            return Judgement(0.0, f"no {self.marker!r}")
+        right = final.strip() == str(row["answer"]).strip()
+        return Judgement(float(right), f"final answer {final.strip()!r}")

@@ -9,12 +9,13 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.observe import accuracy
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import Judge, Judgeable
+from rl_sync.processes.calls import Verdict
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import Session
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.request import Request
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime.verdicts import verdicts, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
 
@@ -42,7 +43,7 @@ class Evaluator:
     layout: Layout
 
     def accuracy(self, params: Params, problems: int | None = None) -> dict[str, float]:
-        """The share of problems whose greedy completion is rewarded in full.
+        """The share of problems that greedy completions solve; see `Verdict`.
 
         Args:
           params: the policy's.
@@ -54,13 +55,16 @@ class Evaluator:
         limit = min(problems or self.problems, self.problems, len(self.task.held_out))
         prompts = self.task.held_out[:limit]
         with self.session.spans.span(SpanKind.EVALUATION, problems=limit) as attributes:
-            solved = [reward >= 1.0 for reward in self._rewards(params, prompts)]
-            values = accuracy.measure(solved, [self.task.is_seen(prompt) for prompt in prompts])
+            judged = self._verdicts(params, prompts)
+            values = accuracy.measure(
+                [None if one.score is None else one.solved for one in judged],
+                [self.task.is_seen(prompt) for prompt in prompts],
+            )
             attributes.update(values)
         return values
 
-    def _rewards(self, params: Params, prompts: Sequence[Prompt]) -> list[float]:
-        """Rewards of greedy completions."""
+    def _verdicts(self, params: Params, prompts: Sequence[Prompt]) -> list[Verdict]:
+        """Verdicts on greedy completions."""
         tokens, lengths = self.task.encode_prompts([prompt.text for prompt in prompts])
         requests = [
             Request(row[:length], self.sampling)
@@ -75,11 +79,10 @@ class Evaluator:
             generated = engine.generate(requests)
         except NonFiniteLogitsError as error:
             raise RunError(f"The policy cannot be evaluated. {error}") from error
-        completions = [
-            self.task.tokenizer.decode(completion.tokens.tolist()) for (completion,) in generated
-        ]
         items = [
-            Judgeable(prompt.text, completion, prompt.answer)
-            for prompt, completion in zip(prompts, completions, strict=True)
+            written(
+                self.task, completion.tokens.tolist(), prompt_id=prompt.prompt_id, held_out=True
+            )
+            for prompt, (completion,) in zip(prompts, generated, strict=True)
         ]
-        return self.session.call(Judge(items))
+        return verdicts(self.session, items)

@@ -6,18 +6,14 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-import numpy as np
-
-from rl_sync.actors.events import Finish, GroupsBuffered, GroupsJudged, HoldBack
+from rl_sync.actors.events import Finish, HoldBack
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import AskLease, Happened, Judge, Judgeable, LeaseGrant, Screen
+from rl_sync.processes.calls import AskLease, LeaseGrant
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import RunStoppedError, Session
-from rl_sync.replay.interface import Replay, ReplayTimeoutError
-from rl_sync.replay.priorities import priority_of
 from rl_sync.rollout.engine import NonFiniteLogitsError
-from rl_sync.tasks.task import Task
+from rl_sync.runtime.delivery import Delivery
 from rl_sync.types import Group, Params
 from rl_sync.weights.interface import Puller, WeightsTimeoutError
 
@@ -34,25 +30,22 @@ class ExplorerProgram:
     Attributes:
       session: this process's part in the run.
       number: which explorer, from 1.
-      task: the problems.
       explorer: the actor.
       blank: makes parameters of the right shapes, to compile with before there are real ones.
       puller: where weights come from.
       granted_secs: when the transfer of the last pull began, if the puller had to be let in.
       sync_kind: the kind of span that a pull is recorded as.
-      replay, table: where groups go.
+      delivery: has groups judged and inserts them.
     """
 
     session: Session
     number: int
-    task: Task
     explorer: Explorer
     blank: Callable[[], Params]
     puller: Puller
     granted_secs: Callable[[], float]
     sync_kind: SpanKind
-    replay: Replay
-    table: str
+    delivery: Delivery
     _next_look: float = 0.0
 
     def run(self) -> None:
@@ -71,9 +64,11 @@ class ExplorerProgram:
                     state = self._pull(grant, state)
                 state, groups = self._generate(grant, state)
                 if groups:
-                    self._deliver(groups)
+                    self.delivery.deliver(groups)
         except RunStoppedError:
             pass  # The master's ledger says of what this explorer held that it was dropped.
+        finally:
+            self.delivery.close()
 
     def _grant(self, state: ExplorerState | None) -> LeaseGrant | None:
         """Returns what is to be generated next; the first process asks."""
@@ -85,12 +80,14 @@ class ExplorerProgram:
         patience = self.session.patience("prompts", "the master, which waits for the trainer")
         call = AskLease(self.number, len(state.unfinished) if state else 0)
         waiting = dataclasses.replace(call, poll_secs=_POLL_SECS)
+        self.delivery.check()
         answer = self.session.call(call)
         while isinstance(answer, HoldBack):
             reason = answer.reason
             with self.session.spans.span(SpanKind.WAIT, reason=reason, for_whom="the trainer"):
                 while isinstance(answer, HoldBack) and answer.reason == reason:
                     patience()
+                    self.delivery.check()
                     answer = self.session.call(waiting)
         return answer
 
@@ -170,65 +167,3 @@ class ExplorerProgram:
             return False
         self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
         return self.puller.newest() > version
-
-    def _deliver(self, groups: list[Group]) -> None:
-        """Has groups judged, and puts them into the buffer; the first process does."""
-        self.session.agree("insert", lambda: self._insert(self._score(groups)))
-
-    def _score(self, groups: list[Group]) -> list[Group]:
-        """Has groups judged; returns them with their rewards, but for those that are replaced."""
-        with self.session.spans.span(SpanKind.SCORE):
-            items = [item for group in groups for item in self._judgeable(group)]
-            rewards = np.asarray(self.session.call(Judge(items)), np.float32)
-            by_group = rewards.reshape(len(groups), -1)
-            groups = [
-                self.explorer.rewarded(group, row)
-                for group, row in zip(groups, by_group, strict=True)
-            ]
-            self.session.facts["reward"] = float(np.mean([group.rewards for group in groups]))
-            screens = self.session.settings.algorithm.screening.replaces
-            return self._screened(groups) if screens else groups
-
-    def _screened(self, groups: list[Group]) -> list[Group]:
-        """The groups that the master wants; it has other prompts tried in place of the others."""
-        judged = tuple((group.lease_id, tuple(group.rewards.tolist())) for group in groups)
-        wanted = self.session.call(Screen(GroupsJudged(judged)))
-        return [group for group in groups if group.lease_id in wanted]
-
-    def _judgeable(self, group: Group) -> list[Judgeable]:
-        """The completion of each trajectory."""
-        prompt = self.task.train[group.prompt_id]
-        completions = [
-            self.task.tokenizer.decode(tokens[mask].tolist())
-            for tokens, mask in zip(group.tokens, group.completion_mask, strict=True)
-        ]
-        return [Judgeable(prompt.text, completion, prompt.answer) for completion in completions]
-
-    def _insert(self, groups: list[Group]) -> None:
-        if not groups:
-            return
-        leases = [group.lease_id for group in groups]
-        with self.session.spans.span(SpanKind.INSERT, leases=leases):
-            patience = self.session.patience("room in the replay buffer", "the trainer")
-            try:
-                self._put(groups)
-            except ReplayTimeoutError:
-                self._flush(patience)
-            self.session.call(Happened(GroupsBuffered(tuple(leases))))
-
-    def _put(self, groups: list[Group]) -> None:
-        settings = self.session.settings.replay
-        items = [group.to_columns() for group in groups]
-        priorities = [priority_of(one, settings.priority, settings.sampler) for one in groups]
-        self.replay.insert_many(self.table, items, priorities=priorities, timeout_secs=_POLL_SECS)
-
-    def _flush(self, patience: Callable[[], None]) -> None:
-        """Waits until the groups that found no room have found it."""
-        wait = {"reason": "room in the buffer", "for_whom": "the trainer"}
-        with self.session.spans.span(SpanKind.WAIT, **wait):
-            while True:
-                patience()
-                try:
-                    return self.replay.flush(_POLL_SECS)
-                except ReplayTimeoutError:
-                    continue

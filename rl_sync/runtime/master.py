@@ -34,8 +34,6 @@ from rl_sync.processes.attendance import Attendance
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
-from rl_sync.rewards.pool import RewardPool
-from rl_sync.rewards.router import RewardRequest
 from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
@@ -66,7 +64,6 @@ class MasterProgram:
         self._ledger = Ledger(settings.workdir)
         self._metrics = MetricsWriter(settings.workdir)
         self._meeting = MeetingPoint()
-        self._judges = RewardPool(settings.master.reward_workers)
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = "start", ""
         self._result = Result()
@@ -76,13 +73,17 @@ class MasterProgram:
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
         self.closed = threading.Event()
+        self._judging = wiring.judging(settings, self._task, self._fail)
         self.answer = self._desk()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
     def _desk(self) -> Desk:
         return Desk(
             calls.AskLease.answered_by(self._lease),
-            calls.Judge.answered_by(self._judge),
+            calls.Judge.answered_by(lambda call: self._judging.hand_in(call.items)),
+            calls.AskVerdicts.answered_by(
+                lambda call: self._judging.verdicts(call.ticket, call.poll_secs)
+            ),
             calls.Screen.answered_by(self._screen),
             calls.Claim.answered_by(self._claim),
             calls.Happened.answered_by(self._happened),
@@ -179,11 +180,10 @@ class MasterProgram:
             prompt = self._task.train[prompt_at(lease.ordinal, count, seed, lease.replacement)]
             # Under exact pulls a batch is that of its step, however often it was begun.
             attempt = 0 if grant.exactly else lease.attempt
-            leases.append(Lease(lease.lease_id, lease.ordinal, attempt, prompt))
+            # Explorers have the task; the rest of a row is for those that judge.
+            asked = prompt._replace(row=None)
+            leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked))
         return calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)
-
-    def _judge(self, call: calls.Judge) -> list[float]:
-        return self._judges.judge([RewardRequest(self._task.reward, *item) for item in call.items])
 
     def _screen(self, call: calls.Screen) -> tuple[int, ...]:
         (admit,) = self._apply(call.event)
@@ -201,8 +201,11 @@ class MasterProgram:
 
     def _trained(self, call: calls.Trained) -> None:
         self._apply(call.event)
-        self._metrics.write("rl", call.event.step, call.metrics)
-        self._add(Result(rl={"step": call.event.step, **call.metrics}))
+        event = call.event
+        over = {*event.lease_ids, *event.left_out} - {*event.kept}
+        metrics = {**call.metrics, **self._judging.metrics(event.lease_ids, over)}
+        self._metrics.write("rl", event.step, metrics)
+        self._add(Result(rl={"step": event.step, **call.metrics}))
 
     def _decide_transfer(self, call: calls.DecideTransfer) -> None:
         self._transfer = call.transfer
@@ -297,7 +300,7 @@ class MasterProgram:
                 self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
                 self._metrics.close()
-                self._judges.close()
+                self._judging.close()
                 self.closed.set()
             return Summary(self._result, balance(self._state))
 

@@ -20,6 +20,7 @@ from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.runtime import wiring
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
+from rl_sync.runtime.delivery import Delivery
 from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerProgram
@@ -161,14 +162,19 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         ExplorerProgram(
             session=session,
             number=number,
-            task=task,
             explorer=explorer,
             blank=parameters.blank,
             puller=parameters.receiving(end.puller),
             granted_secs=end.granted_secs,
             sync_kind=site.kind,
-            replay=replay,
-            table=TABLE,
+            delivery=Delivery(
+                session=session,
+                task=task,
+                explorer=explorer,
+                replay=replay,
+                table=TABLE,
+                beside=settings.delivers_beside,
+            ),
         ).run()
         end.puller.close()
         replay.close()

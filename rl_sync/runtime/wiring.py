@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import cast
 
 from rl_sync.actors.events import MasterSettings
@@ -10,12 +11,16 @@ from rl_sync.learning.batching import Batching
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
+from rl_sync.rewards.rubric import Rubric
+from rl_sync.rewards.workers import Judges
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime.judging import Judging
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks import catalog
 from rl_sync.tasks.task import Task
+from rl_sync.workdir import Workdir
 
 
 def load_task(settings: RunSettings) -> Task:
@@ -58,6 +63,38 @@ def _require_demonstrations(settings: RunSettings, task: Task) -> None:
         f"algorithm.name={algorithm.name} trains on demonstrations, but the task has none: name the"
         " field that they are in, or another algorithm.",
     )
+
+
+def check_reward(task: Task) -> None:
+    """Refuses a reward that cannot be made, or that cannot judge the task's problems.
+
+    Raises:
+      ConfigError: names the reward, the problem and the way out.
+    """
+    try:
+        rubric = Rubric(task.reward)
+        rubric.check(prompt.fields for prompt in (*task.train, *task.held_out))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def judging(settings: RunSettings, task: Task, fail: Callable[[str], None]) -> Judging:
+    """The judging of a task's completions; the reward is tried at once, in a thread.
+
+    Args:
+      fail: called with a reason if it cannot be used.
+    """
+    judges = Judges(task.reward, settings.reward)
+    made = Judging(
+        task=task,
+        judge=judges,
+        main=judges.rubric.labels[0],
+        settings=settings.reward,
+        workdir=Workdir(settings.workdir),
+        fail=fail,
+    )
+    made.start()
+    return made
 
 
 def model_config(settings: RunSettings, task: Task) -> ModelConfig:

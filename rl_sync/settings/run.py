@@ -16,6 +16,7 @@ from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.rewards.settings import RewardSettings
 from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.setting import check, section, setting
@@ -87,6 +88,9 @@ class RunSettings:
     replay: ReplaySettings = section(ReplaySettings, "Replay buffer between explorers and trainer.")
     master: MasterProcessSettings = section(
         MasterProcessSettings, "Master, which leases prompts and has completions judged."
+    )
+    reward: RewardSettings = section(
+        RewardSettings, "Judging of completions; `task.reward` says by which reward."
     )
     checkpoint: CheckpointSettings = section(
         CheckpointSettings, "Snapshots of the trainer, from which a run goes on."
@@ -209,6 +213,12 @@ class RunSettings:
     def is_elastic(self) -> bool:
         """True where the others can do without an explorer for a while."""
         return not (self.is_joint or self.launch.colocate)
+
+    @property
+    def delivers_beside(self) -> bool:
+        """True where explorers have groups judged while they generate the next ones."""
+        ahead = self.schedule.pull == "latest" or self.schedule.offset > 0
+        return ahead and not self.algorithm.screening.replaces
 
     @property
     def meets(self) -> bool:

@@ -265,12 +265,6 @@ class MasterProcessSettings:
     """`config.master`."""
 
     port: int = setting(0, "Port of the master; 0 for any free one.", **PORT)
-    reward_workers: int = setting(
-        1,
-        "Processes beside the master that judge completions; 0 for the master's own process.",
-        least=0,
-        greatest=1024,
-    )
     lease_secs: float = setting(
         60.0,
         "Time without a sign of life from an explorer after which its leases expire, and others"

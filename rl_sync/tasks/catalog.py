@@ -7,7 +7,8 @@ import functools
 import threading
 
 from rl_sync.setting import section, setting
-from rl_sync.tasks import arithmetic, dataset, jsonl, pretrained, worked
+from rl_sync.spelling import require_one_of
+from rl_sync.tasks import arithmetic, dataset, jsonl, own, pretrained, worked
 from rl_sync.tasks.arithmetic import ArithmeticConfig
 from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.jsonl import JsonlConfig
@@ -30,7 +31,17 @@ class TaskConfig(LengthLimits):
       ValueError: an unknown name, or a limit that cannot be.
     """
 
-    name: str = setting("arithmetic", "Task that the run learns.", choices=TASKS)
+    name: str = setting(
+        "arithmetic",
+        f"Task that the run learns: {', '.join(TASKS)}, or one of your own, `module:function` or"
+        " `path/to/file.py:function`, with options as in `file.py:function(level=3)`.",
+    )
+    reward: str | None = setting(
+        None,
+        "Reward that judges completions: a name, `module:function` or `path/to/file.py:function`,"
+        " or a weighted sum such as `math + 0.2 * format(pattern='<answer>.*</answer>')`.",
+        implied="the task's own",
+    )
     arithmetic: ArithmeticConfig = section(
         ArithmeticConfig, "Sums and differences, demonstrated by a careless pupil."
     )
@@ -38,7 +49,14 @@ class TaskConfig(LengthLimits):
         WorkedConfig, "Long sums that are worked out, demonstrated by a pupil who tires."
     )
     jsonl: JsonlConfig = section(JsonlConfig, "Problems of a file of your own.")
-    dataset: DatasetConfig = section(DatasetConfig, "Problems of a data set.")
+    dataset: DatasetConfig = section(
+        DatasetConfig, "Problems of a data set, and fields of the rows of a task of your own."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not own.is_own(self.name):
+            require_one_of("task.name", self.name, TASKS)
 
 
 def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
@@ -57,10 +75,14 @@ def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task
 @functools.lru_cache(maxsize=1)  # A role loads more than once.
 def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
     problems = _problems(config, seed)
+    if config.reward is not None:
+        problems = dataclasses.replace(problems, reward=config.reward)
     return fit(problems, _tokenizer(tokenizer, problems), config)
 
 
 def _problems(config: TaskConfig, seed: int) -> Problems:
+    if own.is_own(config.name):
+        return own.load(config.name, config.dataset, seed)
     if config.name == "arithmetic":
         return arithmetic.load(config.arithmetic, seed)
     if config.name == "worked":
@@ -82,4 +104,6 @@ def _tokenizer(config: TokenizerConfig, problems: Problems) -> Tokenizer:
     if problems.charset is not None:
         return CharacterTokenizer(problems.charset)
     prompts = [*problems.train, *problems.held_out, *problems.demonstrations]
-    return CharacterTokenizer.of_texts(text for _, *texts in prompts for text in texts)
+    return CharacterTokenizer.of_texts(
+        text for prompt in prompts for text in (prompt.text, prompt.answer)
+    )

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_sync.rewards.router import REWARD_MODELS
 from rl_sync.setting import check, setting
 from rl_sync.tasks.formats import FORMATS, RowFormat
 from rl_sync.tasks.mapping import Example, example
 from rl_sync.tasks.problems import Problems
-from rl_sync.tasks.rows import Source, read_rows
+from rl_sync.tasks.rows import Row, Source, read_rows
 from rl_sync.types import Prompt
 
 _WAY_OUT = (
@@ -80,7 +79,8 @@ class DatasetConfig:
     )
     answer: str | None = setting(
         None,
-        "Field that the reward model compares completions with; a list of texts becomes lines.",
+        "Field that rewards compare completions with; a list of texts becomes lines; empty for"
+        " none.",
         implied="the format's",
     )
     answer_pattern: str | None = setting(
@@ -100,9 +100,6 @@ class DatasetConfig:
         "Field that is imitated in the warm-up; empty for the answer.",
         implied="the format's",
     )
-    reward: str = setting(
-        "exact", "Reward model that judges completions.", choices=tuple(REWARD_MODELS)
-    )
 
     def __post_init__(self) -> None:
         check(self, "task.dataset")
@@ -110,10 +107,8 @@ class DatasetConfig:
             row_format = self.row_format
         except ValueError as error:
             raise ValueError(f"task.dataset.{error}") from error
-        if row_format.answer is None or (row_format.prompt or row_format.template) is None:
-            raise ValueError(
-                "task.dataset needs a field for the answer, and one for the prompt or a template."
-            )
+        if (row_format.prompt or row_format.template) is None:
+            raise ValueError("task.dataset needs a field for the prompt, or a template.")
 
     @property
     def row_format(self) -> RowFormat:
@@ -135,10 +130,31 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
     """
     if not config.path:
         raise ValueError(f"{section}.path is not set. {_WAY_OUT}")
-    train = _examples(config, Source(config.path, config.subset, config.split), config.limit)
-    notes = []
-    if held_out_source := _held_out_source(config, config.path):
-        held_out = _examples(config, held_out_source)
+    train = read_rows(Source(config.path, config.subset, config.split), config.limit)
+    source = _held_out_source(config, config.path)
+    held_out = None if source is None else read_rows(source)
+    return problems_of(config, train, held_out, seed, section)
+
+
+def problems_of(
+    config: DatasetConfig,
+    train_rows: Sequence[Row],
+    held_out_rows: Sequence[Row] | None,
+    seed: int,
+    section: str = "task.dataset",
+) -> Problems:
+    """Maps rows to problems.
+
+    Args:
+      held_out_rows: None to hold out some of the others.
+
+    Raises:
+      ValueError: a row does not fit the format, or the fraction leaves no problems on one side.
+    """
+    row_format, notes = config.row_format, []
+    train = [example(row, row_format) for row in train_rows]
+    if held_out_rows is not None:
+        held_out = [example(row, row_format) for row in held_out_rows]
     else:
         rows, prompts = len(train), len(_distinct(train))
         if prompts < rows:
@@ -148,28 +164,21 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
             )
         train, held_out = _split(section, config, train, seed)
     demonstrations = [
-        Prompt(i, prompt, demonstration)
-        for i, (prompt, _, demonstration) in enumerate(train)
-        if demonstration is not None
+        Prompt(i, one.prompt, one.demonstration)
+        for i, one in enumerate(train)
+        if one.demonstration is not None
     ]
-    lacking = len(train) - len(demonstrations)
-    if lacking:
+    if row_format.demonstration is not None and len(demonstrations) < len(train):
         notes.append(
-            f"{lacking} of {len(train)} training problems have nothing to imitate: there is no"
-            f" {config.row_format.demonstration!r} in their rows."
+            f"{len(train) - len(demonstrations)} of {len(train)} training problems have nothing to"
+            f" imitate: there is no {row_format.demonstration!r} in their rows."
         )
     return Problems(
         train=_numbered(train),
         held_out=_numbered(held_out),
         demonstrations=demonstrations,
-        reward=config.reward,
         notes=notes,
     )
-
-
-def _examples(config: DatasetConfig, source: Source, limit: int = 0) -> list[Example]:
-    row_format = config.row_format
-    return [example(row, row_format) for row in read_rows(source, limit)]
 
 
 def _held_out_source(config: DatasetConfig, path: str) -> Source | None:
@@ -210,4 +219,4 @@ def _distinct(examples: Sequence[Example]) -> list[str]:
 
 
 def _numbered(examples: Sequence[Example]) -> list[Prompt]:
-    return [Prompt(i, prompt, answer) for i, (prompt, answer, _) in enumerate(examples)]
+    return [Prompt(i, one.prompt, one.answer, one.fields) for i, one in enumerate(examples)]

@@ -20,7 +20,7 @@ class RowFormat:
       prompt: the field with the question; not used if there is a template.
       template: a format string for the question, such as `Solve: {question}`, with fields in braces
         (literal braces are doubled). None for the field of `prompt`, with the choices below it.
-      answer: the field with the answer, for the reward model. A list of texts becomes lines.
+      answer: the field with the answer, for rewards. A list of texts becomes lines. None for none.
       answer_pattern: a regular expression; the answer is the last group of its last match in the
         field, such as `####\s*(.+)`. None for all of the field.
       choices: the field of a question's options. They are written as lines with letters, in a

@@ -1,6 +1,6 @@
 """A task from the user's own file, with a JSON object {"prompt": …, "answer": …} a line.
 
-It is a `dataset` task in its plain format; the only settings are paths of the rows and the reward.
+It is a `dataset` task in its plain format; the only settings are those of where its rows are.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rl_sync.rewards.router import REWARD_MODELS
 from rl_sync.setting import check, setting
 from rl_sync.tasks import dataset
 from rl_sync.tasks.dataset import DatasetConfig
@@ -38,9 +37,6 @@ class JsonlConfig:
         least=0,
         greatest=1,
     )
-    reward: str = setting(
-        "exact", "Reward model that judges completions.", choices=tuple(REWARD_MODELS)
-    )
 
     def __post_init__(self) -> None:
         check(self, "task.jsonl")
@@ -65,7 +61,6 @@ def load(config: JsonlConfig, seed: int) -> Problems:
             path=config.path,
             held_out_path=config.held_out_path,
             held_out_fraction=config.held_out_fraction,
-            reward=config.reward,
         ),
         seed,
         section="task.jsonl",

@@ -23,13 +23,15 @@ class Example(NamedTuple):
 
     Attributes:
       prompt: the question.
-      answer: the answer, for the reward model.
+      answer: the answer, for rewards; empty if the format has none.
       demonstration: the text to imitate; None if the row lacks it.
+      fields: the row.
     """
 
     prompt: str
     answer: str
     demonstration: str | None
+    fields: Mapping[str, Any]
 
 
 def example(row: Row, row_format: RowFormat) -> Example:
@@ -47,12 +49,13 @@ def example(row: Row, row_format: RowFormat) -> Example:
         except ValueError as error:
             raise _refusal(row, row_format.choices, str(error)) from error
     answer = _answer(row, row_format, choices)
-    demonstration: str | None = answer
+    demonstration: str | None = answer or None
     if row_format.demonstration is not None:
         there = _lookup(row.fields, row_format.demonstration) not in (_MISSING, None, "")
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
-    found = Example(_prompt(row, row_format, choices), answer, demonstration)
-    for name, text in found._asdict().items():
+    found = Example(_prompt(row, row_format, choices), answer, demonstration, row.fields)
+    for name in ("prompt", "answer", "demonstration"):
+        text = getattr(found, name)
         if text is not None and (half := _HALF_CHARACTER.search(text)):
             raise ValueError(
                 f"{row.where}: the {name} holds half a character, \\u{ord(half[0]):04x}: a"
@@ -71,7 +74,8 @@ def _prompt(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
 
 def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
     field = row_format.answer
-    assert field is not None, "a format has an answer"
+    if field is None:
+        return ""
     if choices is not None and row_format.answer_pattern is None:
         return _letter(row, field, choices, _value(row, field))
     text = _text(row, field, lines=True)

@@ -17,7 +17,7 @@ class Problems:
       held_out: other problems, for evaluation.
       demonstrations: training problems whose answer is the text to imitate; `prompt_id` is the id
         of the training problem.
-      reward: the name of the reward model.
+      reward: the expression of the task's own reward; see `rl_sync.expression`.
       charset: the characters of a tokenizer of characters, in order; None for those in the texts.
       notes: sentences about data that was left out.
     """
@@ -25,6 +25,6 @@ class Problems:
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
     demonstrations: Sequence[Prompt]
-    reward: str
+    reward: str = "exact"
     charset: str | None = None
     notes: Sequence[str] = ()

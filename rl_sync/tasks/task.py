@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from rl_sync.rewards.router import RewardRouter
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Prompt
 
@@ -23,7 +22,7 @@ class Task:
       held_out: problems for evaluation; `is_seen` says which of them are trained on too.
       demonstrations: training problems with answers to imitate in the warm-up; may be empty.
       tokenizer: the tokenizer.
-      reward: the name of the reward model.
+      reward: the expression of the reward; see `rl_sync.rewards.rubric.Rubric`.
       max_prompt_tokens: P, the number of tokens of the longest prompt, chat template included.
       max_completion_tokens: C, the largest number of tokens of a completion, end of sequence
         included.
@@ -43,7 +42,6 @@ class Task:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        RewardRouter().model(self.reward)
         for name, prompts in {"training": self.train, "held-out": self.held_out}.items():
             if not prompts:
                 raise ValueError(f"The task has no {name} problems.")

@@ -158,8 +158,8 @@ VALUES = [
     ("replay.address=there:99999", "must be HOST:PORT"),
     ("master.lease_secs=0", "master.lease_secs=0 must be above 0"),
     (
-        "master.reward_workers=100000",
-        "master.reward_workers=100000 must be at least 0 and at most 1024",
+        "reward.workers=100000",
+        "reward.workers=100000 must be at least 0 and at most 1024",
     ),
     ("launch.start_secs=0", "launch.start_secs=0 must be above 0 and at most 1e+08 seconds"),
     ("launch.wait_secs=-1", "launch.wait_secs=-1 must be above 0"),

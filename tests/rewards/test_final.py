@@ -1,6 +1,7 @@
 import pytest
 
 from rl_sync.rewards.final import FinalAnswer
+from rl_sync.rewards.judgement import Completion
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,9 @@ from rl_sync.rewards.final import FinalAnswer
     ],
 )
 def test_what_stands_after_the_last_marker_is_rewarded_and_nothing_else(completion, reward):
-    assert FinalAnswer().score("7*12+58=", completion, "241") == reward
+    assert FinalAnswer()({"answer": "241"}, Completion(completion)).score == reward
 
 
 def test_a_marker_may_be_longer():
-    assert FinalAnswer("####").score("?", "#1 ... #### 7", "7") == 1.0
+    judged = FinalAnswer("####")({"answer": "7"}, Completion("#1 ... #### 7"))
+    assert (judged.score, judged.why) == (1.0, "final answer '7'")

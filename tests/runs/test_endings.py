@@ -200,9 +200,7 @@ def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(starte
 
 def test_roles_end_when_the_launcher_is_killed(started):
     """Processes of roles end too, such as the master's judges and Python's helpers."""
-    process, workdir = started(
-        "--config.sync.mode=asynchronous", "--config.master.reward_workers=2"
-    )
+    process, workdir = started("--config.sync.mode=asynchronous", "--config.reward.workers=2")
     assert {"master", "trainer", "explorer1", "replay"} <= set(processes_of(workdir))
     family = descendants(process.pid)
     assert len(family) >= 7, "four roles, two judges, and the helper of those"

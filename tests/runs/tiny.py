@@ -24,6 +24,6 @@ def get_config() -> ConfigDict:
     # No completion earns a reward, and yet every step has to change the weights.
     config.algorithm.entropy_coefficient = 0.1
     config.checkpoint.every_steps = 5
-    config.master.reward_workers = 0
+    config.reward.workers = 0
     config.launch.stop_secs = 20.0
     return config

@@ -53,7 +53,7 @@ def master(tmp_path):
     config.sync.mode = "multi_explorer"
     config.task.arithmetic.greatest_operand = 19
     config.task.arithmetic.held_out_problems = 8
-    config.master.reward_workers = 0
+    config.reward.workers = 0
     config.trainer.steps = 10
     settings = read_settings({**config.to_dict(), "workdir": str(tmp_path)})
     program = MasterProgram(settings)

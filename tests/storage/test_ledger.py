@@ -29,7 +29,7 @@ from rl_sync.types import Group
 def attempt(tmp_path):
     """Starts the master of another attempt of one run."""
     config = arithmetic.get_config()
-    config.sync.mode, config.master.reward_workers = "asynchronous", 0
+    config.sync.mode, config.reward.workers = "asynchronous", 0
     config.trainer.groups_per_step, config.trainer.steps = 2, 10
     config.optimizer.updates_per_batch = 1
     config.task.arithmetic.greatest_operand, config.task.arithmetic.held_out_problems = 19, 8

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from configs import long_tail
-from rl_sync.rewards.router import RewardRequest, RewardRouter
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring
 from rl_sync.settings.reading import read_settings
 from rl_sync.tasks.tokenizer import completion_tokens
@@ -84,13 +85,11 @@ def test_completions_are_of_very_different_lengths_and_most_are_short():
 
 def test_the_answer_alone_is_rewarded():
     prompt, *_ = load(CONFIG, seed=0).train
-    judged = RewardRouter().judge(
-        [
-            RewardRequest("final_answer", prompt.text, completion, prompt.answer)
-            for completion in (f"00:000#{prompt.answer}", f"#{prompt.answer}", prompt.answer)
-        ]
+    texts = (f"00:000#{prompt.answer}", f"#{prompt.answer}", prompt.answer)
+    judged = Rubric("final_answer").judge(
+        [Judgeable(prompt.fields, Completion(text)) for text in texts]
     )
-    assert judged == [1.0, 1.0, 0.0]
+    assert [one.score for one in judged] == [1.0, 1.0, 0.0]
 
 
 def test_the_seed_decides_which_problems_there_are():

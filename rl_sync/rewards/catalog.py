@@ -1,0 +1,84 @@
+"""The rewards of the package by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rl_sync.expression import Term
+from rl_sync.references import is_reference, resolve
+from rl_sync.spelling import hint, require_one_of
+
+
+class Kind(NamedTuple):
+    """A named reward.
+
+    Attributes:
+      where: a reference to its class; it is imported when it is used.
+      meaning: one sentence.
+    """
+
+    where: str
+    meaning: str
+
+
+REWARDS = {
+    "exact": Kind(
+        "rl_sync.rewards.exact:ExactMatch", "Compares the completion with the answer as text."
+    ),
+    "final_answer": Kind(
+        "rl_sync.rewards.final:FinalAnswer",
+        "Compares the text after the last # with the answer.",
+    ),
+}
+
+
+def make(term: Term) -> Callable[..., Any]:
+    """Makes the reward of a term: a reward of the table, or what a reference names.
+
+    A class is called with the options. A function keeps them as arguments by name.
+
+    Raises:
+      ValueError: there is no such reward (the message names the nearest) or no such option, or the
+        class refuses the options.
+    """
+    if is_reference(term.name):
+        found = resolve(term.name)
+    else:
+        require_one_of("reward", term.name, REWARDS)
+        found = resolve(REWARDS[term.name].where)
+    is_class = inspect.isclass(found)
+    names = list(inspect.signature(found).parameters)[0 if is_class else 2 :]
+    for name in term.options:
+        if name not in names:
+            has = f"it has {', '.join(names)}" if names else "it has none"
+            raise ValueError(
+                f"The reward {term.name} has no option {name!r}: {has}{hint(name, names)}"
+            )
+    if not is_class:
+        return _bound(found, term.options)
+    try:
+        made = found(**term.options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The reward {term.name} cannot be made: {error}") from error
+    if not callable(made):
+        raise ValueError(
+            f"The reward {term.name} must have __call__(self, row, completion), and has not."
+        )
+    return made
+
+
+def _bound(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
+    if not options:
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        async def call_async(row: Any, completion: Any) -> Any:
+            return await function(row, completion, **options)
+
+        return call_async
+    first = next(iter(inspect.signature(function).parameters), "")
+    if first == "rows":
+        return lambda rows, completions: function(rows, completions, **options)
+    return lambda row, completion: function(row, completion, **options)

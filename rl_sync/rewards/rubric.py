@@ -1,0 +1,235 @@
+"""Rubrics: weighted sums of rewards, judged one by one, in batches, or asynchronously."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rl_sync.expression import parse_sum
+from rl_sync.rewards.catalog import make
+from rl_sync.rewards.judgement import Completion, Judgement, Row
+
+_SHOWN_CHARACTERS = 500
+_BATCH_ARGUMENTS = ["rows", "completions"]
+
+
+class Judgeable(NamedTuple):
+    """A completion to judge, and the row that its prompt was made from."""
+
+    row: Row
+    completion: Completion
+
+
+class _Part(NamedTuple):
+    """A term of the sum.
+
+    Attributes:
+      label: its name in metrics, unlike that of any other term.
+    """
+
+    label: str
+    weight: float
+    reward: Callable[..., Any]
+    takes_batch: bool
+    is_async: bool
+
+
+class Rubric:
+    """Judges completions by a weighted sum of rewards.
+
+    A reward that raises, returns something else than a number or a `Judgement`, or takes too long
+    leaves its completions unjudged. A sum of which one term is not judged is not judged.
+
+    Args:
+      reward: an expression (see `rl_sync.expression`), or a reward itself: a callable
+        `(row, completion)`, or `(rows, completions)` for a batch, which may be `async`.
+
+    Attributes:
+      in_batches: whether a term gains from judging many completions at once.
+
+    Raises:
+      ValueError: the expression names no rewards, or gives options that they do not have.
+    """
+
+    def __init__(self, reward: str | Callable[..., Any]) -> None:
+        self.text = reward if isinstance(reward, str) else getattr(reward, "__name__", "reward")
+        if isinstance(reward, str):
+            terms = parse_sum(reward)
+            labels = _labels([term.name for term in terms])
+            made = [(term.weight, make(term)) for term in terms]
+        else:
+            labels, made = [self.text], [(1.0, reward)]
+        self._parts = [
+            _part(label, weight, one) for label, (weight, one) in zip(labels, made, strict=True)
+        ]
+        self.in_batches = any(part.takes_batch or part.is_async for part in self._parts)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the terms, as in metrics."""
+        return [part.label for part in self._parts]
+
+    def check(self, rows: Iterable[Row]) -> None:
+        """Checks rows of the data with every term that has `check(row)`.
+
+        Raises:
+          ValueError: a row lacks what a term needs; names the term, the row and the fault.
+        """
+        checks = [
+            (part.label, part.reward.check) for part in self._parts if hasattr(part.reward, "check")
+        ]
+        for number, row in enumerate(rows if checks else (), start=1):
+            for label, check in checks:
+                try:
+                    check(row)
+                except ValueError as error:
+                    raise ValueError(
+                        f"The reward {label} cannot judge problem {number}"
+                        f" ({_short(str(row.get('prompt', '')), 80)!r}): {error}"
+                    ) from error
+
+    def judge(self, items: Sequence[Judgeable], limit_secs: float | None = None) -> list[Judgement]:
+        """Judges completions, in their order.
+
+        Args:
+          limit_secs: the longest that an asynchronous reward may take for one completion. Others
+            are limited from outside; see `rl_sync.rewards.workers`.
+        """
+        columns = [_judged(part, items, limit_secs) for part in self._parts]
+        return [self._sum(judged) for judged in zip(*columns, strict=True)]
+
+    def _sum(self, judged: Sequence[Judgement]) -> Judgement:
+        components: dict[str, float] = {}
+        score, reasons, unknown = 0.0, [], False
+        for part, one in zip(self._parts, judged, strict=True):
+            several = len(self._parts) > 1
+            if one.why:
+                reasons.append(f"{part.label}: {one.why}" if several else one.why)
+            if one.score is None:
+                unknown = True
+                continue
+            score += part.weight * one.score
+            components[part.label] = one.score
+            components |= {f"{part.label}/{name}": of for name, of in one.components.items()}
+        return Judgement(None if unknown else score, "; ".join(reasons), components)
+
+
+def _part(label: str, weight: float, reward: Callable[..., Any]) -> _Part:
+    called = reward if inspect.isroutine(reward) else type(reward).__call__
+    names = [name for name in inspect.signature(called).parameters if name != "self"]
+    if len(names) < 2:
+        raise ValueError(
+            f"The reward {label} takes {', '.join(names) or 'nothing'}, and must take"
+            " (row, completion), or (rows, completions) for a batch."
+        )
+    return _Part(
+        label=label,
+        weight=weight,
+        reward=reward,
+        takes_batch=names[:2] == _BATCH_ARGUMENTS,
+        is_async=inspect.iscoroutinefunction(called),
+    )
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Makes a short name for each term; equal ones are numbered."""
+    short = [name.rpartition(":")[2] for name in names]
+    return [
+        name if short.index(name) == i else f"{name}_{short[: i + 1].count(name)}"
+        for i, name in enumerate(short)
+    ]
+
+
+def _judged(part: _Part, items: Sequence[Judgeable], limit_secs: float | None) -> list[Judgement]:
+    if part.is_async:
+        return asyncio.run(_gathered(part, items, limit_secs))
+    if part.takes_batch:
+        return _of_batch(part, items, lambda: part.reward(*_columns(items)))
+    return [_of_one(part, functools.partial(part.reward, *item)) for item in items]
+
+
+async def _gathered(
+    part: _Part, items: Sequence[Judgeable], limit_secs: float | None
+) -> list[Judgement]:
+    if part.takes_batch:
+        try:
+            found = await asyncio.wait_for(part.reward(*_columns(items)), limit_secs)
+        except Exception as error:
+            return [_failed(part, error, limit_secs)] * len(items)
+        return _of_batch(part, items, lambda: found)
+
+    async def one(item: Judgeable) -> Judgement:
+        try:
+            found = await asyncio.wait_for(part.reward(*item), limit_secs)
+        except Exception as error:
+            return _failed(part, error, limit_secs)
+        return _read(part, found)
+
+    return list(await asyncio.gather(*map(one, items)))
+
+
+def _columns(items: Sequence[Judgeable]) -> tuple[list[Row], list[Completion]]:
+    return [item.row for item in items], [item.completion for item in items]
+
+
+def _of_one(part: _Part, judge: Callable[[], Any]) -> Judgement:
+    try:
+        found = judge()
+    except Exception as error:
+        return _failed(part, error)
+    return _read(part, found)
+
+
+def _read(part: _Part, found: Any) -> Judgement:
+    try:
+        return _judgement(found)
+    except ValueError as error:
+        return Judgement.unknown(f"{part.label} cannot be used: {error}")
+
+
+def _of_batch(part: _Part, items: Sequence[Judgeable], judge: Callable[[], Any]) -> list[Judgement]:
+    try:
+        found = list(judge())
+        if len(found) != len(items):
+            raise ValueError(f"it returned {len(found)} judgements of {len(items)} completions")
+    except Exception as error:
+        return [_failed(part, error)] * len(items)
+    return [_read(part, one) for one in found]
+
+
+def _judgement(found: Any) -> Judgement:
+    """Makes a judgement of what a reward returned.
+
+    Raises:
+      ValueError: it is neither a finite number nor a judgement.
+    """
+    if isinstance(found, Judgement):
+        return found
+    if hasattr(found, "item") and getattr(found, "size", 1) == 1:
+        found = found.item()  # A number of NumPy or of JAX.
+    if isinstance(found, bool | int | float):
+        return Judgement(float(found))
+    raise ValueError(f"it returned {_short(repr(found), 80)}, not a number or a Judgement")
+
+
+def _failed(part: _Part, error: Exception, limit_secs: float | None = None) -> Judgement:
+    if isinstance(error, TimeoutError) and limit_secs is not None:
+        return Judgement.unknown(f"{part.label} took longer than {limit_secs:g} s")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__]
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    message = _short(f"{type(error).__name__}: {error}", _SHOWN_CHARACTERS)
+    return Judgement.unknown(f"{part.label} failed with {message}{place}")
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def example_rows(rows: Sequence[Mapping[str, Any]], count: int) -> list[Judgeable]:
+    """Returns the first rows with their own answers as completions, to try a rubric with."""
+    return [Judgeable(row, Completion(str(row.get("answer", "")))) for row in rows[:count]]

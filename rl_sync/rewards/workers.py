@@ -1,0 +1,232 @@
+"""Judging in worker processes, each with limits of time and memory."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import functools
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import pebble
+from pebble import ProcessExpired, ProcessFuture
+
+from rl_sync.references import reference_of
+from rl_sync.rewards.judgement import Judgement
+from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.settings import RewardSettings
+
+_PR_SET_PDEATHSIG = 1
+_SHARE_SECS = 0.05
+"""The time that a worker is given work for at once; more would leave others idle at the end."""
+_MOST_REBUILDS = 3
+
+
+class QueueTimeoutError(TimeoutError):
+    """No room in the queue of completions to judge within the time."""
+
+
+class Judges:
+    """Judges completions in worker processes that stay warm.
+
+    A completion that takes too long, or whose worker dies, is left unjudged. Only that worker ends,
+    and another one takes its place. Workers end when this process ends.
+
+    Args:
+      reward: an expression (see `rl_sync.expression`), or a reward that other processes can import.
+      settings: limits. With 0 workers the caller's thread judges.
+
+    Attributes:
+      rubric: the reward.
+      judged: the number of completions that workers have judged so far.
+
+    Raises:
+      ValueError: the reward cannot be made.
+    """
+
+    def __init__(self, reward: str | Callable[..., Any], settings: RewardSettings | None = None):
+        self._settings = settings = settings or RewardSettings()
+        self.rubric = Rubric(reward)
+        self._name = reward if isinstance(reward, str) else ""
+        if settings.workers and not isinstance(reward, str):
+            self._name = reference_of(reward)
+        self._secs = _Mean()
+        self._room = threading.Condition()
+        self._queued = 0
+        self.judged = 0
+        # Linux considers a process's parent dead when the thread that started the process ends. So
+        # one thread submits all requests, which starts the workers. It lives as long as they do.
+        self._door = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judges")
+        self._pool = self._new_pool() if settings.workers else None
+        if self._pool is not None:
+            for _ in range(settings.workers):
+                self._submit([])
+
+    def judge(
+        self, items: Sequence[Judgeable], timeout_secs: float | None = None
+    ) -> list[Judgement]:
+        """Judges completions, in their order; several threads may.
+
+        Args:
+          timeout_secs: the longest wait for room in the queue.
+
+        Raises:
+          QueueTimeoutError: there was no room.
+        """
+        with self._queue(len(items), timeout_secs):
+            judged = self._tried(items)
+            for _ in range(self._settings.attempts - 1):
+                again = [i for i, one in enumerate(judged) if not one.is_known]
+                if not again:
+                    break
+                for i, one in zip(again, self._tried([items[i] for i in again]), strict=True):
+                    judged[i] = one
+            return judged
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+        self._door.shutdown()
+
+    @contextlib.contextmanager
+    def _queue(self, count: int, timeout_secs: float | None) -> Any:
+        """Takes room in the queue; more completions than it holds wait until it is empty."""
+        most = self._settings.queue
+        with self._room:
+            if not self._room.wait_for(
+                lambda: not self._queued or self._queued + count <= most, timeout_secs
+            ):
+                raise QueueTimeoutError(
+                    f"{count} completions waited {timeout_secs:g} s for room among"
+                    f" reward.queue={most} that are being judged."
+                )
+            self._queued += count
+        try:
+            yield
+        finally:
+            with self._room:
+                self._queued -= count
+                self._room.notify_all()
+
+    def _tried(self, items: Sequence[Judgeable]) -> list[Judgement]:
+        """Judges each completion once."""
+        if self._pool is None:
+            return self.rubric.judge(items, self._settings.limit_secs)
+        size = self._share(len(items))
+        shares = [items[i : i + size] for i in range(0, len(items), size)]
+        handed_in = [(share, self._submit(share)) for share in shares]
+        return [one for share, future in handed_in for one in self._answer(share, future)]
+
+    def _share(self, count: int) -> int:
+        """Returns the number of completions that a worker is given at once."""
+        fair = math.ceil(count / self._settings.workers)
+        if self.rubric.in_batches:
+            return max(1, min(self._settings.batch, fair))
+        return max(1, min(fair, int(_SHARE_SECS / max(self._secs.value, 1e-6))))
+
+    def _submit(self, share: Sequence[Judgeable]) -> ProcessFuture[tuple[float, list[Judgement]]]:
+        limit = self._settings.limit_secs
+        # An asynchronous reward has its own clock for each completion.
+        outer = limit * 2 if self.rubric.in_batches else limit
+        call = functools.partial(_judge, self._name, list(share), limit)
+        return self._door.submit(lambda: self._schedule(call, outer)).result()
+
+    def _schedule(self, call: Callable[[], Any], timeout: float) -> ProcessFuture[Any]:
+        for _ in range(_MOST_REBUILDS):
+            assert self._pool is not None
+            try:
+                return self._pool.schedule(call, timeout=timeout)
+            except RuntimeError:  # All workers were lost at once, as by lack of memory.
+                self._pool = self._new_pool()
+        raise RuntimeError("Workers that judge cannot be started.")
+
+    def _answer(self, share: Sequence[Judgeable], future: ProcessFuture[Any]) -> list[Judgement]:
+        """Waits for a share; one that fails is judged again, completion by completion."""
+        try:
+            secs, judged = future.result()
+        except (TimeoutError, ProcessExpired, BrokenProcessPool) as error:
+            if len(share) > 1:
+                singles = [([item], self._submit([item])) for item in share]
+                return [one for item, again in singles for one in self._answer(item, again)]
+            self.judged += 1
+            return [Judgement.unknown(self._fault(error))]
+        if share:
+            self._secs.add(secs / len(share))
+            self.judged += len(share)
+        return judged
+
+    def _fault(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"judging took longer than reward.limit_secs={self._settings.limit_secs:g}"
+        code = getattr(error, "exitcode", None)
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return f"the worker that judged it was killed by {signal.Signals(-code).name}"
+        return f"the worker that judged it ended with exit code {code}"
+
+    def _new_pool(self) -> pebble.ProcessPool:
+        return pebble.ProcessPool(
+            self._settings.workers,
+            initializer=_begin,
+            initargs=(self._settings.memory_bytes,),
+            # The parent has threads; a fork would copy them in the middle of their work.
+            context=multiprocessing.get_context("spawn"),
+        )
+
+
+class _Mean:
+    """A mean of the last values, the newest of which count most; threads may share it."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.value = value if not self.value else 0.8 * self.value + 0.2 * value
+
+
+@functools.lru_cache(maxsize=4)
+def _rubric(name: str) -> Rubric:
+    return Rubric(name)
+
+
+def _judge(name: str, items: list[Judgeable], limit_secs: float) -> tuple[float, list[Judgement]]:
+    """Judges in a worker, on its main thread; returns the seconds that it took, too."""
+    rubric = _rubric(name)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    # Threads of a reward may compute at the same time, and after its answer.
+    allowed = used.ru_utime + used.ru_stime + (os.cpu_count() or 1) * limit_secs
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(allowed) + 1, hard))
+    start = time.perf_counter()
+    judged = rubric.judge(items, limit_secs)
+    return time.perf_counter() - start, judged
+
+
+def _begin(memory_bytes: int) -> None:
+    """Prepares a worker: its limits, and its end when its parent ends, in whatever way."""
+    if memory_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    if sys.platform == "linux":
+        # A judge may hold the interpreter's lock, so that no thread of ours can run.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_follow_parent, name="lifeline", daemon=True).start()
+
+
+def _follow_parent() -> None:
+    """Ends the process when the parent's end of a pipe closes; no other process holds that end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a judge is started by a pool"
+    parent.join()
+    os._exit(0)

@@ -1,0 +1,170 @@
+"""Delivery of groups: an explorer has them judged and inserts them, while it generates others."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from rl_sync.actors.events import GroupsBuffered, GroupsJudged
+from rl_sync.actors.explorer import Explorer
+from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import Happened, Screen, Written
+from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.replay.interface import Replay, ReplayTimeoutError
+from rl_sync.replay.priorities import priority_of
+from rl_sync.runtime.verdicts import verdicts, written
+from rl_sync.tasks.task import Task
+from rl_sync.types import Group
+
+_POLL_SECS = 1.0
+_ROLLOUTS_AHEAD = 2
+"""Rollouts whose groups may wait to be judged while the explorer generates the next ones."""
+
+
+class Delivery:
+    """Has groups judged, and puts them into the buffer.
+
+    Args:
+      session: the explorer's part in the run. Its first process delivers.
+      task, explorer: the problems, and the actor that generated the groups.
+      replay, table: where groups go.
+      beside: whether a thread delivers, beside the generation of the next groups.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        task: Task,
+        explorer: Explorer,
+        replay: Replay,
+        table: str,
+        beside: bool,
+    ) -> None:
+        self._session, self._task, self._explorer = session, task, explorer
+        self._replay, self._table = replay, table
+        self._waiting: queue.Queue[list[Group] | None] = queue.Queue(_ROLLOUTS_AHEAD)
+        self._fault: BaseException | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        if beside and session.leads:
+            self._thread = threading.Thread(target=self._work, name="delivery", daemon=True)
+            self._thread.start()
+        self._beside = beside
+
+    def deliver(self, groups: list[Group]) -> None:
+        """Delivers groups, or hands them to the thread as soon as it can take them.
+
+        Raises:
+          TimeoutError: a wait passed its deadline, now or in the thread.
+        """
+        if self._beside:
+            self._session.agree("delivery", lambda: self._hand_over(groups))
+        else:
+            self._session.agree("insert", lambda: self._insert(self._score(groups)))
+
+    def check(self) -> None:
+        """Raises what the thread has failed with, if it has; for the first process."""
+        if self._fault is not None:
+            raise self._fault
+
+    def close(self) -> None:
+        """Ends the thread; groups that it holds are not delivered."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * _POLL_SECS)
+
+    def _hand_over(self, groups: list[Group]) -> None:
+        patience = self._session.patience("groups to be judged", "the reward")
+        wait = {"reason": "judgements", "for_whom": "the reward"}
+        try:
+            self._waiting.put_nowait(groups)
+        except queue.Full:
+            with self._session.spans.span(SpanKind.WAIT, **wait):
+                while True:
+                    self.check()
+                    patience()
+                    try:
+                        return self._waiting.put(groups, timeout=_POLL_SECS)
+                    except queue.Full:
+                        continue
+
+    def _work(self) -> None:
+        """Delivers what is handed over, one rollout's groups after the other."""
+        with self._session.alone():
+            try:
+                while not self._over.is_set():
+                    try:
+                        groups = self._waiting.get(timeout=_POLL_SECS / 4)
+                    except queue.Empty:
+                        continue
+                    assert groups is not None
+                    self._insert(self._score(groups))
+            except RunStoppedError:
+                pass  # The main thread hears of it, too.
+            except BaseException as error:
+                self._fault = error
+
+    def _score(self, groups: list[Group]) -> list[Group]:
+        """Has groups judged; returns them with their rewards, but for those that are replaced."""
+        with self._session.spans.span(SpanKind.SCORE):
+            items = [item for group in groups for item in self._written(group)]
+            judged = verdicts(self._session, items)
+            rewards = [np.nan if one.score is None else one.score for one in judged]
+            by_group = np.asarray(rewards, np.float32).reshape(len(groups), -1)
+            groups = [
+                self._explorer.rewarded(group, row)
+                for group, row in zip(groups, by_group, strict=True)
+            ]
+            self._session.facts["reward"] = float(np.mean([group.rewards for group in groups]))
+            screens = self._session.settings.algorithm.screening.replaces
+            return self._screened(groups) if screens else groups
+
+    def _written(self, group: Group) -> list[Written]:
+        """Describes the completion of each trajectory."""
+        return [
+            written(
+                self._task,
+                tokens[mask].tolist(),
+                prompt_id=group.prompt_id,
+                lease_id=group.lease_id,
+            )
+            for tokens, mask in zip(group.tokens, group.completion_mask, strict=True)
+        ]
+
+    def _screened(self, groups: list[Group]) -> list[Group]:
+        """Returns the groups that the master wants; it has other prompts tried for the others."""
+        judged = tuple((group.lease_id, tuple(group.rewards.tolist())) for group in groups)
+        wanted = self._session.call(Screen(GroupsJudged(judged)))
+        return [group for group in groups if group.lease_id in wanted]
+
+    def _insert(self, groups: list[Group]) -> None:
+        if not groups:
+            return
+        leases = [group.lease_id for group in groups]
+        with self._session.spans.span(SpanKind.INSERT, leases=leases):
+            patience = self._session.patience("room in the replay buffer", "the trainer")
+            try:
+                self._put(groups)
+            except ReplayTimeoutError:
+                self._flush(patience)
+            self._session.call(Happened(GroupsBuffered(tuple(leases))))
+
+    def _put(self, groups: list[Group]) -> None:
+        settings = self._session.settings.replay
+        items = [group.to_columns() for group in groups]
+        priorities = [priority_of(one, settings.priority, settings.sampler) for one in groups]
+        self._replay.insert_many(self._table, items, priorities=priorities, timeout_secs=_POLL_SECS)
+
+    def _flush(self, patience: Callable[[], None]) -> None:
+        """Waits until the groups that found no room have found it."""
+        wait = {"reason": "room in the buffer", "for_whom": "the trainer"}
+        with self._session.spans.span(SpanKind.WAIT, **wait):
+            while True:
+                patience()
+                try:
+                    return self._replay.flush(_POLL_SECS)
+                except ReplayTimeoutError:
+                    continue

@@ -1,0 +1,204 @@
+"""The master's judging of completions: records, metrics, and a limit of failures."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from rl_sync.observe.jsonlines import JsonLinesWriter
+from rl_sync.processes.calls import Pending, Verdict, Written
+from rl_sync.rewards.judgement import Completion, Judgement
+from rl_sync.rewards.rubric import Judgeable, example_rows
+from rl_sync.rewards.settings import RewardSettings
+from rl_sync.tasks.task import Task
+from rl_sync.types import NO_LEASE, Prompt
+from rl_sync.workdir import Workdir
+
+_WINDOW = 200
+_LEAST_JUDGED = 20
+_EXAMPLES = 3
+_RECORDED_CHARACTERS = 2000
+_TRIED_ROWS = 2
+_TICKETS = 64  # Threads, which mostly wait.
+_SOLVED = 1 - 1e-6
+
+
+class Judge(Protocol):
+    """Judges completions: workers of this machine, or reward servers."""
+
+    @property
+    def judged(self) -> int:
+        """The number of completions that were judged so far."""
+        ...
+
+    def judge(
+        self, items: Sequence[Judgeable], timeout_secs: float | None = None
+    ) -> list[Judgement]:
+        """Judges completions, in their order."""
+        ...
+
+    def close(self) -> None:
+        """Ends what judges."""
+        ...
+
+
+class Judging:
+    """Judges the completions of a task's problems.
+
+    Args:
+      judge: the workers or servers.
+      main: the label of the reward's first term, which says whether a problem is solved.
+      fail: called with a reason when too many completions cannot be judged.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        judge: Judge,
+        main: str,
+        settings: RewardSettings,
+        workdir: Workdir,
+        fail: Callable[[str], None],
+    ) -> None:
+        self._task, self._judge, self._main = task, judge, main
+        self._settings, self._fail = settings, fail
+        self._records = JsonLinesWriter(workdir.judgements, vital=False)
+        self._lock = threading.Lock()
+        self._window: collections.deque[bool] = collections.deque(maxlen=_WINDOW)
+        self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
+        self._by_lease: dict[int, list[Judgement]] = {}
+        self._desk = concurrent.futures.ThreadPoolExecutor(_TICKETS, thread_name_prefix="judging")
+        self._pending: dict[int, concurrent.futures.Future[list[Verdict]]] = {}
+        self._tickets = 0
+
+    def start(self) -> None:
+        """Tries the reward on a few problems, in a thread; the run fails if it judges none."""
+        threading.Thread(target=self._try, name="reward trial", daemon=True).start()
+
+    def hand_in(self, items: Sequence[Written]) -> int:
+        """Begins to judge completions; returns a ticket for their verdicts."""
+        with self._lock:
+            self._tickets += 1
+            ticket = self._tickets
+            self._pending[ticket] = self._desk.submit(self._judged, items)
+        return ticket
+
+    def verdicts(self, ticket: int, poll_secs: float) -> list[Verdict] | Pending:
+        """Returns the verdicts of a ticket, once, in the order of the completions.
+
+        Args:
+          poll_secs: the longest wait for them.
+        """
+        with self._lock:
+            future = self._pending.get(ticket)
+        if future is None:
+            raise ValueError(f"Ticket {ticket} is unknown: its verdicts were given already.")
+        concurrent.futures.wait([future], poll_secs)
+        if not future.done():
+            return Pending(self._judge.judged)
+        with self._lock:
+            self._pending.pop(ticket, None)
+        return future.result()
+
+    def _judged(self, items: Sequence[Written]) -> list[Verdict]:
+        prompts = [self._prompt(item) for item in items]
+        judged = self._judge.judge(
+            [
+                Judgeable(prompt.fields, Completion(item.text, item.tokens, item.truncated))
+                for prompt, item in zip(prompts, items, strict=True)
+            ],
+        )
+        for prompt, item, one in zip(prompts, items, judged, strict=True):
+            self._keep(prompt, item, one)
+        return [Verdict(one.score, self._solves(one)) for one in judged]
+
+    def metrics(self, trained: Iterable[int], over: Iterable[int]) -> dict[str, float]:
+        """Returns the mean of each component over a step's groups, and forgets them.
+
+        Args:
+          trained: the lease ids of the groups.
+          over: those of groups that no step trains on any more.
+        """
+        with self._lock:
+            judged = [one for lease in trained for one in self._by_lease.get(lease, ())]
+            for lease in (*over,):
+                self._by_lease.pop(lease, None)
+        values = collections.defaultdict(list)
+        for one in judged:
+            for name, value in one.components.items():
+                values[f"reward/{name}"].append(value)
+        means = {name: sum(of) / len(of) for name, of in values.items()}
+        return means | {"reward/unjudged": float(sum(not one.is_known for one in judged))}
+
+    def close(self) -> None:
+        """Ends the workers, and closes the records."""
+        self._desk.shutdown(wait=False, cancel_futures=True)
+        self._judge.close()
+        self._records.close()
+
+    def _prompt(self, item: Written) -> Prompt:
+        problems = self._task.held_out if item.held_out else self._task.train
+        return problems[item.prompt_id]
+
+    def _solves(self, judgement: Judgement) -> bool:
+        return judgement.is_known and judgement.components.get(self._main, 0.0) >= _SOLVED
+
+    def _keep(self, prompt: Prompt, item: Written, one: Judgement) -> None:
+        """Records a judgement, and counts it."""
+        with self._lock:
+            if item.lease_id != NO_LEASE:
+                self._by_lease.setdefault(item.lease_id, []).append(one)
+            self._window.append(one.is_known)
+            if not one.is_known:
+                self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
+        record = self._settings.record
+        if record == "all" or (record == "unjudged" and not one.is_known):
+            self._records.write(_record(item, one))
+        if not one.is_known:
+            self._limit()
+
+    def _limit(self) -> None:
+        """Stops the run if too many of the last completions could not be judged."""
+        with self._lock:
+            count, lost = len(self._window), self._window.count(False)
+            examples = "\n  ".join(self._examples)
+        limit = self._settings.unjudged_limit
+        if count >= _LEAST_JUDGED and lost > limit * count:
+            self._fail(
+                f"{lost} of the last {count} completions could not be judged, more than"
+                f" reward.unjudged_limit={limit:g} allows. The last ones:\n  {examples}"
+            )
+
+    def _try(self) -> None:
+        items = example_rows([prompt.fields for prompt in self._task.train], _TRIED_ROWS)
+        try:
+            judged = self._judge.judge(items)
+        except (TimeoutError, OSError, RuntimeError) as error:
+            self._fail(f"The reward cannot be used: {error}")
+            return
+        if self._settings.unjudged_limit < 1 and not any(one.is_known for one in judged):
+            prompt = self._task.train[0].text
+            self._fail(
+                f"The reward {self._task.reward} judged none of the first problems, tried with"
+                f" their own answers. Of {_shown(prompt)}: {judged[0].why}"
+            )
+
+
+def _record(item: Written, one: Judgement) -> Mapping[str, object]:
+    return {
+        "problem": item.prompt_id,
+        "held_out": item.held_out,
+        "lease": item.lease_id,
+        "score": one.score,
+        "why": one.why,
+        "components": one.components,
+        "completion": item.text[:_RECORDED_CHARACTERS],
+        "truncated": item.truncated,
+    }
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:99]}…")

@@ -1,0 +1,76 @@
+"""Verdicts of the master on completions: the side of the roles that ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rl_sync.processes.calls import AskVerdicts, Judge, Pending, Verdict, Written
+from rl_sync.processes.session import Session
+from rl_sync.tasks.task import Task
+from rl_sync.types import NO_LEASE
+
+_POLL_SECS = 1.0
+
+
+def written(
+    task: Task,
+    tokens: Sequence[int],
+    *,
+    prompt_id: int,
+    held_out: bool = False,
+    lease_id: int = NO_LEASE,
+) -> Written:
+    """Describes a completion of a problem to those that judge.
+
+    Args:
+      tokens: the completion's ids, its end of sequence included.
+      prompt_id, held_out, lease_id: see `Written`.
+    """
+    ids = [int(token) for token in tokens]
+    has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
+    return Written(
+        prompt_id=prompt_id,
+        held_out=held_out,
+        lease_id=lease_id,
+        text=task.tokenizer.decode(ids),
+        tokens=ids,
+        truncated=len(ids) >= task.max_completion_tokens and not has_end,
+    )
+
+
+def verdicts(session: Session, items: Sequence[Written]) -> list[Verdict]:
+    """Has completions judged, and waits as long as the judging goes on.
+
+    Raises:
+      TimeoutError: nothing was judged for `launch.wait_secs`, or twice `reward.limit_secs`.
+      RunStoppedError: the run is being stopped.
+    """
+    ticket = session.call(Judge(list(items)))
+    patience, judged = _patience(session), -1
+    while True:
+        answer = session.call(AskVerdicts(ticket, _POLL_SECS))
+        if not isinstance(answer, Pending):
+            return answer
+        if answer.judged > judged:
+            patience, judged = _patience(session), answer.judged
+        _wait(session, patience)
+
+
+def _patience(session: Session) -> float:
+    """Returns the time at which a wait without any progress ends."""
+    settings = session.settings
+    return time.monotonic() + max(settings.launch.wait_secs, 2 * settings.reward.limit_secs)
+
+
+def _wait(session: Session, until: float) -> None:
+    def lasts() -> None:
+        session.check()
+        if time.monotonic() > until:
+            raise TimeoutError(
+                f"{session.role} waits for completions to be judged, and for"
+                f" launch.wait_secs={session.settings.launch.wait_secs:g} none was. See"
+                " logs/master.log, and config.reward."
+            )
+
+    session.agree("patience for verdicts", lasts)

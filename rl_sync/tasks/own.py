@@ -1,0 +1,90 @@
+"""A task of the user's own: a function or a class that makes the problems."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rl_sync.expression import parse_call
+from rl_sync.references import is_reference, resolve
+from rl_sync.spelling import hint
+from rl_sync.tasks import dataset
+from rl_sync.tasks.dataset import DatasetConfig
+from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.rows import Row
+
+_PARTS = ("train", "held_out")
+_MOST_ROWS = 10_000_000
+
+
+def is_own(name: str) -> bool:
+    """Says whether a task's name is a reference, with or without options."""
+    return is_reference(name.partition("(")[0].strip())
+
+
+def load(name: str, config: DatasetConfig, seed: int) -> Problems:
+    """Calls the function or class, which gets `seed` if it takes one, for its problems.
+
+    It returns rows (mappings, which `task.dataset` maps to problems and holds some of out), or
+    {"train": rows, "held_out": rows}, or `Problems`. A class may instead have a method `load` that
+    returns these. It must return the same for the same seed, since each role calls it.
+
+    Args:
+      name: such as `path/to/file.py:function(level=3)`.
+      config: the fields of its rows.
+
+    Raises:
+      ValueError: it cannot be imported or called, or returns something else.
+    """
+    call = parse_call(name)
+    found = _called(resolve(call.name), {**call.options}, seed, call.name)
+    if hasattr(found, "load"):
+        found = _called(found.load, {}, seed, f"{call.name}.load")
+    if isinstance(found, Problems):
+        return found
+    if isinstance(found, Mapping):
+        if set(found) != set(_PARTS):
+            raise ValueError(
+                f"The task {call.name} returned a mapping of {', '.join(map(str, found))}; it must"
+                f" have {' and '.join(_PARTS)}."
+            )
+        train, held_out = (_rows(call.name, part, found[part]) for part in _PARTS)
+        return dataset.problems_of(config, train, held_out, seed)
+    rows = _rows(call.name, "", found)
+    return dataset.problems_of(config, rows[: config.limit or None], None, seed)
+
+
+def _called(function: Any, options: dict[str, Any], seed: int, name: str) -> Any:
+    parameters = inspect.signature(function).parameters
+    for option in options:
+        if option not in parameters:
+            has = f"it has {', '.join(parameters)}" if parameters else "it has none"
+            raise ValueError(
+                f"The task {name} has no option {option!r}: {has}{hint(option, parameters)}"
+            )
+    if "seed" in parameters:
+        options.setdefault("seed", seed)
+    try:
+        return function(**options)
+    except Exception as error:
+        raise ValueError(f"The task {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _rows(name: str, part: str, found: Any) -> list[Row]:
+    where = f"{name}, {part} row" if part else f"{name}, row"
+    if not isinstance(found, Iterable) or isinstance(found, str):
+        raise ValueError(
+            f"The task {name} returned a {type(found).__name__}; it must return rows, a mapping of"
+            " train and held_out to rows, or Problems."
+        )
+    taken = list(itertools.islice(found, _MOST_ROWS + 1))
+    if len(taken) > _MOST_ROWS:
+        raise ValueError(f"The task {name} has more than {_MOST_ROWS:,} rows: let it end sooner.")
+    for number, fields in enumerate(taken, start=1):
+        if not isinstance(fields, Mapping):
+            raise ValueError(f"{where} {number} is {fields!r}, not a mapping of fields.")
+    if not taken:
+        raise ValueError(f"The task {name} has no {part + ' ' if part else ''}rows.")
+    return [Row(f"{where} {number}", fields) for number, fields in enumerate(taken, start=1)]
