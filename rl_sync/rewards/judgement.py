@@ -1,0 +1,67 @@
+"""Inputs and result of a reward.
+
+A reward is a callable `reward(row, completion)`, such as a function or a frozen dataclass whose
+fields are its options. `row` is the row of the data that the prompt was made from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+"""A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """A completion to judge.
+
+    Attributes:
+      text: the text, without the end of sequence.
+      tokens: the token ids, the end of sequence included.
+      truncated: whether the completion ends because it reached the largest number of tokens.
+    """
+
+    text: str
+    tokens: Sequence[int] = ()
+    truncated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """A score with its reason.
+
+    Attributes:
+      score: the reward, usually from 0 to 1; None if the completion could not be judged.
+      why: a short reason, such as the extracted answer, the failing test or the time limit.
+      components: scores by name that the score is made of. Each is logged as `reward/NAME`.
+
+    Raises:
+      ValueError: the score is not a finite number.
+    """
+
+    score: float | None
+    why: str = ""
+    components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in {"score": self.score, **self.components}.items():
+            if value is None and name == "score":
+                continue
+            if isinstance(value, str) or not math.isfinite(value):  # type: ignore[arg-type]
+                raise ValueError(
+                    f"A reward must return finite numbers, and its {name} is {value!r}."
+                )
+
+    @classmethod
+    def unknown(cls, why: str) -> Judgement:
+        """Makes the judgement of a completion that could not be judged, which is never a score."""
+        return cls(score=None, why=why)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the completion was judged."""
+        return self.score is not None
