@@ -56,7 +56,7 @@ from rl_sync.processes import compilation_cache
 from rl_sync.rewards.router import RewardRequest, RewardRouter
 from rl_sync.roles import is_explorer
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.runtime import wiring
 from rl_sync.schedule import MODES
 from rl_sync.settings.reading import read_settings
@@ -230,7 +230,10 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     engine = _engine(settings)
     engine.load(lora.merge(model, part["params"]) if model.lora else part["params"], step)
     done = engine.generate(
-        [Request(row[:length], greedy) for row, length in zip(tokens, lengths, strict=True)]
+        [
+            CompletionRequest(row[:length], greedy)
+            for row, length in zip(tokens, lengths, strict=True)
+        ]
     )
     requests = [
         RewardRequest(

@@ -39,7 +39,7 @@ from rl_sync.actors.trainer import Metrics, Step, Trainer, TrainState
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.router import RewardRequest, RewardRouter
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.settings.reading import read_settings
@@ -202,7 +202,7 @@ class Study:
         engine = self._engine
         engine.load(params, version=-1)
         done = engine.generate(
-            [Request(row[:n], greedy) for row, n in zip(tokens, lengths, strict=True)]
+            [CompletionRequest(row[:n], greedy) for row, n in zip(tokens, lengths, strict=True)]
         )
         return float(np.mean(self._judged(task, prompts, [one.tokens for (one,) in done])))
 

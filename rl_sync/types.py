@@ -37,7 +37,7 @@ class Lease(NamedTuple):
 
     Attributes:
       lease_id: an id that is unique in a run; a prompt that is leased again gets a new one.
-      ordinal: the prompt's place in the run's seeded order of prompts, from 0. It stays the same
+      ordinal: the prompt's index in the run's seeded order of prompts, from 0. It stays the same
         when the prompt is leased again.
       attempt: a number that random draws depend on, beside the ordinal. Under latest pulls it is 0
         for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is

@@ -37,17 +37,17 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
     warm_up, step = work.saved(workdir)
     none = "none was saved" if warm_up is None else "of the warm-up alone"
-    places: dict[str, object] = {"checkpoint": none if step is None else str(workdir.snapshots)}
+    entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
     if step is not None:
-        places["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
-    places |= {
+        entries["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
+    entries |= {
         "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",
         "digest": result.digest or "none",
         "spans": workdir.spans,
         "logs": workdir.logs,
     }
-    lines += [f"{name + ':':<12} {place}" for name, place in places.items()]
+    lines += [f"{name + ':':<12} {entry}" for name, entry in entries.items()]
     return "\n".join(lines)
 
 

@@ -152,9 +152,9 @@ class Trainer:
         The calling process has the whole batch and places the shards of its own devices. An array
         that lies there already stays.
         """
-        return jax.tree.map(put, batch, self.places(batch))
+        return jax.tree.map(put, batch, self.batch_shardings(batch))
 
-    def places(self, batch: TrainBatch) -> TrainBatch:
+    def batch_shardings(self, batch: TrainBatch) -> TrainBatch:
         """Returns the sharding of each array of a batch where `step` reads it."""
         return shardings(self._batch_like(batch))
 

@@ -87,9 +87,9 @@ def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     trajectories (online DPO, arXiv:2402.04792, section 3).
     """
     grouped = by_group(rewards, group_size)
-    places = jnp.arange(group_size)
-    chosen = places == grouped.argmax(axis=1, keepdims=True)
-    rejected = places == grouped.argmin(axis=1, keepdims=True)
+    indices = jnp.arange(group_size)
+    chosen = indices == grouped.argmax(axis=1, keepdims=True)
+    rejected = indices == grouped.argmin(axis=1, keepdims=True)
     # Without spread both are the first.
     return (chosen.astype(rewards.dtype) - rejected).reshape(-1)
 

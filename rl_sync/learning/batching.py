@@ -112,12 +112,12 @@ class Batching:
         Each update's share is packed separately. All get as many rows as the one that needs most.
         """
         shares = lengths.reshape(self.updates, -1)
-        places = [first_fit_decreasing(share, self.row_tokens) for share in shares]
-        used = max(int(row.max()) + 1 for row, _ in places)
+        bins = [first_fit_decreasing(share, self.row_tokens) for share in shares]
+        used = max(int(row.max()) + 1 for row, _ in bins)
         step = max(1, self.microbatch_rows)
         rows = _bucket(used, math.ceil(self._most_rows / step) * step, step)
         source = np.full((self.updates, rows, self.row_tokens), -1, np.int32)
-        for update, (row, start) in enumerate(places):
+        for update, (row, start) in enumerate(bins):
             for i, length in enumerate(shares[update]):
                 first = (update * self._most_rows + i) * stride
                 there = slice(start[i], start[i] + length)

@@ -17,7 +17,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.rollout.batch import Batch, Program, Start
 from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import Completion, Request, require_servable
+from rl_sync.rollout.request import Completion, CompletionRequest, require_servable
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.slots import Prefix
 from rl_sync.rollout.stats import Stats
@@ -136,7 +136,7 @@ class Engine:
             secs = time.monotonic() - started - (self._batch.compile_secs - compiled)
             self._counted += Stats(prefill_tokens=sum(lengths), prefill_secs=secs)
 
-    def submit(self, requests: Sequence[Request]) -> list[int]:
+    def submit(self, requests: Sequence[CompletionRequest]) -> list[int]:
         """Puts requests at the end of the queue.
 
         Returns:
@@ -229,7 +229,7 @@ class Engine:
         return finished
 
     def generate(
-        self, requests: Sequence[Request], between: Callable[[], None] | None = None
+        self, requests: Sequence[CompletionRequest], between: Callable[[], None] | None = None
     ) -> list[list[Completion]]:
         """Completes requests: returns a list of completions for each, in order.
 
@@ -332,7 +332,7 @@ class Engine:
           Their number of tokens.
         """
 
-        def width_of(request: Request) -> int:
+        def width_of(request: CompletionRequest) -> int:
             return prompt_bucket(len(request.prompt), self._length)
 
         width = width_of(self._queue.head.request)

@@ -11,7 +11,7 @@ from rl_sync.actors.trainer import Trainer
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind, sync_kind
 from rl_sync.processes.calls import AskNewest
-from rl_sync.processes.places import Addresses, Place
+from rl_sync.processes.resources import Addresses, Resources
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.session import Session
 from rl_sync.replay.client import ReplayClient
@@ -41,9 +41,9 @@ _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
+def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resources) -> None:
     """Runs the trainer, or one process of it."""
-    layout, team = place.layout, place.team
+    layout, team = resources.layout, resources.team
     workdir, task = Workdir(settings.workdir), wiring.load_task(settings)
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
@@ -53,7 +53,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         evaluator = _evaluator(session, trainer, task, layout)
         replay = ReplayClient(addresses.replay)
 
-        site = _site(session, place, task, master=addresses.master, transfer=transfer)
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
 
         def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
@@ -79,13 +79,13 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
                 evaluator=evaluator,
                 task=task,
                 snapshots=workdir.warm_up_snapshots,
-                processes=place.processes,
+                processes=resources.processes,
             ),
             evaluator=evaluator,
             end=end,
             reader=reader,
             snapshots=workdir.snapshots,
-            processes=place.processes,
+            processes=resources.processes,
             shown=shown_of(settings, task),
         ).run()
         replay.close()
@@ -136,9 +136,11 @@ def shown_of(settings: RunSettings, task: Task) -> Shown | None:
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, resources: Resources
+) -> None:
     """Runs one explorer, or one process of it."""
-    layout, team, task = place.layout, place.team, wiring.load_task(settings)
+    layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
@@ -155,7 +157,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         )
         transfer = decided_transfer(session)
         parameters = parameters_of(settings, task, layout)
-        site = _site(session, place, task, master=addresses.master, transfer=transfer)
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
         end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
         ExplorerProgram(
@@ -176,13 +178,15 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         leave_cluster()
 
 
-def _site(session: Session, place: Place, task: Task, *, master: str, transfer: str) -> Site:
+def _site(
+    session: Session, resources: Resources, task: Task, *, master: str, transfer: str
+) -> Site:
     """Describes where a program's end of the transfer is."""
 
     def like_on(layout: Layout) -> Params:
         return parameters_of(session.settings, task, layout).travelling_like()
 
-    return Site(session, sync_kind(transfer), place, master, like_on)
+    return Site(session, sync_kind(transfer), resources, master, like_on)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:

@@ -24,7 +24,7 @@ from rl_sync.storage.ledger import ConsumptionRecord
 from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
 
 Shown = Callable[[int], Demonstrations]
-Place = Callable[[Callable[[], TrainBatch]], TrainBatch]
+PlaceBatch = Callable[[Callable[[], TrainBatch]], TrainBatch]
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +48,7 @@ class Stepping:
         session: Session,
         batching: Batching,
         steps: CompiledSteps,
-        place: Place,
+        place: PlaceBatch,
         consumed: ConsumptionRecord,
         shown: Shown | None = None,
     ):

@@ -74,9 +74,9 @@ def _group(lengths, row_tokens=8, version=0, params=PARAMS, model=MODEL):
     random, rows = np.random.default_rng(1), len(lengths)
     tokens = random.integers(2, 7, (rows, row_tokens))
     end = 2 + np.asarray(lengths)[:, None]
-    place = np.arange(row_tokens)
-    mask = (place >= 2) & (place < end)
-    tokens = np.where(place < end, tokens, 0).astype(np.int32)
+    position = np.arange(row_tokens)
+    mask = (position >= 2) & (position < end)
+    tokens = np.where(position < end, tokens, 0).astype(np.int32)
     logprobs, _ = _logprobs(model, params, tokens, 0.8)
     return Group(
         lease_id=0,

@@ -6,7 +6,7 @@ import pytest
 from rl_sync.rollout.sampling import (
     History,
     Sampling,
-    adjusted_scores,
+    adjusted_logits,
     draw,
     knobs,
     uniforms,
@@ -14,7 +14,7 @@ from rl_sync.rollout.sampling import (
 
 LOGITS = np.log([0.1, 0.4, 0.2, 0.3]).astype(np.float32)
 DRAW = jax.jit(draw)
-ADJUST = jax.jit(adjusted_scores)
+ADJUST = jax.jit(adjusted_logits)
 
 
 def _sampling(**choices):
@@ -111,7 +111,7 @@ def test_choices_that_nobody_made_are_not_computed():
     choice = knobs([_sampling(), _sampling(top_k=2)], 4)
     asleep = history._replace(live=np.array([True, False]))
     logits = np.tile(LOGITS, (2, 1))
-    steps = jax.make_jaxpr(adjusted_scores)(logits, choice, history).eqns
+    steps = jax.make_jaxpr(adjusted_logits)(logits, choice, history).eqns
     assert [step.primitive.name for step in steps].count("cond") == 3
     always = "".join(str(step) for step in steps if step.primitive.name != "cond")
     assert "sort" not in always

@@ -170,7 +170,7 @@ def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     site = SimpleNamespace(
         session=SimpleNamespace(settings=settings, team=team, agree=team.agree),
         kind=sync_kind("checkpoint"),
-        place=SimpleNamespace(processes=[0]),
+        resources=SimpleNamespace(processes=[0]),
     )
     with contextlib.closing(CheckpointTrainerEnd(site, schedule)) as end:
         assert end.awaits(2) == awaited
