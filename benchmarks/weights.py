@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from weights_role import HOST, Case, Meetings, Endpoints
+from weights_role import HOST, Case, Endpoints, Meetings
 
 from rl_sync.processes import allocator
 from rl_sync.processes.ports import free_ports

@@ -14,7 +14,7 @@ from jaxtyping import Bool, UInt32
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.rollout.batch import Batch, Program, Start
+from rl_sync.rollout.batch import Batch, CompiledProgram, Start
 from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import Completion, CompletionRequest, require_servable
@@ -110,7 +110,7 @@ class Engine:
         return self._queue.completions + len(self._live())
 
     @property
-    def programs(self) -> frozenset[Program]:
+    def programs(self) -> frozenset[CompiledProgram]:
         """The programs that the engine needed, whether it compiled them or found them compiled."""
         return frozenset(self._batch.compiled)
 

@@ -22,10 +22,10 @@ from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
-from rl_sync.runtime.explorer import ExplorerProgram
+from rl_sync.runtime.explorer import ExplorerLoop
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.stepping import Shown
-from rl_sync.runtime.trainer import TrainerProgram
+from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run import RunSettings
@@ -68,7 +68,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             session.agree("reset", lambda: replay.reset(TABLE))
             return BatchReader(session, replay, table=TABLE, schedule=schedule, idle=idle)
 
-        TrainerProgram(
+        TrainerLoop(
             session=session,
             trainer=trainer,
             batching=wiring.batching(settings, task.row_tokens),
@@ -160,7 +160,7 @@ def run_explorer(
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
         end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
-        ExplorerProgram(
+        ExplorerLoop(
             session=session,
             number=number,
             task=task,

@@ -1,4 +1,4 @@
-"""The trainer's program: warm up, then read a batch, train, publish, step after step."""
+"""The trainer's loop: warm up, then read a batch, train, publish, step after step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class TrainerProgram:
+class TrainerLoop:
     """Drives the trainer actor through a run.
 
     Attributes:

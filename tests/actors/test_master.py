@@ -25,9 +25,9 @@ from rl_sync.actors.events import (
 from rl_sync.schedule import resolve
 from tests.actors.mastering import (
     accounted,
+    assignments,
     ids,
     lease,
-    assignments,
     settings_of,
     started,
     take,
