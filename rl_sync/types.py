@@ -131,7 +131,7 @@ class Packing(NamedTuple):
 
 
 class Demonstrations(NamedTuple):
-    """Demonstrations to imitate, D rows.
+    """Demonstrations, D rows.
 
     Attributes:
       tokens: token ids of prompt and answer.
@@ -170,7 +170,7 @@ class TrainBatch(NamedTuple):
       rows: their tokens.
       rewards: one a trajectory.
       baselines: likewise, or None.
-      demonstrations: what is imitated beside them, if anything is.
+      demonstrations: those that are learned beside them, if there are any.
     """
 
     rows: Rows

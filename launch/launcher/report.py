@@ -30,7 +30,7 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
 def final_report(settings: RunSettings, summary: Summary) -> str:
     """Returns the results of a run, its speed, and where to find more."""
     result, balance = summary
-    lines = ["", *_accuracy(result, settings.algorithm.imitates), *_throughput(settings)]
+    lines = ["", *_accuracy(result, settings.algorithm.demonstrations_only), *_throughput(settings)]
     if settings.explorers:
         lines.append(_account(balance))
     workdir = Workdir(settings.workdir)
@@ -51,7 +51,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def _accuracy(result: Result, imitates: bool) -> list[str]:
+def _accuracy(result: Result, demonstrations_only: bool) -> list[str]:
     lines = []
     if result.resumed is not None:
         lines.append(f"Went on from the snapshot of trainer step {result.resumed}.")
@@ -64,9 +64,9 @@ def _accuracy(result: Result, imitates: bool) -> list[str]:
         )
     if (values := result.rl) is not None:
         lines.append(
-            f"Imitation: {values['step']} steps; in the last one loss {values['loss']:.3f},"
+            f"SFT: {values['step']} steps; in the last one loss {values['loss']:.3f},"
             f" entropy {values['entropy']:.3f}"
-            if imitates
+            if demonstrations_only
             else f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )

@@ -82,10 +82,10 @@ class Batching:
         of_trajectories: dict[str, Any] = _stack(groups, names)
         return TrainBatch(Rows(**fields), **of_trajectories)
 
-    def demonstrations(self, shown: Demonstrations) -> Demonstrations:
+    def demonstrations(self, drawn: Demonstrations) -> Demonstrations:
         """Lays out demonstrations, one a row so far and as many as a batch has trajectories."""
         columns, packing = self._in_rows(
-            {"tokens": np.asarray(shown.tokens), "completion_mask": np.asarray(shown.mask)}
+            {"tokens": np.asarray(drawn.tokens), "completion_mask": np.asarray(drawn.mask)}
         )
         fields: dict[str, Any] = {"tokens": columns["tokens"], "mask": columns["completion_mask"]}
         return Demonstrations(**fields, packing=packing)
@@ -125,10 +125,10 @@ class Batching:
         return source.reshape(-1, self.row_tokens)
 
 
-def lay_out(shown: Demonstrations, kind: str) -> Demonstrations:
+def lay_out(drawn: Demonstrations, kind: str) -> Demonstrations:
     """Lays out the demonstrations of one update as `Batching` of that kind does trajectories."""
-    count, row_tokens = shown.tokens.shape
-    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0).demonstrations(shown)
+    count, row_tokens = drawn.tokens.shape
+    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0).demonstrations(drawn)
 
 
 def first_fit_decreasing(

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from rl_sync.rollout.request import Completion, CompletionRequest, require_serva
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.slots import Prefix
 from rl_sync.rollout.stats import Stats
+from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
 CachePolicy = Literal["keep", "recompute"]
@@ -79,8 +80,7 @@ class Engine:
             raise ValueError(
                 f"max_length={length} must be from 1 to model.max_length={config.max_length}."
             )
-        if cache not in ("keep", "recompute"):
-            raise ValueError(f"cache={cache!r} is not one of keep, recompute.")
+        require_one_of("cache", cache, get_args(CachePolicy))
         self._config = config
         self._most_rows = slots
         self._length = length

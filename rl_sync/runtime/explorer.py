@@ -173,9 +173,9 @@ class ExplorerLoop:
 
     def _deliver(self, groups: list[Group]) -> None:
         """Has groups judged, and puts them into the buffer; the first process does."""
-        self.session.agree("insert", lambda: self._insert(self._score(groups)))
+        self.session.agree("insert", lambda: self._insert(self._judge(groups)))
 
-    def _score(self, groups: list[Group]) -> list[Group]:
+    def _judge(self, groups: list[Group]) -> list[Group]:
         """Has groups judged; returns them with their rewards, but for those that are replaced."""
         with self.session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._judgeable(group)]

@@ -24,7 +24,7 @@ from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.explorer import ExplorerLoop
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.stepping import Shown
+from rl_sync.runtime.stepping import DemonstrationsOf
 from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
@@ -86,7 +86,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             reader=reader,
             snapshots=workdir.snapshots,
             processes=resources.processes,
-            shown=shown_of(settings, task),
+            demonstrations=demonstrations_of(settings, task),
         ).run()
         replay.close()
         team.close()
@@ -102,8 +102,8 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
         end_ids=wiring.sampling(settings, task).stop_ids,
-        # Demonstrations are imitated as they are.
-        temperature=1.0 if settings.algorithm.imitates else settings.rollout.temperature,
+        # No temperature has shaped demonstrations.
+        temperature=1.0 if settings.algorithm.demonstrations_only else settings.rollout.temperature,
         steps=settings.trainer.steps,
         warm_up_steps=settings.warm_up.steps,
         microbatch_rows=settings.trainer.microbatch_rows,
@@ -129,8 +129,8 @@ def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -
     )
 
 
-def shown_of(settings: RunSettings, task: Task) -> Shown | None:
-    """From a trainer step to what it imitates beside its rollouts; None for a run that does not."""
+def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
+    """From a trainer step to the demonstrations beside its rollouts; None for a run without."""
     rows, seed = settings.algorithm.expert_rows, settings.seed
     # A word more than the warm-up's, so that step t draws others than its t-th batch.
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None

@@ -24,10 +24,10 @@ from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.settings.model import ModelSettings
 from rl_sync.settings.rollout import RolloutSettings
 from rl_sync.settings.sections import (
-    CheckpointSettings,
     ExplorerSettings,
     MasterProcessSettings,
     ReplaySettings,
+    SnapshotSettings,
     SyncSettings,
     TrainerSettings,
     WarmUpSettings,
@@ -88,8 +88,8 @@ class RunSettings:
     master: MasterProcessSettings = section(
         MasterProcessSettings, "Master, which leases prompts and has completions judged."
     )
-    checkpoint: CheckpointSettings = section(
-        CheckpointSettings, "Snapshots of the trainer, from which a run goes on."
+    checkpoint: SnapshotSettings = section(
+        SnapshotSettings, "Snapshots of the trainer, from which a run goes on."
     )
     launch: LaunchSettings = section(LaunchSettings, "Start, watch and end of the run's processes.")
 
@@ -145,7 +145,7 @@ class RunSettings:
     @property
     def explorers(self) -> int:
         """The number of explorers; 0 where there is nothing to generate."""
-        if self.algorithm.imitates:
+        if self.algorithm.demonstrations_only:
             return 0
         least, count = MODES[self.sync.mode].least_explorers, self.explorer.count
         return least if count is None else count
@@ -153,7 +153,7 @@ class RunSettings:
     @property
     def transfer(self) -> str:
         """The transfer by which weights travel."""
-        if self.algorithm.imitates:
+        if self.algorithm.demonstrations_only:
             return "checkpoint"  # Nothing travels.
         return self.sync.transfer or MODES[self.sync.mode].transfer
 

@@ -10,6 +10,7 @@ from typing import get_args
 
 from rl_sync.learning.batching import BatchingKind
 from rl_sync.models.config import DTYPES
+from rl_sync.replay.interface import Backend
 from rl_sync.replay.priorities import PRIORITIES
 from rl_sync.replay.tables import Selector
 from rl_sync.schedule import MODES, Pull
@@ -19,8 +20,6 @@ from rl_sync.settings.meshes import ExplorerMesh, TrainerMesh, require_parts
 from rl_sync.settings.records import require
 from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.locations import is_remote
-
-BACKENDS = ("reverb", "embedded")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +212,7 @@ class ReplaySettings:
         "reverb",
         "Server of the buffer: `reverb`, the real one, or `embedded`, the same semantics in"
         " Python.",
-        choices=BACKENDS,
+        choices=get_args(Backend),
     )
     port: int = setting(0, "Port of the replay server; 0 for any free one.", **PORT)
     address: str | None = setting(
@@ -283,7 +282,7 @@ class MasterProcessSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointSettings:
+class SnapshotSettings:
     """`config.checkpoint`."""
 
     every_steps: int = setting(

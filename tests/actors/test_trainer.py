@@ -412,10 +412,10 @@ def test_a_warm_up_step_that_is_not_finite_changes_nothing():
 
 def test_packing_demonstrations_does_not_change_the_warm_up():
     trainer, batch = _trainer(), _batch((1, 2, 6, 1, 3, 2, 1, 4))
-    shown = Demonstrations(batch.rows.tokens, batch.rows.completion_mask)
-    packed = lay_out(shown, "packed")
+    demonstrations = Demonstrations(batch.rows.tokens, batch.rows.completion_mask)
+    packed = lay_out(demonstrations, "packed")
     assert packed.tokens.shape[0] < 8
-    state, metrics = trainer.warm_up_step(_fresh(trainer), *shown)
+    state, metrics = trainer.warm_up_step(_fresh(trainer), *demonstrations)
     other, other_metrics = trainer.warm_up_step(_fresh(trainer), *packed)
     np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=1e-5)
     _assert_close(state.params, other.params, atol=1e-4)

@@ -139,8 +139,8 @@ def test_baselines_stand_beside_rewards_where_groups_have_them():
 )
 def test_demonstrations_are_laid_out_as_trajectories_are(kind, shape):
     group = _group([9, 9, 10, 8, 11, 7, 9, 9])
-    shown = lay_out(Demonstrations(group.tokens, group.completion_mask), kind)
-    assert shown.tokens.shape == shown.mask.shape == shape
+    laid_out = lay_out(Demonstrations(group.tokens, group.completion_mask), kind)
+    assert laid_out.tokens.shape == laid_out.mask.shape == shape
     learned = group.tokens[group.completion_mask]
-    assert sorted(shown.tokens[shown.mask]) == sorted(learned)
-    assert (shown.packing is not None) == (kind == "packed")
+    assert sorted(laid_out.tokens[laid_out.mask]) == sorted(learned)
+    assert (laid_out.packing is not None) == (kind == "packed")

@@ -65,7 +65,7 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
     assert kept in run.output or not balance["out_of_attempts"]
 
 
-def test_a_run_imitates_beside_its_rollouts(runs):
+def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
     run = runs.get(*ASYNCHRONOUS)
     losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]
     assert len(losses) == run.settings.trainer.steps

@@ -125,7 +125,7 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop,
     loop.explorer = types.SimpleNamespace(
         compile=lambda params: None, rollout=rollout, engine=types.SimpleNamespace(stats=Stats())
     )
-    loop._score = lambda groups: groups
+    loop._judge = lambda groups: groups
     loop._insert = inserted.append
     loop.clock.monotonic = iter(range(100)).__next__
     weights.pull = lambda **_: (weights.version, "params")
@@ -168,7 +168,7 @@ def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(
     loop.session.settings = types.SimpleNamespace(algorithm=algorithm)
     loop.explorer = types.SimpleNamespace(rewarded=rewarded)
     loop._judgeable = lambda group: [["asked", "said", "answer"]] * 2
-    kept = loop._score(groups)
+    kept = loop._judge(groups)
     assert [group.lease_id for group in kept] == ([8] if replaces else [7, 8])
     assert kept[-1].rewards.tolist() == [0.0, 1.0]
     judged = Screen(GroupsJudged(((7, (1.0, 1.0)), (8, (0.0, 1.0)))))

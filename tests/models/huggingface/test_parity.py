@@ -49,8 +49,8 @@ def _real(expected):
 
 def test_logits_are_those_of_transformers(model):
     config, params, expected = model
-    scores = tiny.forward(config, params, expected["tokens"])
-    _close(np.where(_real(expected)[..., None], scores, 0.0), expected["logits"])
+    found = tiny.forward(config, params, expected["tokens"])
+    _close(np.where(_real(expected)[..., None], found, 0.0), expected["logits"])
 
 
 def _assert_learns_alike(config, params, expected):
