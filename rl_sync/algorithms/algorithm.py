@@ -200,9 +200,12 @@ class Algorithm:
         " which the trainer warns; 0 for no alarm.",
         unit="nats",
         least=0,
+        free="always",
     )
     allow_unsafe: bool = setting(
-        False, "Lets an algorithm run that does not bear stale data where there are some."
+        False,
+        "Lets an algorithm run that does not bear stale data where there are some.",
+        free="always",
     )
 
     def __post_init__(self) -> None:
