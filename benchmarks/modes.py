@@ -57,7 +57,7 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.roles import is_explorer
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.runtime import wiring
 from rl_sync.schedule import MODES
 from rl_sync.settings.reading import read_settings
@@ -231,7 +231,10 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     engine = _engine(settings)
     engine.load(lora.merge(model, part["params"]) if model.lora else part["params"], step)
     done = engine.generate(
-        [Request(row[:length], greedy) for row, length in zip(tokens, lengths, strict=True)]
+        [
+            CompletionRequest(row[:length], greedy)
+            for row, length in zip(tokens, lengths, strict=True)
+        ]
     )
     items = [
         Judgeable(prompt.fields, Completion(task.tokenizer.decode(one.tokens.tolist())))

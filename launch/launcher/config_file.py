@@ -37,7 +37,7 @@ def load(given: str) -> ConfigDict:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{_place(path, error)}: {_said(error)}. {_MODEL}") from error
+        raise ConfigError(f"{_location(path, error)}: {_said(error)}. {_MODEL}") from error
     if not isinstance(config, ConfigDict):
         returned = "nothing" if config is None else f"a {type(config).__name__}"
         raise ConfigError(
@@ -50,14 +50,14 @@ def load(given: str) -> ConfigDict:
 def _nearest_file(path: str) -> str:
     """Returns the end of a message: a file of similar name beside that one, or in `configs`."""
     folder, name = os.path.split(path)
-    for place in (folder or ".", "configs"):
-        names = [file for file in os.listdir(place) if file.endswith(".py")] if (
-            os.path.isdir(place)
+    for directory in (folder or ".", "configs"):
+        names = [file for file in os.listdir(directory) if file.endswith(".py")] if (
+            os.path.isdir(directory)
         ) else []  # fmt: skip
         stems = {file.removesuffix(".py"): file for file in names if file != "__init__.py"}
         near = nearest(name.removesuffix(".py").rpartition(".")[2], stems)
         if near is not None:
-            found = os.path.normpath(os.path.join(place, stems[near]))
+            found = os.path.normpath(os.path.join(directory, stems[near]))
             return f"; {question(f'--config={found}')}"
     return f". {_MODEL}"
 
@@ -76,7 +76,7 @@ def _call(path: str, arguments: list[str]) -> object:
     return get_config(*arguments)
 
 
-def _place(path: str, error: BaseException) -> str:
+def _location(path: str, error: BaseException) -> str:
     """Returns the file, and its last line in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         return f"{path}, line {error.lineno}"

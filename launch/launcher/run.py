@@ -33,8 +33,8 @@ from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import forget, is_open, secret_of
 from rl_sync.processes.topology import members_of, programs_of
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.interface import ReplayError
-from rl_sync.replay.process import Backend, ReplayServerError, ServerProcess, start_server
+from rl_sync.replay.interface import Backend, ReplayError
+from rl_sync.replay.process import ReplayServerError, ServerProcess, start_server
 from rl_sync.roles import MASTER, is_explorer, number_of, role_of
 from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import check_replay, replay_tables

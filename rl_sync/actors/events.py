@@ -52,7 +52,7 @@ class MasterSettings:
         return range(first + explorer - 1, first + self.groups_per_step, self.explorers)
 
 
-class Place(NamedTuple):
+class Assignment(NamedTuple):
     """Work to generate for an ordinal.
 
     Attributes:
@@ -71,7 +71,7 @@ class LiveLease(NamedTuple):
 
     Attributes:
       version: no token of its group is of an older one.
-      replacement: see `Place`.
+      replacement: see `Assignment`.
       trained: how many steps have trained on its group; above 0 only where others may do so again.
     """
 
@@ -85,13 +85,13 @@ class LiveLease(NamedTuple):
     replacement: int = 0
     trained: int = 0
 
-    def next_place(self, replaced: bool) -> Place:
+    def next_assignment(self, replaced: bool) -> Assignment:
         """Returns the work to generate for its ordinal if it is dropped.
 
         Args:
           replaced: whether the prompt is replaced by another.
         """
-        return Place(self.ordinal, self.attempt + 1, self.replacement + replaced)
+        return Assignment(self.ordinal, self.attempt + 1, self.replacement + replaced)
 
 
 class Position(NamedTuple):

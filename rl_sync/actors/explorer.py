@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Completion, Request
+from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params
@@ -136,14 +136,18 @@ class Explorer:
         tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in leases])
         prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
         requests = [
-            Request(prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt))
+            CompletionRequest(
+                prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt)
+            )
             for prompt, lease in zip(prompts, leases, strict=True)
         ]
         tickets = self.engine.submit(requests)
         baselines: list[int] | list[None] = [None] * len(leases)
         if self.with_baselines:
             greedy = dataclasses.replace(sampling, greedy=True)
-            baselines = self.engine.submit([Request(prompt, greedy) for prompt in prompts])
+            baselines = self.engine.submit(
+                [CompletionRequest(prompt, greedy) for prompt in prompts]
+            )
         parts = zip(leases, tickets, baselines, prompts, strict=True)
         return [UnfinishedGroup(*part) for part in parts]
 

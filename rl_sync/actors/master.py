@@ -21,6 +21,7 @@ from rl_sync.actors.events import (
     LEFT_OUT,
     RUN_ENDED,
     Admit,
+    Assignment,
     BatchTrained,
     Command,
     Event,
@@ -35,7 +36,6 @@ from rl_sync.actors.events import (
     LeaseRequested,
     LiveLease,
     MasterSettings,
-    Place,
     Position,
     Record,
     Started,
@@ -65,7 +65,7 @@ class MasterState:
     trained_steps: int = 0
     next_ordinal: int = 0
     next_lease: int = 0
-    again: tuple[Place, ...] = ()
+    again: tuple[Assignment, ...] = ()
     live: Mapping[int, LiveLease] = dataclasses.field(default_factory=dict)
     leased: int = 0
     trained: int = 0
@@ -133,7 +133,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
 
 def position(state: MasterState) -> Position:
     """Returns the position of the run; every ordinal that is not trained will be leased again."""
-    untrained = {(place.ordinal, place.replacement) for place in state.again}
+    untrained = {(one.ordinal, one.replacement) for one in state.again}
     untrained |= {
         (lease.ordinal, lease.replacement) for lease in state.live.values() if not lease.trained
     }
@@ -161,7 +161,7 @@ def _start(state: MasterState, position: Position) -> Outcome:
         trained_steps=position.step,
         next_ordinal=position.next_ordinal,
         next_lease=position.next_lease,
-        again=tuple(Place(ordinal, 1, replacement) for ordinal, replacement in position.again),
+        again=tuple(Assignment(ordinal, 1, tried) for ordinal, tried in position.again),
     ), ()
 
 
@@ -179,12 +179,12 @@ def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
     """Grants the explorer's share of the first explorer step in which some of it is left to do."""
     settings = state.settings
     taken = {lease.ordinal for lease in state.live.values()}
-    again = {place.ordinal: place for place in state.again}
+    again = {one.ordinal: one for one in state.again}
     for step in range(state.trained_steps + 1, settings.steps + 1):
         share = settings.share(request.explorer, step)
         free = [ordinal for ordinal in share if ordinal not in taken]
         if free:
-            todo = [again.get(ordinal, Place(ordinal)) for ordinal in free]
+            todo = [again.get(ordinal, Assignment(ordinal)) for ordinal in free]
             version = settings.schedule.exact_version(step)
             return _grant(state, request, step, version, True, todo[: settings.groups_per_lease])
     return state, (HoldBack("the end of training"),)
@@ -219,7 +219,7 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     step = min(step, last_step) if count else step
     assert not count or settings.schedule.may_start(step, newest)
     todo = list(state.again[:count])
-    todo += [Place(state.next_ordinal + i) for i in range(count - len(todo))]
+    todo += [Assignment(state.next_ordinal + i) for i in range(count - len(todo))]
     return _grant(state, request, step, newest, False, todo)
 
 
@@ -242,31 +242,31 @@ def _grant(
     step: int,
     version: int,
     exactly: bool,
-    todo: list[Place],
+    todo: list[Assignment],
 ) -> Outcome:
     deadline = request.now_secs + state.settings.lease_secs
     leases = tuple(
         LiveLease(
             lease_id=state.next_lease + i,
-            ordinal=place.ordinal,
-            attempt=place.attempt,
+            ordinal=one.ordinal,
+            attempt=one.attempt,
             explorer=request.explorer,
             version=version,
             buffered=False,
             deadline_secs=deadline,
-            replacement=place.replacement,
+            replacement=one.replacement,
         )
-        for i, place in enumerate(todo)
+        for i, one in enumerate(todo)
     )
     grant = GrantLeases(step, version, exactly, leases)
     if not leases:
         return state, (grant,)
-    granted = {place.ordinal for place in todo}
+    granted = {one.ordinal for one in todo}
     state = dataclasses.replace(
         state,
         next_lease=state.next_lease + len(leases),
         next_ordinal=max(state.next_ordinal, max(granted) + 1),
-        again=tuple(place for place in state.again if place.ordinal not in granted),
+        again=tuple(one for one in state.again if one.ordinal not in granted),
         live={**state.live, **{lease.lease_id: lease for lease in leases}},
         leased=state.leased + len(leases),
     )
@@ -336,7 +336,7 @@ def _drop(
     state, dropped = _settle(state, leases, reason)
     if not dropped:
         return state, ()
-    again = {*state.again, *(lease.next_place(replaced) for lease in dropped)}
+    again = {*state.again, *(lease.next_assignment(replaced) for lease in dropped)}
     state = dataclasses.replace(state, again=tuple(sorted(again)))
     return state, (Record("dropped", dropped, reason),)
 

@@ -152,9 +152,9 @@ class Trainer:
         The calling process has the whole batch and places the shards of its own devices. An array
         that lies there already stays.
         """
-        return jax.tree.map(put, batch, self.places(batch))
+        return jax.tree.map(put, batch, self.batch_shardings(batch))
 
-    def places(self, batch: TrainBatch) -> TrainBatch:
+    def batch_shardings(self, batch: TrainBatch) -> TrainBatch:
         """Returns the sharding of each array of a batch where `step` reads it."""
         return shardings(self._batch_like(batch))
 
@@ -210,7 +210,7 @@ class Trainer:
         def update(
             learned: _Learned, shares: tuple[Experience, Demonstrations | None]
         ) -> tuple[_Learned, Metrics]:
-            share, shown = shares
+            share, demonstrations = shares
             totals = objective.totals(
                 self.algorithm,
                 share,
@@ -227,16 +227,16 @@ class Trainer:
 
             params = learned.trained, learned.critic.params if learned.critic else None
             descent, metrics = gradient(loss, params, share, self.microbatch_rows)
-            if shown is not None:
-                mixed, of_shown = imitation.mix_in(
+            if demonstrations is not None:
+                mixed, more = imitation.mix_in(
                     descent[0],
                     lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
                     learned.trained,
-                    shown,
+                    demonstrations,
                     self.algorithm.expert_coefficient,
                     self.microbatch_rows,
                 )
-                descent, metrics = (mixed, descent[1]), metrics | of_shown
+                descent, metrics = (mixed, descent[1]), metrics | more
             metrics["gradient_norm"] = optax.tree.norm(descent[0])
             if learned.critic is not None:
                 metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
@@ -347,11 +347,11 @@ class Trainer:
         trained, rows = self._held(trained), known.rows
         if critic is not None:
             critic = self._critic.held(critic, self._trained_like)
-        scores = self._forward.scores(trained, critic, frozen, rows.tokens, rows.packing)
-        loss, metrics = policy_loss(self.algorithm, scores.logprobs, scores.entropy, known, totals)
-        if self.critic is None or scores.values is None:
+        found = self._forward.outputs(trained, critic, frozen, rows.tokens, rows.packing)
+        loss, metrics = policy_loss(self.algorithm, found.logprobs, found.entropy, known, totals)
+        if self.critic is None or found.values is None:
             return loss, metrics
-        of_values, more = value_loss(self.critic, scores.values, known, totals)
+        of_values, more = value_loss(self.critic, found.values, known, totals)
         return loss + of_values, metrics | more
 
     @functools.cached_property

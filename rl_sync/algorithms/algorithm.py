@@ -147,7 +147,9 @@ class Algorithm:
         0.0, "Weight of the entropy, which is subtracted from the loss.", least=0
     )
     expert_rows: int = setting(
-        0, "Demonstrations that a trainer step imitates beside its rollouts; 0 for none.", least=0
+        0,
+        "Demonstrations that a trainer step learns from beside its rollouts; 0 for none.",
+        least=0,
     )
     expert_coefficient: float = setting(
         0.0,
@@ -198,9 +200,12 @@ class Algorithm:
         " which the trainer warns; 0 for no alarm.",
         unit="nats",
         least=0,
+        free="always",
     )
     allow_unsafe: bool = setting(
-        False, "Lets an algorithm run that does not bear stale data where there are some."
+        False,
+        "Lets an algorithm run that does not bear stale data where there are some.",
+        free="always",
     )
 
     def __post_init__(self) -> None:
@@ -226,9 +231,9 @@ class Algorithm:
         return any(CORRECTIONS[name].of_update for name in self.corrections)
 
     @property
-    def imitates(self) -> bool:
+    def demonstrations_only(self) -> bool:
         """Says whether a run trains on the task's demonstrations, and generates nothing."""
-        return ADVANTAGES[self.advantage].imitates
+        return ADVANTAGES[self.advantage].of_demonstrations
 
     @property
     def needs_reference(self) -> bool:
@@ -332,8 +337,8 @@ class Algorithm:
                 "algorithm.correction=second_moment is taken over all tokens of an update before"
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
-        if self.imitates:
-            self._check_imitation()
+        if self.demonstrations_only:
+            self._check_demonstrations()
         if loss.of_pairs != advantage.of_pairs:
             raise ValueError(
                 f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
@@ -352,7 +357,7 @@ class Algorithm:
                 " algorithm.advantage=reinforce_pp_baseline, or dr_grpo."
             )
 
-    def _check_imitation(self) -> None:
+    def _check_demonstrations(self) -> None:
         """Refuses what needs tokens that a policy drew, or rewards."""
         expected = {
             "loss": "reinforce",
@@ -367,6 +372,6 @@ class Algorithm:
             if getattr(self, field) != value:
                 raise ValueError(
                     f"algorithm.{field}={getattr(self, field)!r} does not fit algorithm.advantage="
-                    f"demonstration, which imitates what nobody has drawn or judged: it takes"
+                    f"demonstration, whose completions nobody has drawn or judged: it takes"
                     f" algorithm.{field}={value!r}."
                 )

@@ -109,7 +109,7 @@ def topr(
     mask: Mask,
     sequences: Sequences = None,
 ) -> Float[Array, "B T"]:
-    """−A · log π where A > 0, −sg(min(Π ρ_t, 1)) · A · log π elsewhere: what is good is imitated
+    """−A · log π where A > 0, −sg(min(Π ρ_t, 1)) · A · log π elsewhere: what is good is learned
     however unlikely it is, what is bad is left alone once it is unlikely (TOPR, arXiv:2503.14286,
     section 3).
 

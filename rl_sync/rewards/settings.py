@@ -30,6 +30,7 @@ class RewardSettings:
         None,
         "File with the secret that the run shares with reward servers.",
         implied="none, and reward.addresses needs one",
+        is_path=True,
     )
     limit_secs: float = setting(
         30.0,

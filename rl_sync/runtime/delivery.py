@@ -63,7 +63,7 @@ class Delivery:
         if self._beside:
             self._session.agree("delivery", lambda: self._hand_over(groups))
         else:
-            self._session.agree("insert", lambda: self._insert(self._score(groups)))
+            self._session.agree("insert", lambda: self._insert(self._judge(groups)))
 
     def check(self) -> None:
         """Raises what the thread has failed with, if it has; for the first process."""
@@ -101,13 +101,13 @@ class Delivery:
                     except queue.Empty:
                         continue
                     assert groups is not None
-                    self._insert(self._score(groups))
+                    self._insert(self._judge(groups))
             except RunStoppedError:
                 pass  # The main thread hears of it, too.
             except BaseException as error:
                 self._fault = error
 
-    def _score(self, groups: list[Group]) -> list[Group]:
+    def _judge(self, groups: list[Group]) -> list[Group]:
         """Has groups judged; returns them with their rewards, but for those that are replaced."""
         with self._session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._written(group)]

@@ -13,7 +13,7 @@ from rl_sync.processes.calls import Verdict
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import Session
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.verdicts import verdicts, written
 from rl_sync.tasks.task import Task
@@ -67,7 +67,7 @@ class Evaluator:
         """Verdicts on greedy completions."""
         tokens, lengths = self.task.encode_prompts([prompt.text for prompt in prompts])
         requests = [
-            Request(row[:length], self.sampling)
+            CompletionRequest(row[:length], self.sampling)
             for row, length in zip(tokens, lengths, strict=True)
         ]
         # A new one each time: it holds on to weights that train steps donate, and to its cache.

@@ -1,4 +1,4 @@
-"""The explorer's program: lease prompts, take weights, generate, have it judged, insert."""
+"""The explorer's loop: lease prompts, take weights, generate, have it judged, insert."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IN_FLIGHT_POLL_SECS = 0.1
 
 
 @dataclasses.dataclass
-class ExplorerProgram:
+class ExplorerLoop:
     """Drives the explorer actor until the master says that there is nothing more to do.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The master's program: the master actor behind remote calls, with its ledger and its judges."""
+"""The master's server: the master actor behind remote calls, with its ledger and its judges."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from rl_sync.weights.rendezvous import MeetingPoint
 _TICK_SECS = 0.5
 
 
-class MasterProgram:
+class MasterServer:
     """Answers the other roles' calls.
 
     Args:
@@ -312,9 +312,9 @@ class MasterProgram:
 
 def run_master(settings: RunSettings, address: str) -> None:
     """Serves as the master, at `host:port`, until it is told to close, or to terminate."""
-    program = MasterProgram(settings)
+    served = MasterServer(settings)
     host, _, port = address.rpartition(":")
-    server = RpcServer(program.answer, int(port), host, secret=secret_of(settings.workdir))
-    signal.signal(signal.SIGTERM, lambda *_: program.closed.set())
-    program.closed.wait()
+    server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))
+    signal.signal(signal.SIGTERM, lambda *_: served.closed.set())
+    served.closed.wait()
     server.close()

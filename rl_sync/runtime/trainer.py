@@ -1,4 +1,4 @@
-"""The trainer's program: warm up, then read a batch, train, publish, step after step."""
+"""The trainer's loop: warm up, then read a batch, train, publish, step after step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.shares import BatchPlacer
-from rl_sync.runtime.stepping import Shown, Stepping
+from rl_sync.runtime.stepping import DemonstrationsOf, Stepping
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.storage.adaptation import load_adapted
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class TrainerProgram:
+class TrainerLoop:
     """Drives the trainer actor through a run.
 
     Attributes:
@@ -65,7 +65,7 @@ class TrainerProgram:
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
       processes: the trainer's, by their indices in their cluster.
-      shown: see `Stepping`.
+      demonstrations: see `Stepping`.
     """
 
     session: Session
@@ -78,7 +78,7 @@ class TrainerProgram:
     reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
     processes: Sequence[int]
-    shown: Shown | None = None
+    demonstrations: DemonstrationsOf | None = None
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -101,7 +101,7 @@ class TrainerProgram:
         consumed = ConsumptionRecord(workdir if self.session.leads else None, start)
         placer = BatchPlacer(self.session, self.trainer, self.processes)
         stepping = Stepping(
-            self.session, self.batching, self._steps, placer.place, consumed, self.shown
+            self.session, self.batching, self._steps, placer.place, consumed, self.demonstrations
         )
         ending, whole = "the run ended", True
         broken: Exception | None = None
@@ -146,8 +146,8 @@ class TrainerProgram:
         like = self.trainer.like()
         self._steps = CompiledSteps(self.session, self.trainer, like)
         largest = self.batching.largest()
-        if self.shown is not None:
-            largest = largest._replace(demonstrations=self.shown(0))
+        if self.demonstrations is not None:
+            largest = largest._replace(demonstrations=self.demonstrations(0))
         self._steps.prepare(largest)
         position = Position(step=0, next_ordinal=0, again=(), next_lease=0)
         if self._latest() is not None:
@@ -229,7 +229,7 @@ class TrainerProgram:
     @property
     def _learning(self) -> str:
         """One word for what the trainer steps do."""
-        return "imitation" if self.session.settings.algorithm.imitates else "RL"
+        return "SFT" if self.session.settings.algorithm.demonstrations_only else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
         values = self.evaluator.accuracy(state.params)

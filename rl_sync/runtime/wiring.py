@@ -28,7 +28,7 @@ def load_task(settings: RunSettings) -> Task:
 
     Raises:
       ConfigError: they cannot be read (the message says where), do not fit the model, or there is
-        nothing to imitate where a setting wants it.
+        no demonstrations where a setting wants it.
     """
     tokenizer = dataclasses.replace(
         settings.tokenizer, path=settings.tokenizer.path or settings.model.path
@@ -53,13 +53,10 @@ def _require_demonstrations(settings: RunSettings, task: Task) -> None:
         "algorithm.expert_rows": algorithm.expert_rows,
     }
     for name, value in wanted.items():
-        rule = (
-            f"{name}={value}, but the task has no demonstrations to imitate: use {name}=0 to go"
-            " without."
-        )
+        rule = f"{name}={value}, but the task has no demonstrations: use {name}=0 to go without."
         require(not value, " ".join([rule, *task.notes]))
     require(
-        not algorithm.imitates,
+        not algorithm.demonstrations_only,
         f"algorithm.name={algorithm.name} trains on demonstrations, but the task has none: name the"
         " field that they are in, or another algorithm.",
     )

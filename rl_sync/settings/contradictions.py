@@ -81,7 +81,7 @@ def _check_hosts(settings: RunSettings) -> None:
 def _check_explorers(settings: RunSettings) -> None:
     mode = MODES[settings.sync.mode]
     count, least, most = settings.explorers, mode.least_explorers, mode.most_explorers
-    if settings.algorithm.imitates:
+    if settings.algorithm.demonstrations_only:
         require_no_explorers(settings.algorithm, settings.explorer)
         least = 0
     require(

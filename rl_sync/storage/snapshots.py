@@ -272,15 +272,15 @@ def _leave_out(
     aside: bool,
     say: Callable[[str], None],
 ) -> None:
-    path, place = snapshot_path(directory, step), ""
+    path, renamed = snapshot_path(directory, step), ""
     if aside:
         names = (f"{_DAMAGED}{step:08d}{suffix}" for suffix in ("", *map("-{}".format, range(99))))
         target = next(directory / name for name in names if not (directory / name).exists())
         path.rename(target)
-        place = f" It is now called {target.name}."
+        renamed = f" It is now called {target.name}."
     say(
         f"The snapshot {path} is damaged: {reason}. The one of step {instead} is used"
-        f" instead.{place}"
+        f" instead.{renamed}"
     )
 
 

@@ -11,7 +11,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Group, Lease
 from tests.tasks.loading import load
@@ -213,7 +213,7 @@ def test_a_greedy_completion_beside_a_group_changes_nothing_of_it_and_becomes_it
     _, (group,) = explorer.rollout(STATE, [_lease(3)])
     assert group.tokens.shape == (4, TASK.row_tokens)
     prompt = np.array(TASK.tokenizer.encode(TASK.train[3].text), np.int32)
-    request = Request(prompt, dataclasses.replace(EXPLORER.sampling, greedy=True))
+    request = CompletionRequest(prompt, dataclasses.replace(EXPLORER.sampling, greedy=True))
     ((greedy,),) = EXPLORER.engine.generate([request])
     np.testing.assert_array_equal(group.tokens[3][group.completion_mask[3]], greedy.tokens)
     judged = explorer.rewarded(group, np.array([1.0, 0.0, 0.5, 0.75], np.float32))

@@ -74,9 +74,9 @@ def _group(lengths, row_tokens=8, version=0, params=PARAMS, model=MODEL):
     random, rows = np.random.default_rng(1), len(lengths)
     tokens = random.integers(2, 7, (rows, row_tokens))
     end = 2 + np.asarray(lengths)[:, None]
-    place = np.arange(row_tokens)
-    mask = (place >= 2) & (place < end)
-    tokens = np.where(place < end, tokens, 0).astype(np.int32)
+    position = np.arange(row_tokens)
+    mask = (position >= 2) & (position < end)
+    tokens = np.where(position < end, tokens, 0).astype(np.int32)
     logprobs, _ = _logprobs(model, params, tokens, 0.8)
     return Group(
         lease_id=0,
@@ -412,10 +412,10 @@ def test_a_warm_up_step_that_is_not_finite_changes_nothing():
 
 def test_packing_demonstrations_does_not_change_the_warm_up():
     trainer, batch = _trainer(), _batch((1, 2, 6, 1, 3, 2, 1, 4))
-    shown = Demonstrations(batch.rows.tokens, batch.rows.completion_mask)
-    packed = lay_out(shown, "packed")
+    demonstrations = Demonstrations(batch.rows.tokens, batch.rows.completion_mask)
+    packed = lay_out(demonstrations, "packed")
     assert packed.tokens.shape[0] < 8
-    state, metrics = trainer.warm_up_step(_fresh(trainer), *shown)
+    state, metrics = trainer.warm_up_step(_fresh(trainer), *demonstrations)
     other, other_metrics = trainer.warm_up_step(_fresh(trainer), *packed)
     np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=1e-5)
     _assert_close(state.params, other.params, atol=1e-4)

@@ -89,10 +89,10 @@ def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fiel
     )
     for name, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
-    assert jax.tree.map(_place, found) == jax.tree.map(_place, trainer.like())
+    assert jax.tree.map(_laid_out, found) == jax.tree.map(_laid_out, trainer.like())
 
 
-def _place(x):
+def _laid_out(x):
     """Returns shape, dtype, regions by device, and kind of memory of an array."""
     indices = x.sharding.devices_indices_map(x.shape)
     return x.shape, x.dtype, indices, x.sharding.memory_kind
@@ -142,7 +142,7 @@ def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path
     assert {x.sharding.memory_kind for x in jax.tree.leaves(warming.opt_state[1][0].mu)} == {
         "pinned_host"
     }
-    assert jax.tree.map(_place, warming) == jax.tree.map(_place, trainer.warm_up_like())
+    assert jax.tree.map(_laid_out, warming) == jax.tree.map(_laid_out, trainer.warm_up_like())
     state = trainer.begin(warming)
     for tree in (state.ref_params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(tree)} == {"pinned_host"}
@@ -150,7 +150,7 @@ def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path
     save_snapshot(tmp_path, 0, state, {})
     _, found, _ = load_snapshot(tmp_path, 0, trainer.like())
     jax.tree.map(np.testing.assert_array_equal, found, state)
-    assert jax.tree.map(_place, found) == jax.tree.map(_place, state)
+    assert jax.tree.map(_laid_out, found) == jax.tree.map(_laid_out, state)
 
 
 def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
@@ -181,8 +181,8 @@ def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), found.params, expected.params
     )
-    places = jax.tree.map(_place, trainer.start(found.params))
-    assert jax.tree.map(_place, found) == places, "or the next step compiles again"
+    expected = jax.tree.map(_laid_out, trainer.start(found.params))
+    assert jax.tree.map(_laid_out, found) == expected, "or the next step compiles again"
 
 
 def test_every_device_has_all_rewards_and_baselines():

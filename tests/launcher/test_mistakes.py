@@ -127,7 +127,7 @@ VALUES = [
     ("model.embed_dim=100000000000000000000", "is too large"),
     ("model.path=", "model.path"),
     ("model.path=~/nothing", "/nothing' is neither a directory nor a model"),
-    ("model.lora.targets=zzz", "model.lora.targets='zzz' must name some of q, k"),
+    ("model.lora.targets=zzz", "model.lora.targets='zzz' is not one of q, k"),
     ("model.lora.rank=-1", "model.lora.rank=-1"),
     ("trainer.steps=0", "trainer.steps=0 must be at least 1"),
     ("trainer.steps=1000000000", "more than the 2,147,483,647 that an optimizer counts"),

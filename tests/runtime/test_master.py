@@ -1,4 +1,4 @@
-"""The master's program: remote calls that wait, without processes."""
+"""The master's server: remote calls that wait, without processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from rl_sync.processes.calls import (
 from rl_sync.processes.messages import decode, encode
 from rl_sync.processes.results import LogprobGap, Result, Skipped, Summary
 from rl_sync.processes.rpc import Call
-from rl_sync.runtime.master import MasterProgram
+from rl_sync.runtime.master import MasterServer
 from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import read_ledger
 from tests.observe.full_disk import files_of_at_most
@@ -60,10 +60,10 @@ def master(tmp_path):
     config.reward.workers = 0
     config.trainer.steps = 10
     settings = read_settings({**config.to_dict(), "workdir": str(tmp_path)})
-    program = MasterProgram(settings)
-    program.answer(Begin(Position(step=0, next_ordinal=0, again=(), next_lease=0)))
-    yield program.answer
-    program.answer(Close())
+    server = MasterServer(settings)
+    server.answer(Begin(Position(step=0, next_ordinal=0, again=(), next_lease=0)))
+    yield server.answer
+    server.answer(Close())
 
 
 def fill(master):
