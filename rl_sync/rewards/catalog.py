@@ -28,8 +28,20 @@ REWARDS = {
         "rl_sync.rewards.exact:ExactMatch", "Compares the completion with the answer as text."
     ),
     "final_answer": Kind(
-        "rl_sync.rewards.final:FinalAnswer",
-        "Compares the text after the last # with the answer.",
+        "rl_sync.rewards.final:FinalAnswer", "Compares the text after the last # with the answer."
+    ),
+    "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
+    "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
+    "format": Kind("rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags."),
+    "length_band": Kind(
+        "rl_sync.rewards.shaping:LengthBand", "Prefers completions of a range of lengths."
+    ),
+    "soft_overlong": Kind(
+        "rl_sync.rewards.shaping:SoftOverlong", "Punishes the last tokens before the limit."
+    ),
+    "repetition": Kind("rl_sync.rewards.shaping:Repetition", "Punishes repeated n-grams."),
+    "language": Kind(
+        "rl_sync.rewards.shaping:Language", "Measures the share of letters of a script."
     ),
 }
 

@@ -92,6 +92,12 @@ class Rubric:
                         f" ({_short(str(row.get('prompt', '')), 80)!r}): {error}"
                     ) from error
 
+    def warm_up(self) -> None:
+        """Prepares this process with every term that has `warm_up()`, before the clock starts."""
+        for part in self._parts:
+            if hasattr(part.reward, "warm_up"):
+                part.reward.warm_up()
+
     def judge(self, items: Sequence[Judgeable], limit_secs: float | None = None) -> list[Judgement]:
         """Judges completions, in their order.
 

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import logging
 import math
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ _PR_SET_PDEATHSIG = 1
 _SHARE_SECS = 0.05
 """The time that a worker is given work for at once; more would leave others idle at the end."""
 _MOST_REBUILDS = 3
+_log = logging.getLogger(__name__)
 
 
 class QueueTimeoutError(TimeoutError):
@@ -180,7 +182,7 @@ class Judges:
         return pebble.ProcessPool(
             self._settings.workers,
             initializer=_begin,
-            initargs=(self._settings.memory_bytes,),
+            initargs=(self._name, self._settings.memory_bytes),
             # The parent has threads; a fork would copy them in the middle of their work.
             context=multiprocessing.get_context("spawn"),
         )
@@ -214,14 +216,18 @@ def _judge(name: str, items: list[Judgeable], limit_secs: float) -> tuple[float,
     return time.perf_counter() - start, judged
 
 
-def _begin(memory_bytes: int) -> None:
-    """Prepares a worker: its limits, and its end when its parent ends, in whatever way."""
+def _begin(name: str, memory_bytes: int) -> None:
+    """Prepares a worker: its limits, its reward, and its end when its parent ends in any way."""
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     if sys.platform == "linux":
         # A judge may hold the interpreter's lock, so that no thread of ours can run.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_follow_parent, name="lifeline", daemon=True).start()
+    try:
+        _rubric(name).warm_up()
+    except Exception:
+        _log.exception("A worker could not prepare the reward %s", name)
 
 
 def _follow_parent() -> None:
