@@ -63,7 +63,13 @@ EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "c
 LATEST = [name for name in RUNS if name not in EXACT]
 
 
-SLOW = [name for name in RUNS if name.endswith("in teams") or "from a checkpoint" in name]
+# Others have the same transfer, or as many explorers.
+ALIKE = ("synchronous, interval 2", "two explorers by server", "three explorers")
+SLOW = [
+    name
+    for name in RUNS
+    if name in ALIKE or name.endswith("in teams") or "from a checkpoint" in name
+]
 
 
 def of(*names: str) -> pytest.MarkDecorator:
