@@ -4,6 +4,7 @@ python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchrono
 python -m launcher plan --config=configs/arithmetic.py
 python -m launcher timeline --workdir=runs/… [--steps=1:8]
 python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16]
+python -m launcher reward --config=… [--host=…] [--port=…] [--secret-path=…]
 python -m launcher settings [PATTERN]
 """
 
@@ -52,6 +53,8 @@ def _execute(arguments: command_line.Arguments) -> int:
         return _settings(arguments.words)
     assert arguments.config is not None
     config = arguments.config.to_dict()
+    if arguments.command == "reward":
+        return _reward(config, arguments.flags)
     return _plan(config) if arguments.command == "plan" else _run(config)
 
 
@@ -114,6 +117,14 @@ def _export(flags: Mapping[str, str]) -> int:
     step = export(Path(workdir), Path(target), flags.get("dtype"))
     print(f"The policy after trainer step {step} is in {target}.")
     return 0
+
+
+def _reward(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
+    from launcher import reward
+
+    return reward.serve(
+        config, flags.get("host"), flags.get("port"), secret_path=flags.get("secret-path")
+    )
 
 
 def _settings(pattern: str) -> int:

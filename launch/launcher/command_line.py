@@ -58,6 +58,11 @@ COMMANDS = {
         ("workdir", "to", "dtype"),
         "--workdir=runs/… --to=DIRECTORY --dtype=bfloat16",
     ),
+    "reward": Command(
+        "Serves the config's reward to runs, here or elsewhere.",
+        (CONFIG, "host", "port", "secret-path"),
+        "--config=configs/arithmetic.py --host=10.0.0.3 --port=8100 --secret-path=~/reward.secret",
+    ),
     "settings": Command(
         "Lists all settings and their meanings, or those that a PATTERN fits.",
         (),
@@ -66,7 +71,7 @@ COMMANDS = {
     ),
 }
 FLAGS = {
-    CONFIG: ("FILE", "A config file; configs/ has some. run, plan."),
+    CONFIG: ("FILE", "A config file; configs/ has some. run, plan, reward."),
     "workdir": ("DIRECTORY", "The work directory of a run. timeline, export."),
     "out": ("DIRECTORY", "Where the pictures go; the work directory if not set. timeline."),
     "steps": ("FIRST:LAST", "The trainer steps to draw, such as 3:8, 3: or all. timeline."),
@@ -76,8 +81,15 @@ FLAGS = {
         "What parameters are stored as: float32, bfloat16 or float16; as imported, or float32, if"
         " not set. export.",
     ),
+    "host": ("ADDRESS", "The address to serve at; only this machine's own if not set. reward."),
+    "port": ("PORT", "The port to serve at; any free one if not set. reward."),
+    "secret-path": (
+        "FILE",
+        "The secret that the runs share, made if there is none; reward.secret_path if not set."
+        " reward.",
+    ),
 }
-_PATHS = ("workdir", "out", "to")
+_PATHS = ("workdir", "out", "to", "secret-path")
 _PROGRAM = "python -m launcher"
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 _SETTING = re.compile(r"--?(?:no)?config\.([^=]*)(=.*)?", re.DOTALL)
@@ -116,7 +128,9 @@ def help_text() -> str:
     lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
     lines += ["", "flags:"]
     entries = {f"--{name}={value}": text for name, (value, text) in FLAGS.items()}
-    entries["--config.NAME=VALUE"] = "Changes a setting; `settings` lists them all. run, plan."
+    entries["--config.NAME=VALUE"] = (
+        "Changes a setting; `settings` lists them all. run, plan, reward."
+    )
     entries["-h, --help"], entries["--version"] = "Prints this.", "Prints the version."
     for flag, text in entries.items():
         lines += textwrap.wrap(text, 96, initial_indent=f"  {flag:<22}", subsequent_indent=" " * 24)

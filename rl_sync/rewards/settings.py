@@ -15,8 +15,8 @@ class RewardSettings:
 
     workers: int = setting(
         1,
-        "Processes that judge, beside the master; 0 judges in the master's own process, without"
-        " limits of time and memory.",
+        "Processes that judge, beside the master or in a reward server; 0 judges in that process"
+        " itself, without limits of time and memory.",
         least=0,
         greatest=1024,
     )
@@ -28,8 +28,9 @@ class RewardSettings:
     )
     secret_path: str | None = setting(
         None,
-        "File with the secret that the run shares with reward servers.",
-        implied="none, and reward.addresses needs one",
+        "File with the secret that the run shares with reward servers; a server makes it if there"
+        " is none.",
+        implied="none, and reward servers need one",
     )
     limit_secs: float = setting(
         30.0,
@@ -73,6 +74,12 @@ class RewardSettings:
         "Judgements that are written to judgements.jsonl in the work directory.",
         choices=RECORDS,
     )
+
+    @property
+    def server_addresses(self) -> list[str]:
+        """The addresses of reward servers; none where the run has workers of its own."""
+        parts = (part.strip() for part in (self.addresses or "").split(","))
+        return [part for part in parts if part]
 
     def __post_init__(self) -> None:
         check(self, "reward")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -97,7 +98,9 @@ class Judging:
         if future is None:
             raise ValueError(f"Ticket {ticket} is unknown: its verdicts were given already.")
         concurrent.futures.wait([future], poll_secs)
-        if not future.done():
+        if future.done() and future.exception() is not None:
+            time.sleep(poll_secs)  # The run is being stopped, of which who asks will hear.
+        if not future.done() or future.exception() is not None:
             return Pending(self._judge.judged)
         with self._lock:
             self._pending.pop(ticket, None)
@@ -105,12 +108,15 @@ class Judging:
 
     def _judged(self, items: Sequence[Written]) -> list[Verdict]:
         prompts = [self._prompt(item) for item in items]
-        judged = self._judge.judge(
-            [
-                Judgeable(prompt.fields, Completion(item.text, item.tokens, item.truncated))
-                for prompt, item in zip(prompts, items, strict=True)
-            ],
-        )
+        asked = [
+            Judgeable(prompt.fields, Completion(item.text, item.tokens, item.truncated))
+            for prompt, item in zip(prompts, items, strict=True)
+        ]
+        try:
+            judged = self._judge.judge(asked)
+        except Exception as error:
+            self._fail(f"Completions cannot be judged: {error}")
+            raise
         for prompt, item, one in zip(prompts, items, judged, strict=True):
             self._keep(prompt, item, one)
         return [Verdict(one.score, self._solves(one)) for one in judged]
@@ -176,7 +182,7 @@ class Judging:
         items = example_rows([prompt.fields for prompt in self._task.train], _TRIED_ROWS)
         try:
             judged = self._judge.judge(items)
-        except (TimeoutError, OSError, RuntimeError) as error:
+        except (TimeoutError, OSError, RuntimeError, TypeError) as error:
             self._fail(f"The reward cannot be used: {error}")
             return
         if self._settings.unjudged_limit < 1 and not any(one.is_known for one in judged):

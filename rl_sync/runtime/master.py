@@ -73,7 +73,7 @@ class MasterProgram:
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
         self.closed = threading.Event()
-        self._judging = wiring.judging(settings, self._task, self._fail)
+        self._judging = wiring.judging(settings, self._task, self._fail, self._say)
         self.answer = self._desk()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
@@ -254,6 +254,10 @@ class MasterProgram:
         """Adds to the run's result."""
         with self._changed:
             self._result = self._result.updated(result)
+
+    def _say(self, message: str) -> None:
+        """Shows a line on the display."""
+        self._message = message
 
     def _evaluated(self, call: calls.Evaluated) -> None:
         self._add(Result(evaluations={call.moment: call.values}))

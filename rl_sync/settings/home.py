@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-_PATHS = ("workdir", "directory", "path", "held_out_path", "compilation_cache")
+_PATHS = ("workdir", "directory", "path", "held_out_path", "secret_path", "compilation_cache")
 """The names of settings that are paths, whatever the section."""
 
 
