@@ -133,4 +133,4 @@ class Workdir:
         """Files that an attempt at a run leaves behind, and the next one moves aside."""
         folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
-        return self.config, *folders, *records
+        return self.config, *folders, *records, self.judgements

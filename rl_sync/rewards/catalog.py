@@ -46,7 +46,7 @@ def make(term: Term) -> Callable[..., Any]:
     if is_reference(term.name):
         found = resolve(term.name)
     else:
-        require_one_of("reward", term.name, REWARDS)
+        require_one_of("task.reward", term.name, REWARDS)
         found = resolve(REWARDS[term.name].where)
     is_class = inspect.isclass(found)
     names = list(inspect.signature(found).parameters)[0 if is_class else 2 :]

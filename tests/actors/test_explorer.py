@@ -232,3 +232,21 @@ def test_a_group_whose_greedy_completion_is_unfinished_is_carried_over():
         state, groups = explorer.rollout(state, [])
     _, (whole,) = dataclasses.replace(EXPLORER, with_baselines=True).rollout(STATE, [_lease(0)])
     _assert_same(groups[0], whole, atol=1e-5)
+
+
+def test_completions_that_could_not_be_judged_are_masked_and_move_no_baseline():
+    with_baselines = dataclasses.replace(EXPLORER, with_baselines=True)
+    (group,) = EXPLORER.rollout(STATE, [_lease(3)])[1]
+    some = EXPLORER.rewarded(group, np.array([1, np.nan, 0], np.float32))
+    assert some.rewards.tolist() == [1.0, 0.5, 0.0]
+    assert some.completion_mask.any(axis=1).tolist() == [True, False, True]
+    assert some.oldest_version == group.oldest_version
+    none = EXPLORER.rewarded(group, np.array([np.nan] * 3, np.float32))
+    assert none.rewards.tolist() == [0.0] * 3
+    assert not none.completion_mask.any()
+    assert none.oldest_version == group.oldest_version
+    baseline = with_baselines.rewarded(group, np.array([1, np.nan, 0.25], np.float32))
+    assert (baseline.rewards.tolist(), baseline.baselines.tolist()) == ([1.0, 1.0], [0.25] * 2)
+    lost = with_baselines.rewarded(group, np.array([1, 0, np.nan], np.float32))
+    assert lost.rewards.tolist() == [0.0] * 2
+    assert not lost.completion_mask.any()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs import gsm8k
+from rl_sync.processes.calls import AskVerdicts, Verdict
 from rl_sync.rollout.request import Completion
 from rl_sync.runtime import evaluation, wiring
 from rl_sync.settings.reading import read_settings
@@ -66,19 +67,33 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
             return [[Completion(i, 0, x, x, x, "stop")] for i, x in enumerate(tokens)]
 
     def judge(call):
+        if isinstance(call, AskVerdicts):
+            return [Verdict(1.0, True), Verdict(0.5, False)]
         judged.extend(call.items)
-        return [1.0, 0.5]
+        return 1
 
     monkeypatch.setattr(evaluation, "Engine", Scripted)
     span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
-    session = types.SimpleNamespace(spans=span, call=judge)
+    limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
+    both = types.SimpleNamespace(launch=limits, reward=limits)
+    session = types.SimpleNamespace(spans=span, call=judge, settings=both)
     sampling = wiring.greedy_sampling(settings, task)
     evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
     assert evaluator.accuracy("params") == {"accuracy": 0.5, "problems": 2}
     assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
     prompt = task.tokenizer.encode_prompt(task.held_out[0].text)
     assert asked[0].prompt.tolist() == prompt
-    assert judged == [(p.text, "12", "12") for p in task.held_out]
+    asked_for = [(one.prompt_id, one.held_out, one.text, one.truncated) for one in judged]
+    assert asked_for == [(p.prompt_id, True, "12", False) for p in task.held_out]
+
+
+def test_problems_that_could_not_be_judged_are_counted_apart(settings, task, monkeypatch):
+    span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
+    session, sampling = types.SimpleNamespace(spans=span), wiring.greedy_sampling(settings, task)
+    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
+    judged = [Verdict(1.0, True), Verdict(None, False)]
+    monkeypatch.setattr(evaluation.Evaluator, "_verdicts", lambda *_: judged)
+    assert evaluator.accuracy("params") == {"accuracy": 1.0, "problems": 1, "unjudged": 1}
 
 
 def test_problems_that_are_trained_on_too_are_also_counted_apart(settings, task, monkeypatch):
@@ -88,7 +103,8 @@ def test_problems_that_are_trained_on_too_are_also_counted_apart(settings, task,
     session = types.SimpleNamespace(spans=span)
     sampling = wiring.greedy_sampling(settings, task)
     evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
-    monkeypatch.setattr(evaluation.Evaluator, "_rewards", lambda *_: [1.0, 0.5, 1.0])
+    judged = [Verdict(1.0, True), Verdict(0.5, False), Verdict(1.0, True)]
+    monkeypatch.setattr(evaluation.Evaluator, "_verdicts", lambda *_: judged)
     assert evaluator.accuracy("params") == {
         "accuracy": pytest.approx(2 / 3),
         "problems": 3,

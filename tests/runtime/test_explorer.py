@@ -3,13 +3,12 @@
 import contextlib
 import types
 
-import numpy as np
 import pytest
 
-from rl_sync.actors.events import Finish, GroupsBuffered, GroupsJudged, HoldBack
+from rl_sync.actors.events import Finish, HoldBack
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import Happened, Judge, LeaseGrant, Screen
+from rl_sync.processes.calls import LeaseGrant
 from rl_sync.processes.failures import RunError
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
@@ -52,15 +51,13 @@ def program(weights, monkeypatch):
     session = types.SimpleNamespace(spans=spans, agree=alone)
     program = ExplorerProgram(
         session,
-        1,
-        None,
-        None,
-        lambda: None,
-        weights,
-        lambda: 0.0,
-        SpanKind.SYNC_CHECKPOINT,
-        None,
-        "groups",
+        number=1,
+        explorer=None,
+        blank=lambda: None,
+        puller=weights,
+        granted_secs=lambda: 0.0,
+        sync_kind=SpanKind.SYNC_CHECKPOINT,
+        delivery=types.SimpleNamespace(check=lambda: None, close=lambda: None),
     )
     program.clock = clock
     return program
@@ -127,8 +124,7 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(progr
     program.explorer = types.SimpleNamespace(
         compile=lambda params: None, rollout=rollout, engine=types.SimpleNamespace(stats=Stats())
     )
-    program._score = lambda groups: groups
-    program._insert = inserted.append
+    program.delivery.deliver = inserted.append
     program.clock.monotonic = iter(range(100)).__next__
     weights.pull = lambda **_: (weights.version, "params")
     program.run()
@@ -153,56 +149,7 @@ def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(p
         program._generate(grant, ExplorerState(4, "params"))
 
 
-@pytest.mark.parametrize("replaces", [False, True])
-def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(program, replaces):
-    told = []
-
-    def call(call):
-        told.append(call)
-        return [1.0, 1.0, 0.0, 1.0] if isinstance(call, Judge) else (8,)
-
-    def rewarded(group, rewards):
-        return types.SimpleNamespace(lease_id=group.lease_id, rewards=rewards)
-
-    groups = [types.SimpleNamespace(lease_id=number) for number in (7, 8)]
-    algorithm = types.SimpleNamespace(screening=types.SimpleNamespace(replaces=replaces))
-    program.session.call, program.session.facts = call, {}
-    program.session.settings = types.SimpleNamespace(algorithm=algorithm)
-    program.explorer = types.SimpleNamespace(rewarded=rewarded)
-    program._judgeable = lambda group: [["asked", "said", "answer"]] * 2
-    kept = program._score(groups)
-    assert [group.lease_id for group in kept] == ([8] if replaces else [7, 8])
-    assert kept[-1].rewards.tolist() == [0.0, 1.0]
-    judged = Screen(GroupsJudged(((7, (1.0, 1.0)), (8, (0.0, 1.0)))))
-    assert told[1:] == ([judged] if replaces else [])
-    assert program.session.facts["reward"] == 0.75
-
-
 def test_a_version_is_waited_for_and_not_asked_for_again_and_again(program, weights):
     program.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
     program._await(7, patience=lambda: None)
     assert (weights.version, weights.looks) == (7, 2)
-
-
-def test_groups_are_inserted_with_the_priority_that_the_settings_name(program):
-    told, inserted = [], []
-    program.session.call = told.append
-    program.session.patience = lambda *_: lambda: None
-    program.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
-    program.session.settings = types.SimpleNamespace(
-        replay=types.SimpleNamespace(priority="reward", sampler="max_heap")
-    )
-    program.replay = types.SimpleNamespace(
-        insert_many=lambda table, items, **named: inserted.append((table, items, named))
-    )
-    groups = [
-        types.SimpleNamespace(
-            lease_id=number, rewards=np.array([0.0, number]), to_columns=lambda n=number: {"n": n}
-        )
-        for number in (7, 8)
-    ]
-    program._insert(groups)
-    ((table, items, named),) = inserted
-    assert (table, items) == ("groups", [{"n": 7}, {"n": 8}])
-    assert named["priorities"] == [3.5, 4.0]
-    assert told == [Happened(GroupsBuffered((7, 8)))]

@@ -19,11 +19,13 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.observe.display import RoleStatus
+from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.processes import calls
 from rl_sync.processes.calls import (
     AskLease,
     AskNewest,
     AskStatus,
+    AskVerdicts,
     Begin,
     Claim,
     Close,
@@ -33,10 +35,12 @@ from rl_sync.processes.calls import (
     Happened,
     Heartbeat,
     Judge,
-    Judgeable,
     LeaseGrant,
+    Pending,
     Report,
     Trained,
+    Verdict,
+    Written,
 )
 from rl_sync.processes.messages import decode, encode
 from rl_sync.processes.results import LogprobGap, Result, Skipped, Summary
@@ -157,9 +161,19 @@ def test_the_status_of_a_warm_up_counts_its_own_steps(master):
     assert (shown.step, shown.steps, shown.loss) == (0, 10, None)
 
 
-def test_completions_are_judged_by_the_tasks_reward_model(master):
-    items = [Judgeable("12+11=", completion, "32") for completion in ("32", " 32", "23")]
-    assert master(Judge(items)) == [1.0, 1.0, 0.0]
+def test_completions_are_judged_by_the_tasks_reward(master, tmp_path):
+    master(Happened(VersionPublished(0)))
+    prompt = master(AskLease(1)).leases[0].prompt
+    answer, number = prompt.answer, prompt.prompt_id
+    texts = (answer, f" {answer}", answer[::-1] + "1")
+    items = [Written(number, False, 17, text, [1, 2], False) for text in texts]
+    ticket = master(Judge(items))
+    while isinstance(verdicts := master(AskVerdicts(ticket, 1.0)), Pending):
+        pass
+    assert verdicts == [Verdict(1.0, True), Verdict(1.0, True), Verdict(0.0, False)]
+    records = read_json_lines(tmp_path / "judgements.jsonl")
+    assert [one["score"] for one in records] == [1.0, 1.0, 0.0]
+    assert records[2]["why"] == f"the answer is {answer!r}"
 
 
 def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_too(master):
