@@ -51,6 +51,11 @@ class Workdir:
         return self._at("checkpoints")
 
     @property
+    def best(self) -> Path:
+        """The step of the best snapshot; see `rl_sync.storage.best`."""
+        return self.snapshots / "best.json"
+
+    @property
     def warm_up_snapshots(self) -> Path:
         """Snapshots of the warm-up, while there are no others."""
         return self.snapshots / "warm_up"

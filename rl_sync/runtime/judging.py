@@ -75,6 +75,11 @@ class Judging:
         self._pending: dict[int, concurrent.futures.Future[list[Verdict]]] = {}
         self._tickets = 0
 
+    @property
+    def judged(self) -> int:
+        """A count that grows while completions are judged."""
+        return self._judge.judged
+
     def start(self) -> None:
         """Tries the reward on a few problems, in a thread; the run fails if it judges none."""
         threading.Thread(target=self._try, name="reward trial", daemon=True).start()
@@ -107,6 +112,14 @@ class Judging:
         return future.result()
 
     def _judged(self, items: Sequence[Written]) -> list[Verdict]:
+        return [Verdict(one.score, self.solves(one)) for one in self.judgements(items)]
+
+    def judgements(self, items: Sequence[Written]) -> list[Judgement]:
+        """Judges completions, in their order, and records the judgements.
+
+        Raises:
+          Exception: they cannot be judged; the run is then being stopped.
+        """
         prompts = [self._prompt(item) for item in items]
         asked = [
             Judgeable(prompt.fields, Completion(item.text, item.tokens, item.truncated))
@@ -119,7 +132,7 @@ class Judging:
             raise
         for prompt, item, one in zip(prompts, items, judged, strict=True):
             self._keep(prompt, item, one)
-        return [Verdict(one.score, self._solves(one)) for one in judged]
+        return judged
 
     def metrics(self, trained: Iterable[int], over: Iterable[int]) -> dict[str, float]:
         """Returns the mean of each component over a step's groups, and forgets them.
@@ -149,8 +162,9 @@ class Judging:
         problems = self._task.held_out if item.held_out else self._task.train
         return problems[item.prompt_id]
 
-    def _solves(self, judgement: Judgement) -> bool:
-        return judgement.is_known and judgement.components.get(self._main, 0.0) >= _SOLVED
+    def solves(self, judgement: Judgement) -> bool:
+        """Says whether a judgement's completion solves its problem."""
+        return solves(judgement, self._main)
 
     def _keep(self, prompt: Prompt, item: Written, one: Judgement) -> None:
         """Records a judgement, and counts it."""
@@ -191,6 +205,11 @@ class Judging:
                 f"The reward {self._task.reward} judged none of the first problems, tried with"
                 f" their own answers. Of {_shown(prompt)}: {judged[0].why}"
             )
+
+
+def solves(judgement: Judgement, main: str) -> bool:
+    """Says whether the first term of a reward, called `main`, gives a completion 1 or more."""
+    return judgement.is_known and judgement.components.get(main, 0.0) >= _SOLVED
 
 
 def _record(item: Written, one: Judgement) -> Mapping[str, object]:

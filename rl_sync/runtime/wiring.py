@@ -20,6 +20,7 @@ from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime.evaluation import Examination
 from rl_sync.runtime.judging import Judge, Judging
 from rl_sync.runtime.remote_judges import RemoteJudges, check_server
 from rl_sync.settings.records import ConfigError, require
@@ -193,8 +194,19 @@ def sampling(settings: RunSettings, task: Task) -> Sampling:
 
 
 def greedy_sampling(settings: RunSettings, task: Task) -> Sampling:
-    """The way of evaluations: as explorers do, but always with the likeliest token."""
+    """The way of probes: as explorers do, but always with the likeliest token."""
     return dataclasses.replace(sampling(settings, task), greedy=True)
+
+
+def examination(settings: RunSettings, task: Task) -> Examination:
+    """The held-out problems of an evaluation; several completions of each are drawn at random."""
+    evaluation = settings.evaluation
+    if evaluation.samples == 1:
+        drawn = greedy_sampling(settings, task)
+    else:
+        temperature = evaluation.temperature or settings.rollout.temperature
+        drawn = dataclasses.replace(sampling(settings, task), temperature=temperature)
+    return Examination(task, drawn, evaluation.problems, evaluation.samples, settings.seed)
 
 
 def engine(settings: RunSettings, task: Task, layout: Layout) -> Engine:
@@ -235,4 +247,7 @@ def master_settings(settings: RunSettings) -> MasterSettings:
         carries_over=settings.rollout.budget_tokens > 0,
         screening=settings.algorithm.screening,
         times_sampled=settings.replay.times_sampled,
+        evaluate_every_steps=(
+            settings.evaluation.every_steps if settings.evaluates_on_explorers else 0
+        ),
     )

@@ -19,7 +19,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -66,6 +66,7 @@ def save_snapshot(
     metadata: dict[str, Any],
     *,
     keep: int = 3,
+    kept: Collection[int] = (),
     processes: Iterable[int] | None = None,
     agree: Agree = alone,
 ) -> None:
@@ -77,6 +78,7 @@ def save_snapshot(
       state: a pytree of jax arrays (PRNG keys among them), numpy arrays and Python numbers.
       metadata: other values to save, as JSON.
       keep: the number of newest snapshots that stay.
+      kept: steps whose snapshots stay besides.
       processes, agree: the program's processes, by their indices in the cluster, and their means to
         agree.
 
@@ -100,7 +102,7 @@ def save_snapshot(
     def finish() -> None:
         (unfinished / _METADATA).write_text(text)
         seal(unfinished)
-        others = [other for other in _steps(directory) if other != step]
+        others = [other for other in _steps(directory) if other != step and other not in kept]
         if snapshot_path(directory, step).exists():
             _hide(directory, step)
         unfinished.rename(snapshot_path(directory, step))
