@@ -250,6 +250,7 @@ def start(config: Mapping[str, Any]) -> int:
     settings = work.settings_of(config)
     task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
     wiring.check_reward(task)
+    wiring.check_reward_servers(settings, task)
     if settings.launch.host:
         check_own("launch.host", settings.launch.host)
     if settings.replay.address:

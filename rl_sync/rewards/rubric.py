@@ -121,7 +121,8 @@ class Rubric:
             score += part.weight * one.score
             components[part.label] = one.score
             components |= {f"{part.label}/{name}": of for name, of in one.components.items()}
-        return Judgement(None if unknown else score, "; ".join(reasons), components)
+        why, answer = "; ".join(reasons), judged[0].answer
+        return Judgement(None if unknown else score, why, components, answer)
 
 
 def _part(label: str, weight: float, reward: Callable[..., Any]) -> _Part:

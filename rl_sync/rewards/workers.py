@@ -24,6 +24,7 @@ from pebble import ProcessExpired, ProcessFuture
 
 from rl_sync.references import reference_of
 from rl_sync.rewards.judgement import Judgement
+from rl_sync.rewards.room import Room
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings
 
@@ -32,10 +33,6 @@ _SHARE_SECS = 0.05
 """The time that a worker is given work for at once; more would leave others idle at the end."""
 _MOST_REBUILDS = 3
 _log = logging.getLogger(__name__)
-
-
-class QueueTimeoutError(TimeoutError):
-    """No room in the queue of completions to judge within the time."""
 
 
 class Judges:
@@ -63,8 +60,7 @@ class Judges:
         if settings.workers and not isinstance(reward, str):
             self._name = reference_of(reward)
         self._secs = _Mean()
-        self._room = threading.Condition()
-        self._queued = 0
+        self._room = Room(settings.queue)
         self.judged = 0
         # Linux considers a process's parent dead when the thread that started the process ends. So
         # one thread submits all requests, which starts the workers. It lives as long as they do.
@@ -85,7 +81,7 @@ class Judges:
         Raises:
           QueueTimeoutError: there was no room.
         """
-        with self._queue(len(items), timeout_secs):
+        with self._room.taken(len(items), timeout_secs):
             judged = self._tried(items)
             for _ in range(self._settings.attempts - 1):
                 again = [i for i, one in enumerate(judged) if not one.is_known]
@@ -101,26 +97,6 @@ class Judges:
             self._pool.stop()
             self._pool.join()
         self._door.shutdown()
-
-    @contextlib.contextmanager
-    def _queue(self, count: int, timeout_secs: float | None) -> Any:
-        """Takes room in the queue; more completions than it holds wait until it is empty."""
-        most = self._settings.queue
-        with self._room:
-            if not self._room.wait_for(
-                lambda: not self._queued or self._queued + count <= most, timeout_secs
-            ):
-                raise QueueTimeoutError(
-                    f"{count} completions waited {timeout_secs:g} s for room among"
-                    f" reward.queue={most} that are being judged."
-                )
-            self._queued += count
-        try:
-            yield
-        finally:
-            with self._room:
-                self._queued -= count
-                self._room.notify_all()
 
     def _tried(self, items: Sequence[Judgeable]) -> list[Judgement]:
         """Judges each completion once."""

@@ -36,7 +36,7 @@ MESHES = (
     "--config.explorer.mesh.data=2",
     "--config.explorer.mesh.tensor=2",
     "--config.trainer.groups_per_step=8",
-    "--config.trainer.evaluation_problems=8",
+    "--config.evaluation.problems=8",
     "--config.warm_up.batch_size=16",
     "--config.warm_up.probe_problems=8",
 )
