@@ -32,6 +32,7 @@ REWARDS = {
     ),
     "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
     "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
+    "code": Kind("rl_sync.rewards.code:Code", "Runs a program against tests, in a sandbox."),
     "format": Kind("rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags."),
     "length_band": Kind(
         "rl_sync.rewards.shaping:LengthBand", "Prefers completions of a range of lengths."
