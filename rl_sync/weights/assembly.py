@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Shaped, UInt32
 
-from rl_sync.weights.packing import Kinds, kinds_of, put, unpack
+from rl_sync.weights.packing import Kinds, put, unpack
 from rl_sync.weights.pieces import Piece
 from rl_sync.weights.regions import Region, overlap, shape_of, within
 
@@ -38,23 +38,39 @@ class Assembly:
     def add(self, pieces: Sequence[Piece], values: Sequence[Shaped[Array, "*piece"]]) -> None:
         """Adds pieces on the device, as far as it will have them."""
         parts: dict[Piece, Shaped[Array, "*piece"]] = {}
-        for (leaf, region), value in zip(pieces, values, strict=True):
-            shared = overlap(region, self._held[leaf]) if leaf in self._held else None
-            if shared is None:
+        for piece, kept, value in zip(pieces, self._kept(pieces), values, strict=True):
+            if kept is None:
                 continue
-            if shared != region:
-                value = value[within(shared, region)]
-            if shared == self._held[leaf]:
-                self._arrays[leaf] = value
+            if kept != piece:
+                value = value[within(kept.region, piece.region)]
+            if self._is_whole(kept):
+                self._arrays[kept.leaf] = value
             else:
-                parts[Piece(leaf, shared)] = value
+                parts[kept] = value
         for group in groups(list(parts)):
             room = self._room(piece.leaf for piece in group)
             self._arrays |= put(group, [parts[piece] for piece in group], room, self._held)
 
     def add_packed(self, pieces: Sequence[Piece], words: UInt32[Array, " W"]) -> None:
         """Adds pieces that were packed into words."""
-        self.add(pieces, unpack(words, kinds=kinds_of(pieces, self._dtypes)))
+        kept = self._kept(pieces)
+        room = self._room(part.leaf for part in kept if part and not self._is_whole(part))
+        self._arrays |= unpack(pieces, words, kept, room, held=self._held, dtypes=self._dtypes)
+
+    def _kept(self, pieces: Sequence[Piece]) -> list[Piece | None]:
+        """Returns of each piece the part that the device will have."""
+        kept: list[Piece | None] = []
+        for piece in pieces:
+            held = self._held.get(piece.leaf)
+            shared = None if held is None else overlap(piece.region, held)
+            if shared is None:
+                kept.append(None)
+            else:
+                kept.append(piece if shared == piece.region else Piece(piece.leaf, shared))
+        return kept
+
+    def _is_whole(self, piece: Piece) -> bool:
+        return piece.region == self._held[piece.leaf]
 
     def pop(self, leaf: int) -> Shaped[Array, "*shard"]:
         """Removes and returns the part of a leaf; zeros where nothing has arrived."""

@@ -21,7 +21,7 @@ from jaxtyping import Array, Int, Shaped, UInt32
 
 from rl_sync.weights.digest import UNSIGNED
 from rl_sync.weights.pieces import WORD_BYTES, Piece
-from rl_sync.weights.regions import Region, shape_of
+from rl_sync.weights.regions import Region, moved, shape_of
 
 Kinds = tuple[tuple[tuple[int, ...], np.dtype], ...]
 """Shapes and dtypes."""
@@ -90,19 +90,34 @@ def pack(
     return _pack(taken, cuts.starts, sizes=cuts.sizes, least_words=least_words)
 
 
-@functools.partial(jax.jit, static_argnames="kinds")
-def unpack(words: UInt32[Array, " W"], kinds: Kinds) -> list[Shaped[Array, "*piece"]]:
-    """Returns the pieces that were packed into words.
+def unpack(
+    pieces: Sequence[Piece],
+    words: UInt32[Array, " W"],
+    kept: Sequence[Piece | None],
+    arrays: Mapping[int, Shaped[Array, "*shard"]],
+    held: Mapping[int, Region],
+    dtypes: Mapping[int, np.dtype],
+) -> dict[int, Shaped[Array, "*shard"]]:
+    """Puts pieces that were packed into words into the arrays of a device, as `put` does.
 
     Args:
-      kinds: the shape and dtype of each.
+      kept: of each piece the part to put; the piece itself where all of it is put.
+      arrays: the arrays of some leaves. A leaf without one is its piece.
+      dtypes: the dtypes of the leaves, by their numbers.
     """
-    pieces, begin = [], 0
-    for shape, dtype in kinds:
-        end = begin + math.ceil(math.prod(shape) * dtype.itemsize / WORD_BYTES)
-        pieces.append(_from_words(words[begin:end], shape, dtype))
-        begin = end
-    return pieces
+    cuts = _cuts([piece for piece in kept if piece is not None], held, arrays)
+    filled = _unpack(
+        [arrays[leaf] for leaf in cuts.leaves if leaf in arrays],
+        words,
+        cuts.starts,
+        kinds=kinds_of(pieces, dtypes),
+        kept=tuple(
+            part if part is None else () if part is piece else moved(part.region, piece.region)
+            for piece, part in zip(pieces, kept, strict=True)
+        ),
+        sizes=cuts.sizes,
+    )
+    return dict(zip(cuts.leaves, filled, strict=True))
 
 
 def kinds_of(pieces: Iterable[Piece], dtypes: Mapping[int, np.dtype]) -> Kinds:
@@ -110,8 +125,10 @@ def kinds_of(pieces: Iterable[Piece], dtypes: Mapping[int, np.dtype]) -> Kinds:
     return tuple((shape_of(region), dtypes[leaf]) for leaf, region in pieces)
 
 
-def _cuts(pieces: Sequence[Piece], held: Mapping[int, Region]) -> _Cuts:
-    leaves = {leaf: index for index, leaf in enumerate(dict.fromkeys(p.leaf for p in pieces))}
+def _cuts(pieces: Sequence[Piece], held: Mapping[int, Region], first: Iterable[int] = ()) -> _Cuts:
+    """Finds the pieces in the arrays of a device; some leaves come first."""
+    order = dict.fromkeys([*first, *(piece.leaf for piece in pieces)])
+    leaves = {leaf: index for index, leaf in enumerate(order)}
     sizes = tuple((leaves[leaf], shape_of(region)) for leaf, region in pieces)
     starts = [
         start - origin
@@ -140,10 +157,30 @@ def _put(
     starts: Int[Array, " axes"],
     sizes: _Sizes,
 ) -> list[Shaped[Array, "*shard"]]:
-    filled = list(arrays)
+    filled = dict(enumerate(arrays))
     for (which, _), first, piece in zip(sizes, _split(starts, sizes), pieces, strict=True):
-        filled[which] = lax.dynamic_update_slice(filled[which], piece, first)
-    return filled
+        there = filled.get(which)
+        filled[which] = piece if there is None else lax.dynamic_update_slice(there, piece, first)
+    return [filled[which] for which in range(len(filled))]
+
+
+@functools.partial(jax.jit, static_argnames=("kinds", "kept", "sizes"), donate_argnames="arrays")
+def _unpack(
+    arrays: Sequence[Shaped[Array, "*shard"]],
+    words: UInt32[Array, " W"],
+    starts: Int[Array, " axes"],
+    kinds: Kinds,
+    kept: tuple[Region | None, ...],
+    sizes: _Sizes,
+) -> list[Shaped[Array, "*shard"]]:
+    pieces, begin = [], 0
+    for (shape, dtype), region in zip(kinds, kept, strict=True):
+        end = begin + math.ceil(math.prod(shape) * dtype.itemsize / WORD_BYTES)
+        if region is not None:
+            piece = _from_words(words[begin:end], shape, dtype)
+            pieces.append(piece[tuple(slice(*interval) for interval in region)])
+        begin = end
+    return _put(arrays, pieces, starts, sizes=sizes)
 
 
 @functools.partial(jax.jit, static_argnames=("sizes", "least_words"))

@@ -37,12 +37,17 @@ def overlap(one: Region, other: Region) -> Region | None:
     return shared if all(start < stop for start, stop in shared) else None
 
 
-def within(inner: Region, outer: Region) -> tuple[slice, ...]:
-    """Returns the slices of a region in an array that holds another region."""
+def moved(inner: Region, outer: Region) -> Region:
+    """Returns a region relative to the start of another."""
     return tuple(
-        slice(start - origin, stop - origin)
+        (start - origin, stop - origin)
         for (start, stop), (origin, _) in zip(inner, outer, strict=True)
     )
+
+
+def within(inner: Region, outer: Region) -> tuple[slice, ...]:
+    """Returns the slices of a region in an array that holds another region."""
+    return tuple(slice(*interval) for interval in moved(inner, outer))
 
 
 def cut(region: Region, others: Iterable[Region]) -> list[Region]:

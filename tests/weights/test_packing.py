@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.weights import packing
-from rl_sync.weights.packing import kinds_of, pack, put, unpack
+from rl_sync.weights.packing import pack, unpack
 from rl_sync.weights.pieces import Piece
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.int8, jnp.uint16, jnp.bool_)
@@ -37,8 +37,8 @@ def carry(arrays: list, into: list, pieces: list, held: list, kept: list, words:
     """Packs pieces of some arrays, unpacks them, and puts them into other arrays."""
     bucket = pack(pieces, numbered(arrays), numbered(held), words)
     assert (bucket.shape, bucket.dtype) == ((words,), jnp.uint32)
-    values = unpack(bucket, kinds=kinds_of(pieces, {i: x.dtype for i, x in enumerate(arrays)}))
-    filled = put(pieces, values, numbered(into), numbered(kept))
+    dtypes = {leaf: x.dtype for leaf, x in enumerate(arrays)}
+    filled = unpack(pieces, bucket, pieces, numbered(into), held=numbered(kept), dtypes=dtypes)
     return [filled[leaf] for leaf in range(len(into))]
 
 
@@ -75,7 +75,7 @@ def test_without_a_least_number_there_are_just_the_words_of_the_pieces():
 
 def test_pieces_of_one_size_compile_once_and_land_in_the_arrays_own_memory():
     array, blank = random_bits(0, (12, 5), jnp.float32), jnp.zeros((12, 5), jnp.float32)
-    programs = packing._pack, unpack, packing._put
+    programs = packing._pack, packing._unpack
     compiled = [program._cache_size() for program in programs]
     boxes = [whole((12, 5))]
     (got,), places = [blank], []
@@ -85,5 +85,5 @@ def test_pieces_of_one_size_compile_once_and_land_in_the_arrays_own_memory():
     np.testing.assert_array_equal(np.asarray(got).view(np.int32), np.asarray(array).view(np.int32))
     assert [
         program._cache_size() - before for program, before in zip(programs, compiled, strict=True)
-    ] == [1, 1, 1]
+    ] == [1, 1]
     assert len(set(places)) == 1
