@@ -61,12 +61,13 @@ class Arrivals:
         for number, like in enumerate(self._leaves):
             for part in self._new[number]:
                 pieces, value = self._manifest.parts[part].pieces, arrive(part)
-                for device in self._readers[part]:
-                    here = jax.device_put(value, device)
+                first, *others = self._readers[part]
+                copies = {first: value} | {other: jax.device_put(value, other) for other in others}
+                for device, copy in copies.items():
                     if len(pieces) == 1:
-                        assemblies[device].add(pieces, [here])
+                        assemblies[device].add(pieces, [copy])
                     else:
-                        assemblies[device].add_packed(pieces, here)
+                        assemblies[device].add_packed(pieces, copy)
             shards = [of.pop(number) for d, of in assemblies.items() if number in self._held[d]]
             leaves.append(_whole(like, shards))
             finish(number, leaves[-1])
