@@ -64,7 +64,12 @@ LATEST = [name for name in RUNS if name not in EXACT]
 
 
 # Others have the same transfer, or as many explorers.
-ALIKE = ("synchronous, interval 2", "two explorers by server", "three explorers")
+ALIKE = (
+    "synchronous, interval 2",
+    "asynchronous, interval 2, collective",
+    "two explorers by server",
+    "three explorers",
+)
 SLOW = [
     name
     for name in RUNS
