@@ -90,6 +90,25 @@ def test_a_number_equals_itself_in_any_notation_and_no_other(value, data):
     assert judge(one, data.draw(st.sampled_from(notations(near)))).score == 0.0
 
 
+PIECES = st.sampled_from(
+    [*"0123456789 .,:;/%$()[]{}|^_=+-*<>xABe°√½²", r"\frac", r"\text{ m}", r"\cup", r"\pm", r"\{",
+     r"\}", r"\sqrt", r"\infty", r"\left", " and ", "10^", r"\overline{", r"\begin{pmatrix}", "&",
+     r"\\\\", r"\end{pmatrix}", "million", "pm", "cm", r"\in", r"\approx", "_2", "\n"]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES, min_size=1, max_size=14), st.lists(PIECES, min_size=1, max_size=14))
+def test_any_text_is_judged_equal_to_itself_and_alike_in_both_directions(one, other):
+    plain = dataclasses.replace(WHOLE, symbolic=False)
+    one, other = "".join(one), "".join(other)
+    if one.strip() and other.strip():
+        judged = judge(one, other, plain).score
+        assert judged in {0.0, 1.0}
+        assert judge(other, one, plain).score == judged
+        assert judge(one, one, plain).score == 1.0
+
+
 def test_numbers_within_the_tolerance_are_equal_and_no_others():
     close = dataclasses.replace(WHOLE, tolerance=1e-3)
     assert judge("1/3", "0.3333", close).score == 1.0

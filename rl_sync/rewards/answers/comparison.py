@@ -126,7 +126,7 @@ def _same_collection(
         is_relation = any(sign in other.text for sign in _RELATIONS)
         if one.kind == "list" or not is_relation or algebra is None:
             return False
-        return algebra(*sorted([written(one), written(other)]))
+        return algebra(written(one), written(other))  # In this order, whichever is given first.
     if not isinstance(other, Collection):
         return one.kind == "set" and len(one.items) == 1 and same(one.items[0], other)
     kinds = {one.kind, other.kind}

@@ -42,6 +42,7 @@ _ANSWER_IS = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|\*|$)|\s(?:because|since|which)\s", re.IGNORECASE)
+_BLANK_LINE = re.compile(r"\n[ \t]*\n\s*")
 _PLAIN = r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
     r"(?<![\w.])(?:(?<![)\]}\w])[-−+])?(?:\\?[$€£¥₹]\s?)?"
@@ -87,13 +88,28 @@ def _last(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
 
 
 def _answer_is(text: str) -> str | None:
+    rest = _after_answer_is(text)
+    return None if rest is None else _SENTENCE_END.split(rest.partition("\n")[0], maxsplit=1)[0]
+
+
+def _answer_block(text: str) -> str | None:
+    rest = _after_answer_is(text)
+    return None if rest is None else _BLANK_LINE.split(rest, maxsplit=1)[0].rstrip(" .")
+
+
+def _after_answer_is(text: str) -> str | None:
     found = None
     for match in _ANSWER_IS.finditer(text):
         found = match
-    if found is None:
-        return None
-    line = text[found.end() :].partition("\n")[0]
-    return _SENTENCE_END.split(line, maxsplit=1)[0]
+    return None if found is None else text[found.end() :]
+
+
+def _last_line(text: str) -> str | None:
+    return text.strip().rpartition("\n")[2] or None
+
+
+def _last_block(text: str) -> str | None:
+    return _BLANK_LINE.split(text.strip())[-1] or None
 
 
 STRATEGIES: dict[str, _Strategy] = {
@@ -102,11 +118,15 @@ STRATEGIES: dict[str, _Strategy] = {
     "hashes": _Strategy(_last(_HASHES), is_closed=False),
     "answer_is": _Strategy(_answer_is, is_closed=False),
     "last_number": _Strategy(_last(_NUMBER), is_closed=False),
+    "last_line": _Strategy(_last_line, is_closed=False),
+    "answer_block": _Strategy(_answer_block, is_closed=False),
+    "last_block": _Strategy(_last_block, is_closed=False),
     "whole": _Strategy(lambda text: text, is_closed=False),
 }
 """`boxed`: the last \\boxed{…}. `tags`: the last <answer>…</answer>. `hashes`: the line after the
 last ####. `answer_is`: the sentence after the last "answer is" or "Answer:". `last_number`: the
-last number. `whole`: the whole completion."""
+last number. `last_line`: the last line that is not empty. `answer_block` and
+`last_block`: as `answer_is` and `last_line`, but up to a blank line. `whole`: everything."""
 
 DEFAULT_STRATEGIES = "boxed,tags,hashes,answer_is,last_number"
 

@@ -84,7 +84,7 @@ def _product(text: str, is_marked: bool) -> str:
     name = _NAMES.get(words[0]) if len(words) == 1 else None
     if name is None:
         plain = len(words) <= 3 and all(len(word) >= 4 for word in words[:1])
-        if _NOT_UNITS & set(words) or not (is_marked or plain):
+        if power > 1 or _NOT_UNITS & set(words) or not (is_marked or plain):
             raise UnitError(f"{text!r} is not a unit")
         return ""
     if name in _BARE:
