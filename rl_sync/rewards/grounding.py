@@ -26,7 +26,7 @@ from rl_sync.spelling import require_one_of
 SIZE_FIELD = "image_size"
 """The field with [width, height] of the image, for rows without the image itself."""
 
-EXTRACT = "boxed,tags,hashes,answer_is,whole"
+EXTRACT = "boxed,tags,hashes,answer_block,whole"
 _MATCHINGS = ("hungarian", "greedy")
 _WHICH = ("all", "any")
 _ROUNDING = 1e-6
