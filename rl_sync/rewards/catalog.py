@@ -31,6 +31,10 @@ REWARDS = {
         "rl_sync.rewards.final:FinalAnswer",
         "Compares the text after the last # with the answer.",
     ),
+    "math": Kind(
+        "rl_sync.rewards.math:MathAnswer", "Compares numbers, formulas, sets and choices by value."
+    ),
+    "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Marks school questions of seven kinds."),
     "vision": Kind(
         "rl_sync.rewards.vision:Vision", "Judges questions about images by `kind` of the row."
     ),

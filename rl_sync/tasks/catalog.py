@@ -14,13 +14,28 @@ from typing import Any
 
 from rl_sync.setting import section, setting
 from rl_sync.spelling import require_one_of
-from rl_sync.tasks import arithmetic, dataset, jsonl, own, pretrained, worked
+from rl_sync.tasks import (
+    arithmetic,
+    dataset,
+    digits,
+    humaneval,
+    jsonl,
+    own,
+    pretrained,
+    school,
+    shapes,
+    worked,
+)
 from rl_sync.tasks.arithmetic import ArithmeticConfig
 from rl_sync.tasks.dataset import DatasetConfig
+from rl_sync.tasks.digits import DigitsConfig
+from rl_sync.tasks.humaneval import HumanEvalConfig
 from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.school import SchoolConfig
+from rl_sync.tasks.shapes import ShapesConfig
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer, Tokenizer
 from rl_sync.tasks.worked import WorkedConfig
@@ -50,6 +65,18 @@ class TaskSections:
         WorkedConfig,
         worked.load,
         "Long sums that are worked out, demonstrated by a pupil who tires.",
+    )
+    school: SchoolConfig = task(
+        SchoolConfig, school.load, "School questions that reasoning-gym generates."
+    )
+    humaneval: HumanEvalConfig = task(
+        HumanEvalConfig, humaneval.load, "The 164 programming problems of HumanEval."
+    )
+    shapes: ShapesConfig = task(
+        ShapesConfig, shapes.load, "Questions about images of colored shapes."
+    )
+    digits: DigitsConfig = task(
+        DigitsConfig, digits.load, "Handwritten digits, which scikit-learn ships."
     )
     jsonl: JsonlConfig = task(JsonlConfig, jsonl.load, "Problems of a file of your own.")
     dataset: DatasetConfig = task(
