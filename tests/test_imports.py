@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAVES = {"spelling", "setting", "references", "expression", "transfer", "roles", "workdir"}
+LEAVES = {
+    "spelling",
+    "setting",
+    "references",
+    "expression",
+    "images",
+    "transfer",
+    "roles",
+    "workdir",
+}
 LOWEST = {"types", "schedule", "algorithms", "models", "rollout", "learning"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
@@ -16,6 +25,7 @@ ALLOWED = {
     "setting": set(),
     "references": set(),
     "expression": set(),
+    "images": set(),
     "transfer": set(),
     "roles": set(),
     "types": set(),

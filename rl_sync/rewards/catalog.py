@@ -44,6 +44,24 @@ REWARDS = {
     "language": Kind(
         "rl_sync.rewards.shaping:Language", "Measures the share of letters of a script."
     ),
+    "vision": Kind(
+        "rl_sync.rewards.vision:Vision", "Judges questions about images by `kind` of the row."
+    ),
+    "iou": Kind("rl_sync.rewards.grounding:BoxOverlap", "Compares boxes by their overlap."),
+    "point_in_box": Kind(
+        "rl_sync.rewards.grounding:PointInBox", "Counts the boxes that have a point in them."
+    ),
+    "count": Kind("rl_sync.rewards.visual_answers:Count", "Compares a number of things."),
+    "vqa": Kind(
+        "rl_sync.rewards.visual_answers:VqaAccuracy", "Counts the people who gave that answer."
+    ),
+    "anls": Kind(
+        "rl_sync.rewards.visual_answers:Anls", "Compares texts by their Levenshtein distance."
+    ),
+    "relaxed_number": Kind(
+        "rl_sync.rewards.visual_answers:RelaxedNumber", "Compares numbers within 5 %."
+    ),
+    "choice": Kind("rl_sync.rewards.visual_answers:Choice", "Compares the chosen option."),
 }
 
 

@@ -44,10 +44,28 @@ def load_task(settings: RunSettings) -> Task:
         task = catalog.load_task(settings.task, tokenizer, settings.seed)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
+    _require_text(settings, task)
     model_config(settings, task)
     sampling(settings, task)
     _require_demonstrations(settings, task)
     return task
+
+
+def _require_text(settings: RunSettings, task: Task) -> None:
+    """Refuses a task that shows images, which policies do not see yet."""
+    name = settings.task.name
+    section = getattr(settings.task, name, None)
+    has_text = hasattr(section, "as_text")
+    way_out = (
+        f"use --config.task.{name}.as_text=true, which writes the images as characters"
+        if has_text
+        else "name the field otherwise, and say in the prompt what the image shows"
+    )
+    require(
+        not task.shows_images,
+        f"task.name={name} asks about images (the field `images` of its rows), and policies read"
+        f" text alone: {way_out}.",
+    )
 
 
 def _require_demonstrations(settings: RunSettings, task: Task) -> None:
