@@ -31,6 +31,10 @@ REWARDS = {
         "rl_sync.rewards.final:FinalAnswer",
         "Compares the text after the last # with the answer.",
     ),
+    "llm_judge": Kind(
+        "rl_sync.rewards.llm_judge:LlmJudge",
+        "Asks a language model behind an OpenAI-compatible endpoint.",
+    ),
 }
 
 
