@@ -62,6 +62,10 @@ REWARDS = {
         "rl_sync.rewards.visual_answers:RelaxedNumber", "Compares numbers within 5 %."
     ),
     "choice": Kind("rl_sync.rewards.visual_answers:Choice", "Compares the chosen option."),
+    "llm_judge": Kind(
+        "rl_sync.rewards.llm_judge:LlmJudge",
+        "Asks a language model behind an OpenAI-compatible endpoint.",
+    ),
 }
 
 

@@ -115,12 +115,12 @@ class Rubric:
             several = len(self._parts) > 1
             if one.why:
                 reasons.append(f"{part.label}: {one.why}" if several else one.why)
+            components |= {f"{part.label}/{name}": of for name, of in one.components.items()}
             if one.score is None:
                 unknown = True
                 continue
             score += part.weight * one.score
             components[part.label] = one.score
-            components |= {f"{part.label}/{name}": of for name, of in one.components.items()}
         why, answer = "; ".join(reasons), judged[0].answer
         return Judgement(None if unknown else score, why, components, answer)
 
