@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from rl_sync.sandbox.layer import SandboxError
 from rl_sync.sandbox.process import Confined, await_starts, supervise
 from rl_sync.sandbox.sandbox import Sandbox
 
@@ -66,14 +67,18 @@ def examine(
     while number < len(tests):
         rest = dataclasses.replace(examination, tests=tests[number:])
         first = number
-        for verdict in _round(sandbox, program, rest, deadline):
-            if verdict.test == START:
-                yield verdict
-                return
-            number = first + verdict.test + 1
-            yield verdict._replace(test=number - 1)
-            if verdict.outcome == "broken":
-                return
+        try:
+            for verdict in _round(sandbox, program, rest, deadline):
+                if verdict.test == START:
+                    yield verdict
+                    return
+                number = first + verdict.test + 1
+                yield verdict._replace(test=number - 1)
+                if verdict.outcome == "broken":
+                    return
+        except SandboxError:
+            if not number or time.monotonic() < deadline:
+                raise  # It worked before, unless there was no time left for the next start.
         if time.monotonic() >= deadline:
             return
         assert number > first, "a round judges at least one test"

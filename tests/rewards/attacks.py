@@ -168,7 +168,7 @@ os.kill(os.getppid(), signal.SIGKILL); time.sleep(0.2); print("killed")
 import os, time
 if os.fork() == 0:
     os.setsid()
-    time.sleep(0.3)
+    time.sleep(2)
     print("escaped", flush=True)
 """,
     "leaves a daemon that holds the output": """
