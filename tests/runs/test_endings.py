@@ -15,7 +15,7 @@ from rl_sync.actors.events import EXPLORER_DIED
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.storage.ledger import read_consumed, read_ledger
 from rl_sync.workdir import Workdir
-from tests.rewards.test_pool import lives
+from tests.rewards.test_workers import lives
 from tests.runs.conftest import EMBEDDED, LONG, TEAMS, RunRecord, launch
 from tests.runs.living import descendants, ended, processes_of, wait_for
 
