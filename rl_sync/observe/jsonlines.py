@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,19 @@ class JsonLinesWriter:
           ValueError: the writer is closed.
           RecordsError: the line cannot be written, and the file is vital.
         """
-        line = json.dumps(plain(record), separators=(",", ":"), allow_nan=False) + "\n"
+        self.write_all([record])
+
+    def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Appends objects, at once; raises what `write` raises."""
+        lines = [
+            json.dumps(plain(record), separators=(",", ":"), allow_nan=False) + "\n"
+            for record in records
+        ]
         with self._lock:
             try:
-                self._append(line.encode())
+                self._append("".join(lines).encode())
             except OSError as error:
-                self._give_up(error)
+                self._give_up(error, len(lines))
             else:
                 self._recovered()
 
@@ -85,12 +92,12 @@ class JsonLinesWriter:
         with self._lock:
             self._file.close()
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, lines: bytes) -> None:
         if self._torn_at is not None:
             self._file.truncate(self._torn_at)
             self._torn_at = None
         end = self._file.seek(0, os.SEEK_END)
-        left = memoryview(line)
+        left = memoryview(lines)
         try:
             while left:  # A disk that becomes full takes a part, and fails at the next write.
                 left = left[self._file.write(left) :]
@@ -101,8 +108,8 @@ class JsonLinesWriter:
                 self._torn_at = None
             raise
 
-    def _give_up(self, error: OSError) -> None:
-        """Reports that a line is lost."""
+    def _give_up(self, error: OSError, count: int) -> None:
+        """Reports that lines are lost."""
         cause = f"{self.path} cannot be written: {error.strerror or error}"
         if self._vital:
             raise RecordsError(
@@ -110,7 +117,7 @@ class JsonLinesWriter:
             ) from error
         if not self._lost:
             _log.warning("%s. The run goes on, and leaves out what belongs there.", cause)
-        self._lost += 1
+        self._lost += count
 
     def _recovered(self) -> None:
         if self._lost:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -56,7 +57,7 @@ def decode(data: bytes) -> Any:
 def _extension(value: Any) -> msgpack.ExtType:
     """Encodes a value that msgpack does not know."""
     if (name := type(value).__name__) in _records and type(value) is _records[name]:
-        fields = {field: getattr(value, field) for field in _fields(type(value))}
+        fields = {field: getattr(value, field) for field in _fields(name)}
         return msgpack.ExtType(_RECORD, encode([name, fields]))
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, encode(list(value)))
@@ -83,8 +84,10 @@ def _value(code: int, data: bytes) -> Any:
     raise ValueError(f"Extension {code} is none of those that processes send each other.")
 
 
-def _fields(cls: Any) -> Sequence[str]:
+@functools.cache
+def _fields(name: str) -> Sequence[str]:
     """The names of a record's fields."""
+    cls: Any = _records[name]
     if dataclasses.is_dataclass(cls):
         return [field.name for field in dataclasses.fields(cls)]
     return cls._fields
@@ -94,17 +97,17 @@ def _made(name: str, fields: Mapping[str, Any]) -> Any:
     """A record of the class of that name."""
     if name not in _records:
         raise ValueError(f"A {name} is no record that processes send each other.")
-    known = _fields(_records[name])
+    known = _fields(name)
+    if fields.keys() == set(known):
+        return _records[name](**fields)
     missing = [field for field in known if field not in fields]
     unknown = [field for field in fields if field not in known]
-    if missing or unknown:
-        wrong = [f"lacks {', '.join(missing)}"] * bool(missing)
-        wrong += [f"has {', '.join(unknown)}, which it does not know"] * bool(unknown)
-        raise ValueError(
-            f"A {name} that arrived {' and '.join(wrong)}: the processes of a run must all have"
-            " the same rl_sync."
-        )
-    return _records[name](**fields)
+    wrong = [f"lacks {', '.join(missing)}"] * bool(missing)
+    wrong += [f"has {', '.join(unknown)}, which it does not know"] * bool(unknown)
+    raise ValueError(
+        f"A {name} that arrived {' and '.join(wrong)}: the processes of a run must all have"
+        " the same rl_sync."
+    )
 
 
 def _plain(array: np.ndarray) -> list[Any]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rl_sync.expression import Term
+from rl_sync.expression import Term, parse_sum
 from rl_sync.references import is_reference, resolve
 from rl_sync.spelling import hint, require_one_of
 
@@ -17,28 +17,39 @@ class Kind(NamedTuple):
     Attributes:
       where: a reference to its class; it is imported when it is used.
       meaning: one sentence.
+      is_quick: whether it takes microseconds and little memory for any completion, so that it needs
+        no worker with limits.
     """
 
     where: str
     meaning: str
+    is_quick: bool = False
 
 
 REWARDS = {
     "exact": Kind(
-        "rl_sync.rewards.exact:ExactMatch", "Compares the completion with the answer as text."
+        "rl_sync.rewards.exact:ExactMatch",
+        "Compares the completion with the answer as text.",
+        is_quick=True,
     ),
     "final_answer": Kind(
-        "rl_sync.rewards.final:FinalAnswer", "Compares the text after the last # with the answer."
+        "rl_sync.rewards.final:FinalAnswer",
+        "Compares the text after the last # with the answer.",
+        is_quick=True,
     ),
     "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
     "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
     "code": Kind("rl_sync.rewards.code:Code", "Runs a program against tests, in a sandbox."),
     "format": Kind("rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags."),
     "length_band": Kind(
-        "rl_sync.rewards.shaping:LengthBand", "Prefers completions of a range of lengths."
+        "rl_sync.rewards.shaping:LengthBand",
+        "Prefers completions of a range of lengths.",
+        is_quick=True,
     ),
     "soft_overlong": Kind(
-        "rl_sync.rewards.shaping:SoftOverlong", "Punishes the last tokens before the limit."
+        "rl_sync.rewards.shaping:SoftOverlong",
+        "Punishes the last tokens before the limit.",
+        is_quick=True,
     ),
     "repetition": Kind("rl_sync.rewards.shaping:Repetition", "Punishes repeated n-grams."),
     "language": Kind(
@@ -67,6 +78,12 @@ REWARDS = {
         "Asks a language model behind an OpenAI-compatible endpoint.",
     ),
 }
+
+
+def is_quick(expression: str) -> bool:
+    """Says whether every term of an expression is a quick reward of the table."""
+    kinds = [REWARDS.get(term.name) for term in parse_sum(expression)]
+    return all(kind is not None and kind.is_quick for kind in kinds)
 
 
 def make(term: Term) -> Callable[..., Any]:

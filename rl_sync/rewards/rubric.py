@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.expression import parse_sum
-from rl_sync.rewards.catalog import make
+from rl_sync.rewards.catalog import is_quick, make
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 
 _SHOWN_CHARACTERS = 500
@@ -50,6 +50,7 @@ class Rubric:
 
     Attributes:
       in_batches: whether a term gains from judging many completions at once.
+      is_quick: whether every term is, see `rl_sync.rewards.catalog.is_quick`.
 
     Raises:
       ValueError: the expression names no rewards, or gives options that they do not have.
@@ -67,6 +68,7 @@ class Rubric:
             _part(label, weight, one) for label, (weight, one) in zip(labels, made, strict=True)
         ]
         self.in_batches = any(part.takes_batch or part.is_async for part in self._parts)
+        self.is_quick = isinstance(reward, str) and is_quick(reward)
 
     @property
     def labels(self) -> list[str]:

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Judges:
-    """Judges completions in worker processes that stay warm.
+    """Judges completions in worker processes that stay warm; the caller judges by a quick reward.
 
     A completion that takes too long, or whose worker dies, is left unjudged. Only that worker ends,
     and another one takes its place. Workers end when this process ends.
@@ -47,7 +47,7 @@ class Judges:
 
     Attributes:
       rubric: the reward.
-      judged: the number of completions that workers have judged so far.
+      judged: the number of completions that were judged so far.
 
     Raises:
       ValueError: the reward cannot be made.
@@ -65,7 +65,8 @@ class Judges:
         # Linux considers a process's parent dead when the thread that started the process ends. So
         # one thread submits all requests, which starts the workers. It lives as long as they do.
         self._door = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judges")
-        self._pool = self._new_pool() if settings.workers else None
+        has_workers = settings.workers > 0 and not self.rubric.is_quick
+        self._pool = self._new_pool() if has_workers else None
         if self._pool is not None:
             for _ in range(settings.workers):
                 self._submit([])
@@ -101,7 +102,9 @@ class Judges:
     def _tried(self, items: Sequence[Judgeable]) -> list[Judgement]:
         """Judges each completion once."""
         if self._pool is None:
-            return self.rubric.judge(items, self._settings.limit_secs)
+            judged = self.rubric.judge(items, self._settings.limit_secs)
+            self.judged += len(items)
+            return judged
         size = self._share(len(items))
         shares = [items[i : i + size] for i in range(0, len(items), size)]
         handed_in = [(share, self._submit(share)) for share in shares]

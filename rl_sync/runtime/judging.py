@@ -74,6 +74,7 @@ class Judging:
         self._desk = concurrent.futures.ThreadPoolExecutor(_TICKETS, thread_name_prefix="judging")
         self._pending: dict[int, concurrent.futures.Future[list[Verdict]]] = {}
         self._tickets = 0
+        self._clerk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judgements")
 
     @property
     def judged(self) -> int:
@@ -131,7 +132,8 @@ class Judging:
             self._fail(f"Completions cannot be judged: {error}")
             raise
         for prompt, item, one in zip(prompts, items, judged, strict=True):
-            self._keep(prompt, item, one)
+            self._count(prompt, item, one)
+        self._clerk.submit(self._write, items, judged)
         return judged
 
     def metrics(self, trained: Iterable[int], over: Iterable[int]) -> dict[str, float]:
@@ -156,6 +158,7 @@ class Judging:
         """Ends the workers, and closes the records."""
         self._desk.shutdown(wait=False, cancel_futures=True)
         self._judge.close()
+        self._clerk.shutdown()
         self._records.close()
 
     def _prompt(self, item: Written) -> Prompt:
@@ -166,19 +169,24 @@ class Judging:
         """Says whether a judgement's completion solves its problem."""
         return solves(judgement, self._main)
 
-    def _keep(self, prompt: Prompt, item: Written, one: Judgement) -> None:
-        """Records a judgement, and counts it."""
+    def _count(self, prompt: Prompt, item: Written, one: Judgement) -> None:
         with self._lock:
             if item.lease_id != NO_LEASE:
                 self._by_lease.setdefault(item.lease_id, []).append(one)
             self._window.append(one.is_known)
             if not one.is_known:
                 self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
-        record = self._settings.record
-        if record == "all" or (record == "unjudged" and not one.is_known):
-            self._records.write(_record(item, one))
         if not one.is_known:
             self._limit()
+
+    def _write(self, items: Sequence[Written], judged: Sequence[Judgement]) -> None:
+        """Records judgements; nobody waits for it."""
+        record = self._settings.record
+        self._records.write_all(
+            _record(item, one)
+            for item, one in zip(items, judged, strict=True)
+            if record == "all" or (record == "unjudged" and not one.is_known)
+        )
 
     def _limit(self) -> None:
         """Stops the run if too many of the last completions could not be judged."""

@@ -175,7 +175,7 @@ def run_explorer(
                 explorer=explorer,
                 replay=replay,
                 table=TABLE,
-                beside=settings.delivers_beside,
+                beside=wiring.delivers_beside(settings, task),
             ),
         ).run()
         end.puller.close()

@@ -15,6 +15,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.secret import read_secret
+from rl_sync.rewards.catalog import is_quick
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
@@ -126,6 +127,15 @@ def _reward_secret(settings: RewardSettings) -> str:
             f" ({error.strerror or error}): `python -m launcher reward` makes it; copy it from the"
             " server's machine."
         ) from error
+
+
+def delivers_beside(settings: RunSettings, task: Task) -> bool:
+    """Says whether explorers have groups judged while they generate the next ones.
+
+    They wait for a quick reward: a thread beside the generation would only delay the trainer.
+    """
+    is_served = settings.reward.addresses is not None
+    return settings.explorers_run_ahead and (is_served or not is_quick(task.reward))
 
 
 def judge_of(settings: RunSettings, task: Task, say: Callable[[str], None]) -> Judge:

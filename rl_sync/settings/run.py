@@ -232,8 +232,8 @@ class RunSettings:
         return not (self.is_joint or self.launch.colocate)
 
     @property
-    def delivers_beside(self) -> bool:
-        """True where explorers have groups judged while they generate the next ones."""
+    def explorers_run_ahead(self) -> bool:
+        """True where explorers may generate groups before the last ones are judged."""
         ahead = self.schedule.pull == "latest" or self.schedule.offset > 0
         return ahead and not self.algorithm.screening.replaces
 

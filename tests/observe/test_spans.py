@@ -137,6 +137,18 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(tmp_path):
     assert path.read_text() == '{"a":1}\n{"a":2}\n{"a":3}\n'
 
 
+def test_many_lines_are_written_at_once_or_none_of_them(tmp_path, caplog):
+    path = tmp_path / "lines.jsonl"
+    writer = JsonLinesWriter(path, vital=False)
+    writer.write_all({"a": number} for number in range(3))
+    writer.write_all([])
+    with files_of_at_most(30):
+        writer.write_all([{"b": 1}, {"b": 2}])
+    writer.write({"c": 1})
+    assert read_json_lines(path) == [{"a": 0}, {"a": 1}, {"a": 2}, {"c": 1}]
+    assert "lacks 2 lines" in caplog.text
+
+
 def test_a_file_that_is_one_torn_line_starts_anew(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.room import QueueTimeoutError
-from rl_sync.rewards.rubric import Judgeable
+from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
 
@@ -25,7 +26,7 @@ import sys, threading, time
 from multiprocessing import resource_tracker
 from rl_sync.rewards import workers
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable
+from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings
 
 if sys.argv[1] == "without signals":
@@ -72,11 +73,22 @@ def lives(process: int) -> bool:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_judgements_come_in_the_order_of_the_completions(workers):
-    with judging("exact", workers=workers) as judges:
+    with judging("exact + 0 * format(pattern='.')", workers=workers) as judges:
         for _ in range(2):  # The second time it is known how long one takes.
             judged = judges.judge(items(*"2332" * 20))
             assert [one.score for one in judged] == [1.0, 0.0, 0.0, 1.0] * 20
         assert judges.judge([]) == []
+
+
+def test_quick_rewards_need_no_worker():
+    for reward in ("exact", "exact + 0.5 * length_band(greatest=3, unit='characters')"):
+        with judging(reward, workers=2) as judges:
+            assert not multiprocessing.active_children()
+            before = judges.judged
+            assert judges.judge(items("2", "3"))[0].components["exact"] == 1.0
+            assert judges.judged == before + 2
+    for reward in ("math", f"exact + {OWN}:tokens"):
+        assert not Rubric(reward).is_quick
 
 
 def test_a_completion_that_takes_too_long_or_kills_its_worker_costs_itself_alone():

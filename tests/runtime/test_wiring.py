@@ -126,3 +126,18 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
     assert wiring.batching(on_mesh, 10).microbatch_rows == 4
     in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
     assert wiring.batching(in_parts, 10).microbatch_rows == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "beside"),
+    [
+        ({}, False),
+        ({"task__reward": "exact + 0.1 * format(pattern='.')"}, True),
+        ({"reward__addresses": "somewhere:1", "reward__secret_path": "secret"}, True),
+        ({"task__reward": "math", "sync__mode": "synchronous"}, False),
+    ],
+)
+def test_explorers_generate_while_others_judge_but_wait_for_a_quick_reward(fields, beside):
+    fields = {"sync__mode": "one_step_off_policy", **fields}
+    settings = read_settings(config_with(tiny.get_config(), **fields))
+    assert wiring.delivers_beside(settings, wiring.load_task(settings)) is beside
