@@ -142,7 +142,13 @@ class Batch:
             program, core.insert, self._slots, prefix, count, sources, targets, rows
         )
 
-    def decode(self, live: Bool[np.ndarray, " B"], enough: int, longest: int) -> Chunk:
+    def decode(
+        self,
+        live: Bool[np.ndarray, " B"],
+        enough: int,
+        pauses: Int[np.ndarray, " N"],
+        longest: int,
+    ) -> Chunk:
         """Draws the next chunk; see `rl_sync.rollout.slots.decode_chunk`.
 
         Args:
@@ -160,6 +166,7 @@ class Batch:
             self._slots,
             live,
             np.int32(enough),
+            pauses,
             span=span,
             chunk_tokens=self.chunk_tokens,
         )

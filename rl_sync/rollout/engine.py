@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import jax
 import numpy as np
-from jaxtyping import Bool, UInt32
+from jaxtyping import Bool, Int, UInt32
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
@@ -32,6 +32,7 @@ class NonFiniteLogitsError(RuntimeError):
 
 
 _REFILLED_SHARE = 8
+_MOST_PAUSES = 32
 
 
 class Engine:
@@ -92,6 +93,7 @@ class Engine:
         self._tickets = 0
         self._queue = Queue()
         self._sequences: list[GrowingSequence | None] = []
+        self._pauses: Int[np.ndarray, " N"] = np.full(_MOST_PAUSES, -1, np.int32)
         self._counted = Stats()
 
     @property
@@ -170,7 +172,10 @@ class Engine:
         prefixes, prompt_tokens = self._admit()
         live = self._live()
         chunk = self._batch.decode(
-            self._mask(live), self._enough(live), max(s.length for s in live.values())
+            self._mask(live),
+            self._enough(live),
+            self._pauses.copy(),
+            longest=max(s.length for s in live.values()),
         )
         # The device computes from here on. Meanwhile the host looks for stop strings in the last
         # chunk's text. Tokens that are now drawn after a stop string are dropped.
@@ -190,7 +195,8 @@ class Engine:
             sequence.append(tokens[:drawn, slot], logprobs[:drawn, slot], self._version)
             if not goes_on[slot]:
                 sequence.cut(self._decode)
-                done[slot] = sequence
+                if sequence.is_over:
+                    done[slot] = sequence
         finished += self._take_out(done)
         compile_secs = self._batch.compile_secs - compiled
         prefill_secs = max(0.0, prefilled - started - compile_secs) if prefixes else 0.0
@@ -278,9 +284,19 @@ class Engine:
         return max(longest, self._queue.most_new_tokens) > self.chunk_tokens
 
     def _take_out(self, done: dict[int, GrowingSequence]) -> list[Completion]:
-        for slot in done:
+        for slot, sequence in done.items():
             self._sequences[slot] = None
+            self._learn(sequence.stop_token(self._decode))
         return [sequence.finished() for sequence in done.values()]
+
+    def _learn(self, token: int | None) -> None:
+        """Remembers a token that has a stop string: rows that draw it soon wait for the host.
+
+        Otherwise they would draw tokens in vain up to the end of the chunk.
+        """
+        free = np.flatnonzero(self._pauses < 0)
+        if token is not None and free.size and token not in self._pauses:
+            self._pauses[free[0]] = token
 
     def _admit(self) -> tuple[list[Prefix], int]:
         """Fills free slots.

@@ -79,14 +79,30 @@ class GrowingSequence:
             self._read, self._cut = end, True
         return self._cut
 
+    def stop_token(self, decode: Decode | None) -> int | None:
+        """Returns the last token if, by itself, it has one of the stop strings."""
+        stops = self.request.sampling.stop_strings
+        if not stops or decode is None:
+            return None
+        text = decode(self.tokens[-1:])
+        return self.tokens[-1] if any(stop in text for stop in stops) else None
+
+    @property
+    def is_over(self) -> bool:
+        """True where nothing more is to be drawn; `cut` comes first."""
+        return self._stopped or self.left == 0
+
+    @property
+    def _stopped(self) -> bool:
+        return self._cut or self.tokens[-1] in self.request.sampling.stop_ids
+
     def finished(self) -> Completion:
         """Returns the completion as it is."""
-        stopped = self._cut or self.tokens[-1] in self.request.sampling.stop_ids
         return Completion(
             ticket=self.ticket,
             index=self.index,
             tokens=np.array(self.tokens, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             versions=np.array(self.versions, np.int32),
-            finish="stop" if stopped else "length",
+            finish="stop" if self._stopped else "length",
         )

@@ -174,6 +174,7 @@ def decode_chunk(
     slots: Slots,
     live: Bool[Array, " B"],
     enough: Int[Array, ""],
+    pauses: Int[Array, " N"],
     span: int,
     chunk_tokens: int,
 ) -> tuple[Slots, Chunk]:
@@ -182,6 +183,8 @@ def decode_chunk(
     Args:
       live: rows that go on; the others are finished.
       enough: the number of live rows at which the chunk ends early.
+      pauses: tokens at which a row is live no more, if it has its least number of tokens; the host
+        looks whether they complete a stop string.
       span: the number of cache slots that are read: more than the position of any token that is
         drawn.
     """
@@ -206,6 +209,8 @@ def decode_chunk(
         newest = rows.newest + live
         tokens = tokens.at[everyone, newest].set(drawn)
         stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
+        paused = (drawn[:, None] == pauses).any(axis=-1)
+        stopped |= paused & (generated + 1 >= rows.choice.min_new_tokens)
         after = Chunk(
             tokens=chunk.tokens.at[chunk.steps].set(jnp.where(live, drawn, NOT_DRAWN)),
             logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(live, logprobs, 0.0)),

@@ -223,6 +223,7 @@ def test_sampling_takes_as_much_as_the_compiled_program_does():
         slots,
         jax.ShapeDtypeStruct((64,), bool),
         jax.ShapeDtypeStruct((), np.int32),
+        jax.ShapeDtypeStruct((32,), np.int32),
         span=model.max_length,
         chunk_tokens=16,
     ).compile()

@@ -346,6 +346,35 @@ def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(chunk
     assert 0 < stopped < len(free)
 
 
+def _repeated(ids):
+    """Decodes token 5, and no other, to a text with `ff`."""
+    return "".join("abcdefghijk"[i] * (i % 3) for i in ids)
+
+
+@pytest.mark.parametrize("least", [0, 3])
+def test_nothing_is_drawn_in_vain_after_a_token_that_is_known_to_have_a_stop_string(least):
+    engine = _engine(chunk_tokens=8, decode=_repeated)
+    plain = dataclasses.replace(SAMPLING, stop_ids=(), min_new_tokens=least)
+    cut = dataclasses.replace(plain, stop_strings=("ff",))
+    drawn = []
+    for _ in range(2):
+        before = engine.stats.decode_tokens
+        completions = _flat(engine.generate(_requests(cut)))
+        kept = sum(len(completion.tokens) for completion in completions)
+        drawn.append((engine.stats.decode_tokens - before) / kept)
+        assert all(len(completion.tokens) >= least for completion in completions)
+    assert drawn[0] > drawn[1] and (least or drawn[1] == 1.0)
+    assert {completion.finish for completion in completions} == {"stop", "length"}
+    # Requests without that stop string draw on.
+    alike, fresh = (
+        engine.generate(_requests(plain)),
+        _engine(chunk_tokens=8).generate(_requests(plain)),
+    )
+    for one, other in zip(_flat(alike), _flat(fresh), strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+    assert any(5 in completion.tokens[:-1] for completion in _flat(alike))
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [

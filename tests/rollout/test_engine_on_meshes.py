@@ -59,7 +59,14 @@ def test_each_device_holds_its_rows_and_heads_of_the_cache():
         empty = slots.empty_slots(CONFIG, 8, 16, 4)
         before = empty.cache.keys.sharding
         after, _ = slots.decode_chunk(
-            CONFIG, params, empty, np.ones(8, bool), np.int32(0), span=16, chunk_tokens=4
+            CONFIG,
+            params,
+            empty,
+            live=np.ones(8, bool),
+            enough=np.int32(0),
+            pauses=np.full(2, -1, np.int32),
+            span=16,
+            chunk_tokens=4,
         )
     shape = after.cache.keys.shape
     L, Z, B, K, H, C = shape
