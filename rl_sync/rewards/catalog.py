@@ -35,6 +35,9 @@ REWARDS = {
         "rl_sync.rewards.math:MathAnswer", "Compares numbers, formulas, sets and choices by value."
     ),
     "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Marks school questions of seven kinds."),
+    "code": Kind(
+        "rl_sync.rewards.code:Code", "Runs the program of a completion against the row's tests."
+    ),
     "vision": Kind(
         "rl_sync.rewards.vision:Vision", "Judges questions about images by `kind` of the row."
     ),
