@@ -1,0 +1,29 @@
+r"""A language model practises school questions: 26 kinds, generated, marked by `k12`.
+
+    pip install "rl_sync[tasks]"
+    python -m launcher --config=configs/school.py --config.model.path=DIRECTORY
+
+DIRECTORY is a checkpoint with its tokenizer. The questions are sums, word problems, dates, logic
+and geometry; docs/tasks.md names them. The policy may reason first: the last number, letter or
+word that follows "the answer is" or stands in the last line counts. A harder set is
+--config.task.school.difficulty=2, a narrower one --config.task.school.generators=lcm,gcd.
+
+Nothing is imitated first. The questions are too many and too different for a model that starts at
+random: configs/arithmetic.py is for those.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults with another task, and steps that suit a pretrained model."""
+    config = base.get_config()
+    config.name = "school"
+    config.task.name = "school"
+    config.task.max_prompt_tokens = 256
+    config.task.max_completion_tokens = 256
+    config.warm_up.steps = 0
+    config.optimizer.learning_rate = 1e-6
+    return config
