@@ -1,3 +1,13 @@
+"""A small transformer learns to read handwritten digits that are written as characters.
+
+    pip install "rl_sync[tasks]"
+    python -m launcher --config=configs/digits.py
+
+The 1,797 pictures of 8 x 8 pixels are those of scikit-learn. A pixel becomes a character, as the
+policy does not see pictures. The warm-up imitates the right answers for 100 steps; then rewards
+alone say what is right.
+"""
+
 from ml_collections import ConfigDict
 
 from configs import base

@@ -1,3 +1,13 @@
+"""A small transformer learns to find and count shapes in pictures that are written as characters.
+
+    pip install "rl_sync[tasks]"
+    python -m launcher --config=configs/shapes.py
+
+The task draws its pictures itself. With `task.shapes.as_text` a picture becomes a grid of
+characters, as the policy does not see pictures. The warm-up imitates the right answers for 400
+steps; then rewards alone say what is right.
+"""
+
 from ml_collections import ConfigDict
 
 from configs import base

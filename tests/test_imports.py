@@ -42,7 +42,7 @@ ALLOWED = {
     "weights": {"types", "models"},
     "observe": {"types", "models"},
     "actors": LOWEST | SIDE - {"replay", "observe"},
-    "settings": LOWEST - {"types"} | {"tasks", "rewards", "weights", "replay"},
+    "settings": LOWEST - {"types"} | {"tasks", "rewards", "weights", "replay", "observe"},
     "processes": {"types", "models", "weights", "observe", "settings", "actors"},
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
     "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},

@@ -51,8 +51,9 @@ def _supervised(settings: RunSettings) -> str:
     rows = trainer.groups_per_step * trainer.group_size
     return "\n".join(
         [
-            f"Algorithm {settings.algorithm.name}: the trainer imitates the task's demonstrations;"
-            " nothing is generated, so there are no explorers and no replay server.",
+            f"Algorithm {settings.algorithm.name}: the trainer learns from the task's"
+            " demonstrations; nothing is generated, so there are neither explorers nor a replay"
+            " server.",
             f"  {trainer.steps} trainer steps of {rows} demonstrations"
             f" (trainer.groups_per_step · trainer.group_size) in {_count(updates, 'update')}",
         ]
@@ -63,8 +64,8 @@ def _warnings(settings: RunSettings) -> list[str]:
     if settings.model.path is not None or settings.warm_up.steps:
         return []
     return [
-        "The policy starts at random and imitates nothing (model.path is not set, warm_up.steps=0):"
-        " hardly any completion will earn a reward."
+        "The policy starts at random, without demonstrations (model.path is not set,"
+        " warm_up.steps=0): hardly any completion will earn a reward."
     ]
 
 

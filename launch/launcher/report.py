@@ -30,28 +30,28 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
 def final_report(settings: RunSettings, summary: Summary) -> str:
     """Returns the results of a run, its speed, and where to find more."""
     result, balance = summary
-    lines = ["", *_accuracy(result, settings.algorithm.imitates), *_throughput(settings)]
+    lines = ["", *_accuracy(result, settings.algorithm.demonstrations_only), *_throughput(settings)]
     if settings.explorers:
         lines.append(_account(balance))
     workdir = Workdir(settings.workdir)
     quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
     warm_up, step = work.saved(workdir)
     none = "none was saved" if warm_up is None else "of the warm-up alone"
-    places: dict[str, object] = {"checkpoint": none if step is None else str(workdir.snapshots)}
+    entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
     if step is not None:
-        places["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
-    places |= {
+        entries["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
+    entries |= {
         "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",
         "digest": result.digest or "none",
         "spans": workdir.spans,
         "logs": workdir.logs,
     }
-    lines += [f"{name + ':':<12} {place}" for name, place in places.items()]
+    lines += [f"{name + ':':<12} {entry}" for name, entry in entries.items()]
     return "\n".join(lines)
 
 
-def _accuracy(result: Result, imitates: bool) -> list[str]:
+def _accuracy(result: Result, demonstrations_only: bool) -> list[str]:
     lines = []
     if result.resumed is not None:
         lines.append(f"Went on from the snapshot of trainer step {result.resumed}.")
@@ -60,13 +60,15 @@ def _accuracy(result: Result, imitates: bool) -> list[str]:
     for moment, values in result.evaluations.items():
         lines.append(
             f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']} problems"
-            f"{accuracy.describe_parts(values)}"
+            f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
         )
+    if (best := result.best) is not None:
+        lines.append(f"Best snapshot: of step {best.step}, {best.metric} {best.value:.1%}")
     if (values := result.rl) is not None:
         lines.append(
-            f"Imitation: {values['step']} steps; in the last one loss {values['loss']:.3f},"
+            f"SFT: {values['step']} steps; in the last one loss {values['loss']:.3f},"
             f" entropy {values['entropy']:.3f}"
-            if imitates
+            if demonstrations_only
             else f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
             f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
         )

@@ -53,14 +53,15 @@ class Advantage:
       of_tokens: whether it makes an `Estimate` instead, from `rewards` that stand at tokens.
       of_pairs: whether it picks a pair of each group, for a loss of pairs.
       is_positive: whether no advantage is below 0, so that no token is pushed down.
-      imitates: whether the trajectories are demonstrations, which nobody has drawn or judged.
+      of_demonstrations: whether the trajectories are demonstrations, which nobody has drawn or
+        judged.
     """
 
     function: Function
     of_tokens: bool = False
     of_pairs: bool = False
     is_positive: bool = False
-    imitates: bool = False
+    of_demonstrations: bool = False
 
     @property
     def compares_groups(self) -> bool:
@@ -134,7 +135,7 @@ ADVANTAGES = {
     "remax": Advantage(returns.remax, of_tokens=True),
     "best": Advantage(advantages.best, is_positive=True),
     "pair": Advantage(advantages.pair, of_pairs=True),
-    "demonstration": Advantage(advantages.demonstration, is_positive=True, imitates=True),
+    "demonstration": Advantage(advantages.demonstration, is_positive=True, of_demonstrations=True),
     "gae": Advantage(returns.gae, of_tokens=True),
     "n_step": Advantage(returns.n_step, of_tokens=True),
 }

@@ -28,15 +28,21 @@ REWARDS = {
         "rl_sync.rewards.exact:ExactMatch", "Compares the completion with the answer as text."
     ),
     "final_answer": Kind(
-        "rl_sync.rewards.final:FinalAnswer",
-        "Compares the text after the last # with the answer.",
+        "rl_sync.rewards.final:FinalAnswer", "Compares the text after the last # with the answer."
     ),
-    "math": Kind(
-        "rl_sync.rewards.math:MathAnswer", "Compares numbers, formulas, sets and choices by value."
+    "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
+    "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
+    "code": Kind("rl_sync.rewards.code:Code", "Runs a program against tests, in a sandbox."),
+    "format": Kind("rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags."),
+    "length_band": Kind(
+        "rl_sync.rewards.shaping:LengthBand", "Prefers completions of a range of lengths."
     ),
-    "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Marks school questions of seven kinds."),
-    "code": Kind(
-        "rl_sync.rewards.code:Code", "Runs the program of a completion against the row's tests."
+    "soft_overlong": Kind(
+        "rl_sync.rewards.shaping:SoftOverlong", "Punishes the last tokens before the limit."
+    ),
+    "repetition": Kind("rl_sync.rewards.shaping:Repetition", "Punishes repeated n-grams."),
+    "language": Kind(
+        "rl_sync.rewards.shaping:Language", "Measures the share of letters of a script."
     ),
     "vision": Kind(
         "rl_sync.rewards.vision:Vision", "Judges questions about images by `kind` of the row."
@@ -56,6 +62,10 @@ REWARDS = {
         "rl_sync.rewards.visual_answers:RelaxedNumber", "Compares numbers within 5 %."
     ),
     "choice": Kind("rl_sync.rewards.visual_answers:Choice", "Compares the chosen option."),
+    "llm_judge": Kind(
+        "rl_sync.rewards.llm_judge:LlmJudge",
+        "Asks a language model behind an OpenAI-compatible endpoint.",
+    ),
 }
 
 
@@ -71,7 +81,7 @@ def make(term: Term) -> Callable[..., Any]:
     if is_reference(term.name):
         found = resolve(term.name)
     else:
-        require_one_of("reward", term.name, REWARDS)
+        require_one_of("task.reward", term.name, REWARDS)
         found = resolve(REWARDS[term.name].where)
     is_class = inspect.isclass(found)
     names = list(inspect.signature(found).parameters)[0 if is_class else 2 :]

@@ -78,6 +78,11 @@ class MathAnswer:
                 f" {algebra.WAY_OUT}, or set symbolic=False to compare formulas as text."
             )
 
+    def warm_up(self) -> None:
+        """Prepares a worker: imports what formulas need."""
+        if self.symbolic:
+            algebra.warm_up()
+
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a completion."""
         try:

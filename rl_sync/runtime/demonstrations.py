@@ -37,9 +37,9 @@ class DemonstrationReader:
         settings = self.session.settings
         count, size = settings.trainer.groups_per_step, settings.trainer.group_size
         # A word more than the warm-up's, so that step t draws others than its t-th batch.
-        shown = draw(self.task, count * size, [settings.seed, step, count * size])
+        drawn = draw(self.task, count * size, [settings.seed, step, count * size])
         tokens, mask = (
-            np.asarray(rows).reshape(count, size, -1) for rows in (shown.tokens, shown.mask)
+            np.asarray(rows).reshape(count, size, -1) for rows in (drawn.tokens, drawn.mask)
         )
         groups = [
             Group(

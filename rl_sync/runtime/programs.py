@@ -11,7 +11,7 @@ from rl_sync.actors.trainer import Trainer
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind, sync_kind
 from rl_sync.processes.calls import AskNewest
-from rl_sync.processes.places import Addresses, Place
+from rl_sync.processes.resources import Addresses, Resources
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.session import Session
 from rl_sync.replay.client import ReplayClient
@@ -23,10 +23,10 @@ from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.delivery import Delivery
 from rl_sync.runtime.demonstrations import DemonstrationReader
 from rl_sync.runtime.evaluation import Evaluator
-from rl_sync.runtime.explorer import ExplorerProgram
+from rl_sync.runtime.explorer import ExplorerLoop
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.stepping import Shown
-from rl_sync.runtime.trainer import TrainerProgram
+from rl_sync.runtime.stepping import DemonstrationsOf
+from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run import RunSettings
@@ -42,9 +42,9 @@ _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
+def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resources) -> None:
     """Runs the trainer, or one process of it."""
-    layout, team = place.layout, place.team
+    layout, team = resources.layout, resources.team
     workdir, task = Workdir(settings.workdir), wiring.load_task(settings)
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
@@ -54,7 +54,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         evaluator = _evaluator(session, trainer, task, layout)
         replay = ReplayClient(addresses.replay)
 
-        site = _site(session, place, task, master=addresses.master, transfer=transfer)
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
 
         def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
@@ -69,7 +69,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
             session.agree("reset", lambda: replay.reset(TABLE))
             return BatchReader(session, replay, table=TABLE, schedule=schedule, idle=idle)
 
-        TrainerProgram(
+        TrainerLoop(
             session=session,
             trainer=trainer,
             batching=wiring.batching(settings, task.row_tokens),
@@ -80,14 +80,14 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
                 evaluator=evaluator,
                 task=task,
                 snapshots=workdir.warm_up_snapshots,
-                processes=place.processes,
+                processes=resources.processes,
             ),
             evaluator=evaluator,
             end=end,
             reader=reader,
             snapshots=workdir.snapshots,
-            processes=place.processes,
-            shown=shown_of(settings, task),
+            processes=resources.processes,
+            demonstrations=demonstrations_of(settings, task),
         ).run()
         replay.close()
         team.close()
@@ -103,8 +103,8 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
         end_ids=wiring.sampling(settings, task).stop_ids,
-        # Demonstrations are imitated as they are.
-        temperature=1.0 if settings.algorithm.imitates else settings.rollout.temperature,
+        # No temperature has shaped demonstrations.
+        temperature=1.0 if settings.algorithm.demonstrations_only else settings.rollout.temperature,
         steps=settings.trainer.steps,
         warm_up_steps=settings.warm_up.steps,
         microbatch_rows=settings.trainer.microbatch_rows,
@@ -118,28 +118,29 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
 
 def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Evaluator:
     settings = session.settings
-    problems = settings.trainer.evaluation_problems
+    examination = wiring.examination(settings, task)
     return Evaluator(
         session=session,
         model=trainer.model,
-        task=task,
-        sampling=wiring.greedy_sampling(settings, task),
-        problems=problems,
-        rows=min(problems, settings.warm_up.probe_problems),
+        examination=examination,
+        greedy=wiring.greedy_sampling(settings, task),
+        rows=min(len(examination.prompts), settings.warm_up.probe_problems),
         layout=layout,
     )
 
 
-def shown_of(settings: RunSettings, task: Task) -> Shown | None:
-    """From a trainer step to what it imitates beside its rollouts; None for a run that does not."""
+def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
+    """From a trainer step to the demonstrations beside its rollouts; None for a run without."""
     rows, seed = settings.algorithm.expert_rows, settings.seed
     # A word more than the warm-up's, so that step t draws others than its t-th batch.
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, resources: Resources
+) -> None:
     """Runs one explorer, or one process of it."""
-    layout, team, task = place.layout, place.team, wiring.load_task(settings)
+    layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
@@ -156,10 +157,10 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         )
         transfer = decided_transfer(session)
         parameters = parameters_of(settings, task, layout)
-        site = _site(session, place, task, master=addresses.master, transfer=transfer)
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
         end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
-        ExplorerProgram(
+        ExplorerLoop(
             session=session,
             number=number,
             explorer=explorer,
@@ -167,6 +168,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             puller=parameters.receiving(end.puller),
             granted_secs=end.granted_secs,
             sync_kind=site.kind,
+            examination=wiring.examination(settings, task),
             delivery=Delivery(
                 session=session,
                 task=task,
@@ -182,13 +184,15 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         leave_cluster()
 
 
-def _site(session: Session, place: Place, task: Task, *, master: str, transfer: str) -> Site:
+def _site(
+    session: Session, resources: Resources, task: Task, *, master: str, transfer: str
+) -> Site:
     """Describes where a program's end of the transfer is."""
 
     def like_on(layout: Layout) -> Params:
         return parameters_of(session.settings, task, layout).travelling_like()
 
-    return Site(session, sync_kind(transfer), place, master, like_on)
+    return Site(session, sync_kind(transfer), resources, master, like_on)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:

@@ -132,5 +132,5 @@ class WarmUp:
     def _batch(self, step: int) -> Demonstrations:
         """The demonstrations of one step; depends on the seed and the step alone."""
         settings = self.session.settings
-        shown = draw(self.task, settings.warm_up.batch_size, [settings.seed, step])
-        return lay_out(shown, settings.trainer.batching)
+        drawn = draw(self.task, settings.warm_up.batch_size, [settings.seed, step])
+        return lay_out(drawn, settings.trainer.batching)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rl_sync.sandbox import layer, seccomp
 
+_TMP = "/tmp"
 _FOLDER, _INSIDE = "/program", "/inside"
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
 _turns = itertools.count()
@@ -71,7 +72,7 @@ class Bubblewrap:
             descriptors = (_file_of(code),)
             argv += ["--seccomp", str(descriptors[0])]
         python = layer.launch_arguments(job, folder=_FOLDER, inside=_INSIDE, uid=uid)
-        argv += ["--chdir", "/tmp", "--", layer.interpreter(), *python]
+        argv += ["--chdir", _TMP, "--", layer.interpreter(), *python]
         return layer.Command(argv, descriptors, environment={})
 
     def _mounts(self, job: layer.Job) -> list[str]:
@@ -79,11 +80,12 @@ class Bubblewrap:
         size = str(job.limits.file_bytes)
         bound = {path: path for path in (*layer.readable_folders(), *job.readable)}
         bound |= {str(job.folder): _FOLDER, str(layer.INSIDE): _INSIDE}
-        options = []
+        # Before all else, as what is bound may lie in it.
+        options = ["--perms", "1777", "--size", size, "--tmpfs", _TMP]
         for parent in sorted(
             {str(p) for path in bound.values() for p in Path(path).parents} - {"/"}
         ):
-            if parent not in bound:
+            if parent not in bound and parent != _TMP:
                 options += ["--perms", "0755", "--dir", parent]
         for source, target in sorted(bound.items(), key=lambda pair: pair[1]):
             options += ["--ro-bind", source, target]
@@ -95,9 +97,7 @@ class Bubblewrap:
         if self.has_proc:
             # The first process is bubblewrap's own: it has no filter of system calls.
             options += ["--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
-        options += ["--dev", "/dev"]
-        for disk in ("/tmp", "/dev/shm"):
-            options += ["--perms", "1777", "--size", size, "--tmpfs", disk]
+        options += ["--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 

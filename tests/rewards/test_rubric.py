@@ -94,7 +94,7 @@ def test_rows_are_checked_before_a_run():
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ("exakt", r"reward='exakt' is not one of exact, .*; did you mean 'exact'\?"),
+        ("exakt", r"task.reward='exakt' is not one of exact, .*; did you mean 'exact'\?"),
         ("exact(case=False)", "The reward exact has no option 'case': it has none"),
         ("final_answer(marke='#')", r"no option 'marke': it has marker; did you mean 'marker'\?"),
         ("final_answer(marker='')", "The reward final_answer cannot be made: .*marker is empty"),

@@ -73,7 +73,7 @@ def test_math_wants_what_is_boxed_last(tmp_path, solution, answer):
 )
 def test_code_wants_the_tests_and_imitates_the_solution(tmp_path, row, text, answer, demonstration):
     task = _one(tmp_path, row, format="code")
-    assert task.train[0][1:] == (text, answer)
+    assert task.train[0][1:3] == (text, answer)
     assert task.demonstrations[0].answer == demonstration
 
 
@@ -106,7 +106,7 @@ def test_a_template_says_the_prompt_from_any_fields_choices_as_lines(tmp_path):
         format="multiple_choice",
         template="{{On {meta.of.1}}} {q}?\n{options}\nAnswer:",
     )
-    assert task.train[0][1:] == ("{On sums} 7?\nA. one\nB. two\nAnswer:", "B")
+    assert task.train[0][1:3] == ("{On sums} 7?\nA. one\nB. two\nAnswer:", "B")
 
 
 def test_fields_may_lie_deep_and_override_the_format(tmp_path):
@@ -120,7 +120,7 @@ def test_fields_may_lie_deep_and_override_the_format(tmp_path):
         answer_pattern="",
         demonstration="",
     )
-    assert task.train[0][1:] == ("Ask", "5")
+    assert task.train[0][1:3] == ("Ask", "5")
     assert task.demonstrations[0].answer == "5"
 
 
@@ -251,8 +251,7 @@ def test_a_row_of_a_list_or_a_table_is_named_by_its_number(tmp_path):
         ({"template": "{a} {b:.2f}"}, "must name fields in braces"),
         ({"template": "{}"}, "must name fields in braces"),
         ({"prompt": "{question}"}, "prompt='{question}' must be the name of a field"),
-        ({"answer": ""}, "needs a field for the answer"),
-        ({"prompt": ""}, "one for the prompt or a template"),
+        ({"prompt": ""}, "a field for the prompt, or a template"),
         ({"limit": -1}, "limit=-1 must be at least 0"),
     ],
 )

@@ -9,14 +9,13 @@ def _file(tmp_path, lines, name="rows.jsonl"):
     return str(write_lines(tmp_path / name, lines))
 
 
-def _load(path, held_out_path=None, fraction=0.25, seed=0, reward="exact"):
+def _load(path, held_out_path=None, fraction=0.25, seed=0):
     return load(
         seed,
         name="jsonl",
         jsonl__path=path,
         jsonl__held_out_path=held_out_path,
         jsonl__held_out_fraction=fraction,
-        jsonl__reward=reward,
     )
 
 
@@ -187,6 +186,8 @@ def test_a_split_with_an_empty_side_is_refused(tmp_path, fraction, held_out):
         _load(_file(tmp_path, _rows(4)), fraction=fraction)
 
 
-def test_an_unknown_reward_names_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match="did you mean 'exact'"):
-        _load(_file(tmp_path, _rows(8)), reward="exakt")
+def test_the_reward_is_that_of_the_task_section(tmp_path):
+    path = _file(tmp_path, _rows(8))
+    assert _load(path).reward == "exact"
+    task = load(name="jsonl", jsonl__path=path, reward="exact + 0.1*final_answer")
+    assert task.reward == "exact + 0.1*final_answer"

@@ -37,7 +37,6 @@ def test_demonstrations_teach_the_answer_and_its_end_alone():
         ({"train": []}, "no training problems"),
         ({"max_prompt_tokens": 1}, r"'ab' has 2 tokens.* allows 1 to 1"),
         ({"max_completion_tokens": 2}, r"'a' → 'cc' has 3 tokens.* allows 2"),
-        ({"reward": "exat"}, "did you mean 'exact'"),
         ({"tokenizer": CharacterTokenizer("ab")}, "'c' .* is not in the tokenizer"),
     ],
 )

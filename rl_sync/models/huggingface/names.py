@@ -22,7 +22,7 @@ UNEMBEDDING = "lm_head.weight"
 
 
 class Piece(NamedTuple):
-    """One tensor's place in a parameter.
+    """Part of a parameter that one tensor fills.
 
     Attributes:
       tensor: the name of the tensor.

@@ -84,6 +84,12 @@ def _limited(limit_secs: float, memory_bytes: int, compute: Any) -> Any:
         raise LimitError(f"algebra took more than {memory_bytes / 1e6:g} MB") from None
 
 
+def warm_up() -> None:
+    """Imports math-verify, if it is installed, before the first answer that needs it."""
+    if is_installed():
+        _load()
+
+
 @functools.cache
 def _load() -> None:
     if not is_installed():

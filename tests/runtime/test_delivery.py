@@ -1,0 +1,210 @@
+"""Delivery of groups: judged and inserted, at once or beside the generation of others."""
+
+import contextlib
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+from rl_sync.actors.events import GroupsBuffered, GroupsJudged
+from rl_sync.processes.calls import AskVerdicts, Happened, Judge, Pending, Screen, Verdict
+from rl_sync.processes.session import RunStoppedError
+from rl_sync.runtime.delivery import Delivery
+from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.weights.agreement import alone
+
+TOKENIZER = CharacterTokenizer("12=")
+TASK = types.SimpleNamespace(tokenizer=TOKENIZER, max_completion_tokens=3)
+(END,) = TOKENIZER.eos_ids
+
+
+class Group(types.SimpleNamespace):
+    """Two completions after a prompt; the second one is as long as completions may be."""
+
+    def __init__(self, lease_id):
+        super().__init__(
+            lease_id=lease_id,
+            prompt_id=lease_id + 100,
+            tokens=np.array([[4, 2, END, 0], [4, 2, 3, 2]]),
+            completion_mask=np.array([[0, 1, 1, 0], [0, 1, 1, 1]], bool),
+            rewards=np.zeros(2),
+        )
+
+    def to_columns(self):
+        return {"n": self.lease_id}
+
+
+class Session:
+    """A session whose master answers from a list of verdicts."""
+
+    leads = True
+    agree = staticmethod(alone)
+
+    def __init__(self, scores, replaces=False, wait_secs=5.0):
+        self.scores, self.told, self.facts = list(scores), [], {}
+        self.stopped = threading.Event()
+        self.spans = types.SimpleNamespace(span=lambda *_, **__: contextlib.nullcontext({}))
+        screening = types.SimpleNamespace(replaces=replaces)
+        self.settings = types.SimpleNamespace(
+            algorithm=types.SimpleNamespace(screening=screening),
+            launch=types.SimpleNamespace(wait_secs=wait_secs),
+            reward=types.SimpleNamespace(limit_secs=0.1),
+            replay=types.SimpleNamespace(priority="reward", sampler="max_heap"),
+        )
+        self.pending = 0
+
+    def call(self, call):
+        self.told.append(call)
+        if isinstance(call, Judge):
+            self.items = call.items
+            return 1
+        if isinstance(call, AskVerdicts):
+            if self.pending:
+                self.pending -= 1
+                time.sleep(0.05)
+                return Pending(0)
+            scores = [self.scores.pop(0) for _ in self.items]
+            return [Verdict(score, score == 1.0) for score in scores]
+        return (8,) if isinstance(call, Screen) else None
+
+    def check(self):
+        if self.stopped.is_set():
+            raise RunStoppedError("stopped")
+
+    def patience(self, *_):
+        return self.check
+
+    @contextlib.contextmanager
+    def alone(self):
+        yield
+
+
+class Replay:
+    def __init__(self):
+        self.inserted = []
+
+    def insert_many(self, table, items, **named):
+        self.inserted.append((table, items, named))
+
+
+def rewarded(group, rewards):
+    new = Group(group.lease_id)
+    new.rewards = rewards
+    return new
+
+
+def delivery(session, beside=False):
+    explorer = types.SimpleNamespace(rewarded=rewarded)
+    return Delivery(session, TASK, explorer, Replay(), "groups", beside)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(replaces):
+    session = Session([1.0, 1.0, 0.0, 1.0], replaces)
+    one = delivery(session)
+    one.deliver([Group(7), Group(8)])
+    ((table, items, named),) = one._replay.inserted
+    wanted = [8] if replaces else [7, 8]
+    assert (table, items) == ("groups", [{"n": n} for n in wanted])
+    assert named["priorities"] == [0.5] if replaces else [1.0, 0.5]
+    screened = [call for call in session.told if isinstance(call, Screen)]
+    judged = Screen(GroupsJudged(((7, (1.0, 1.0)), (8, (0.0, 1.0)))))
+    assert screened == ([judged] if replaces else [])
+    assert session.told[-1] == Happened(GroupsBuffered(tuple(wanted)))
+    assert session.facts["reward"] == 0.75
+
+
+def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_off():
+    session = Session([1.0, 1.0])
+    delivery(session).deliver([Group(7)])
+    first, second = session.items
+    assert (first.prompt_id, first.lease_id, first.held_out) == (107, 7, False)
+    assert (first.tokens, second.tokens) == ([2, END], [2, 3, 2])
+    assert (first.truncated, second.truncated) == (False, True)
+    assert (first.text, second.text) == ("1", "121")
+
+
+def test_a_completion_that_could_not_be_judged_has_no_number():
+    session, seen = Session([None, 1.0]), []
+    one = delivery(session)
+    one._explorer.rewarded = lambda group, rewards: seen.append(rewards) or group
+    one.deliver([Group(7)])
+    assert np.isnan(seen[0]).tolist() == [True, False]
+
+
+def test_a_thread_judges_while_the_caller_goes_on():
+    session = Session([1.0] * 4)
+    session.pending = 4
+    one = delivery(session, beside=True)
+    start = time.monotonic()
+    one.deliver([Group(7)])
+    one.deliver([Group(8)])
+    assert time.monotonic() - start < 0.15
+    deadline = time.monotonic() + 10
+    while len(one._replay.inserted) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [items for _, items, _ in one._replay.inserted] == [[{"n": 7}], [{"n": 8}]]
+    one.close()
+
+
+def test_rollouts_wait_once_too_many_are_to_be_judged():
+    session = Session([1.0] * 20)
+    session.pending = 40
+    one = delivery(session, beside=True)
+    start = time.monotonic()
+    for number in range(5):
+        one.deliver([Group(number)])
+    assert time.monotonic() - start > 0.3
+    one.close()
+
+
+def test_the_groups_of_several_rollouts_are_judged_at_once_and_inserted_in_their_order():
+    """The first rollout's judgements come last."""
+    session, one = Session([]), None
+    held, judged = threading.Event(), []
+
+    def score(groups):
+        if groups[0].lease_id == 0:
+            assert held.wait(10)
+        judged.append(groups[0].lease_id)
+        return groups
+
+    one = delivery(session, beside=True)
+    one._judge = score
+    for number in range(3):
+        one.deliver([Group(number)])
+    deadline = time.monotonic() + 10
+    while len(judged) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(judged) == [1, 2]
+    assert one._replay.inserted == []
+    held.set()
+    while len(one._replay.inserted) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [items[0]["n"] for _, items, _ in one._replay.inserted] == [0, 1, 2]
+    one.close()
+
+
+def test_a_fault_of_the_thread_reaches_the_caller():
+    session = Session([1.0] * 2)
+    one = delivery(session, beside=True)
+    one._replay.insert_many = lambda *_, **__: 1 / 0
+    one.deliver([Group(7)])
+    one._thread.join(timeout=10)
+    with pytest.raises(ZeroDivisionError):
+        one.check()
+
+
+def test_who_waits_for_verdicts_is_told_of_a_stop_and_of_judging_that_stands_still():
+    session = Session([1.0] * 2)
+    session.pending = 10**6
+    session.stopped.set()
+    with pytest.raises(RunStoppedError):
+        delivery(session).deliver([Group(7)])
+    session.stopped.clear()
+    session.role = "explorer1"
+    session.settings.launch.wait_secs = 0.3
+    with pytest.raises(TimeoutError, match="waits for completions to be judged"):
+        delivery(session).deliver([Group(7)])

@@ -1,0 +1,126 @@
+"""The master's judging: records, metrics, and the limit of completions that cannot be judged."""
+
+import functools
+import time
+import types
+
+import pytest
+
+from rl_sync.observe.jsonlines import read_json_lines
+from rl_sync.processes.calls import Pending, Verdict, Written
+from rl_sync.rewards.judgement import Judgement
+from rl_sync.rewards.settings import RewardSettings
+from rl_sync.runtime.judging import Judging
+from rl_sync.types import NO_LEASE, Prompt
+from rl_sync.workdir import Workdir
+
+TASK = types.SimpleNamespace(
+    train=[Prompt(0, "1+1=", "2", {"size": 3}), Prompt(1, "2+2=", "4")],
+    held_out=[Prompt(0, "3+3=", "6")],
+    reward="main + extra",
+)
+
+
+class Scripted:
+    """Gives the score that the completion says; `?` cannot be judged."""
+
+    def __init__(self):
+        self.judged, self.rows = 0, []
+
+    def judge(self, items, timeout_secs=None):
+        self.rows += [item.row for item in items]
+        self.judged += len(items)
+        return [self.one(item.completion.text) for item in items]
+
+    def one(self, text):
+        if text == "?":
+            return Judgement.unknown("too hard")
+        return Judgement(float(text), "as told", {"main": float(text), "extra": 0.5})
+
+    def close(self):
+        pass
+
+
+class Desk:
+    def __init__(self, workdir, **settings):
+        self.judge, self.failures = Scripted(), []
+        self.judging = Judging(
+            task=TASK,
+            judge=self.judge,
+            main="main",
+            settings=RewardSettings(**settings),
+            workdir=Workdir(workdir),
+            fail=self.failures.append,
+        )
+
+    def __call__(self, *texts, lease=7, held_out=False, problem=0):
+        items = [Written(problem, held_out, lease, text, [1], False) for text in texts]
+        ticket = self.judging.hand_in(items)
+        while isinstance(answer := self.judging.verdicts(ticket, 1.0), Pending):
+            pass
+        return answer
+
+
+def test_verdicts_come_once_with_what_the_main_term_says(tmp_path):
+    desk = Desk(tmp_path)
+    assert desk("1", "0.5", "?") == [Verdict(1.0, True), Verdict(0.5, False), Verdict(None, False)]
+    assert desk.judge.rows[0] == {"prompt": "1+1=", "answer": "2", "size": 3}
+    desk("1", held_out=True, lease=NO_LEASE)
+    assert desk.judge.rows[-1]["prompt"] == "3+3="
+    ticket = desk.judging.hand_in([])
+    assert desk.judging.verdicts(ticket, 1.0) == []
+    with pytest.raises(ValueError, match="were given already"):
+        desk.judging.verdicts(ticket, 1.0)
+
+
+def test_metrics_are_of_the_groups_of_a_step(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1", "0", lease=1)
+    desk("1", "?", lease=2)
+    desk("0", lease=3)
+    desk("0", held_out=True, lease=NO_LEASE)
+    assert desk.judging.metrics([1, 2], [1, 2]) == {
+        "reward/main": pytest.approx(2 / 3),
+        "reward/extra": 0.5,
+        "reward/unjudged": 1.0,
+    }
+    assert desk.judging.metrics([1], []) == {"reward/unjudged": 0.0}
+    assert desk.judging.metrics([3], []) == desk.judging.metrics([3], [3])
+
+
+@pytest.mark.parametrize(("record", "count"), [("all", 3), ("unjudged", 1), ("none", 0)])
+def test_judgements_are_recorded_with_their_reasons(tmp_path, record, count):
+    desk = Desk(tmp_path, record=record)
+    desk("1", "?", "0")
+    desk.judging.close()
+    records = read_json_lines(tmp_path / "judgements.jsonl")
+    assert len(records) == count
+    if count == 3:
+        first, lost, _ = records
+        assert (first["why"], first["components"]) == ("as told", {"main": 1.0, "extra": 0.5})
+        assert (lost["score"], lost["why"], lost["completion"]) == (None, "too hard", "?")
+
+
+def test_too_many_that_cannot_be_judged_stop_the_run_with_examples(tmp_path):
+    desk = Desk(tmp_path, unjudged_limit=0.1)
+    desk(*["1"] * 27, "?", "?", "?")
+    assert desk.failures == []
+    desk("?")
+    assert "4 of the last 31 completions could not be judged" in desk.failures[0]
+    assert "'1+1=' → '?': too hard" in desk.failures[0]
+    free = Desk(tmp_path, unjudged_limit=1.0)
+    free(*["?"] * 50)
+    assert free.failures == []
+
+
+def test_a_reward_that_judges_none_of_the_first_problems_stops_the_run_before_it_begins(tmp_path):
+    for score, failed in (("?", True), ("0", False)):
+        desk = Desk(tmp_path)
+        desk.judge.one = functools.partial(lambda one, score, _: one(score), desk.judge.one, score)
+        desk.judging.start()
+        deadline = time.monotonic() + 10
+        while desk.judge.judged < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert bool(desk.failures) is failed
+        assert not failed or "judged none of the first problems" in desk.failures[0]
