@@ -8,8 +8,9 @@ and geometry; docs/tasks.md names them. The policy may reason first: the last nu
 word that follows "the answer is" or stands in the last line counts. A harder set is
 --config.task.school.difficulty=2, a narrower one --config.task.school.generators=lcm,gcd.
 
-Nothing is imitated first. The questions are too many and too different for a model that starts at
-random: configs/arithmetic.py is for those.
+Nothing is imitated first. A model that starts at random does not learn these questions
+(docs/tasks.md): configs/arithmetic.py is for those. A small checkpoint needs solved examples in its
+prompt, which this task does not give: write its rows as a data set with a template of your own.
 """
 
 from ml_collections import ConfigDict
