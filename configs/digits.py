@@ -4,8 +4,11 @@
     python -m launcher --config=configs/digits.py
 
 The 1,797 pictures of 8 x 8 pixels are those of scikit-learn. A pixel becomes a character, as the
-policy does not see pictures. The warm-up imitates the right answers for 100 steps; then rewards
-alone say what is right.
+policy does not see pictures. The warm-up imitates the right answers of a fifth of the problems for
+100 steps; then rewards alone say what is right. Held-out accuracy goes from 59.9 and 64.2 % after
+the warm-up to 72.8 and 75.6 % after 40 trainer steps on two seeds that nothing was tuned
+on (101 and 100), and from 64.0 to 71.5 % on seed 0, which the settings were tried on.
+A run takes 165 to 185 seconds of CPU time, all processes together.
 """
 
 from ml_collections import ConfigDict
@@ -21,6 +24,10 @@ def get_config() -> ConfigDict:
     config.task.digits.as_text = True
     config.warm_up.update({"steps": 100, "batch_size": 64, "probe_every_steps": 1000})
     config.sync.mode = "one_step_off_policy"
-    config.trainer.update({"steps": 40, "groups_per_step": 32, "group_size": 8})
-    config.optimizer.learning_rate = 1e-3
+    # A completion is one character: rollouts are cheap, so the best of three times as many groups
+    # are trained on.
+    config.algorithm.update({"name": "topr", "over_sampling": 3.0, "keep": "best"})
+    config.algorithm.logprob_gap_alarm = 2.0  # Updates are large, and TOPR bears the distance.
+    config.trainer.update({"steps": 40, "groups_per_step": 48, "group_size": 4})
+    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine"})
     return config

@@ -12,6 +12,7 @@ from rl_sync.observe import summary as span_summary
 from rl_sync.observe.spans import read_spans
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.results import Balance, Result, Summary
+from rl_sync.runtime import unsolved
 from rl_sync.runtime.skipped import PHASES
 from rl_sync.settings.run import RunSettings
 from rl_sync.workdir import Workdir
@@ -30,7 +31,10 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
 def final_report(settings: RunSettings, summary: Summary) -> str:
     """Returns the results of a run, its speed, and where to find more."""
     result, balance = summary
-    lines = ["", *_accuracy(result, settings.algorithm.demonstrations_only), *_throughput(settings)]
+    lines = ["", *_accuracy(result, settings.algorithm.demonstrations_only)]
+    if warning := unsolved.alarm(settings, result.evaluations):
+        lines.append(warning)
+    lines += _throughput(settings)
     if settings.explorers:
         lines.append(_account(balance))
     workdir = Workdir(settings.workdir)

@@ -253,12 +253,13 @@ class Choice(ShortAnswer):
     def _letter(self, row: Row, text: str) -> str | None:
         options = [str(one) for one in row.get("choices") or ()]
         letters = string.ascii_uppercase[: len(options) or None]
-        for letter, option in zip(letters, options, strict=False):
-            if _plain(option) == _plain(text):
-                return letter
+        if text in options:
+            return letters[options.index(text)]
         found = _LETTER.match(text)
-        letter = found[1].upper() if found else ""
-        return letter if letter and letter in letters else None
+        if found and found[1].upper() in letters:
+            return found[1].upper()
+        plain = [_plain(option) for option in options]
+        return letters[plain.index(_plain(text))] if _plain(text) in plain else None
 
 
 def count_of(text: str) -> int | None:

@@ -36,7 +36,7 @@ from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
 from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
-from rl_sync.runtime import wiring
+from rl_sync.runtime import unsolved, wiring
 from rl_sync.runtime.evaluations import Evaluations, Measured
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
@@ -280,7 +280,8 @@ class MasterServer:
         self._metrics.write("evaluation", step, values)
         self._add(Result(evaluations={moment: values}, best=best))
         parts = accuracy.describe_parts(values)
-        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}{parts}"
+        hint = unsolved.HINT if unsolved.is_unsolved(self._settings, moment, values) else ""
+        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}{parts}{hint}"
 
     def _status(self, call: calls.AskStatus) -> RunStatus:
         del call

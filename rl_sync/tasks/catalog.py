@@ -20,6 +20,7 @@ from rl_sync.tasks import (
     digits,
     humaneval,
     jsonl,
+    mmlu,
     own,
     pretrained,
     school,
@@ -32,6 +33,7 @@ from rl_sync.tasks.digits import DigitsConfig
 from rl_sync.tasks.humaneval import HumanEvalConfig
 from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
+from rl_sync.tasks.mmlu import MmluConfig
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.school import SchoolConfig
@@ -68,6 +70,9 @@ class TaskSections:
     )
     school: SchoolConfig = task(
         SchoolConfig, school.load, "School questions that reasoning-gym generates."
+    )
+    mmlu: MmluConfig = task(
+        MmluConfig, mmlu.load, "Examination questions with options, which lm-eval ships."
     )
     humaneval: HumanEvalConfig = task(
         HumanEvalConfig, humaneval.load, "The 164 programming problems of HumanEval."

@@ -1,6 +1,10 @@
-from launcher.report import _accuracy
+import dataclasses
 
-from rl_sync.processes.results import Result
+from launcher.report import _accuracy, final_report
+
+from rl_sync.processes.results import Balance, Result, Summary
+from tests.runtime.test_unsolved import CHECKPOINT
+from tests.settings.changed import settings_with
 
 
 def test_the_report_gives_both_accuracies_where_held_out_prompts_are_trained_on_too():
@@ -13,3 +17,13 @@ def test_the_report_gives_both_accuracies_where_held_out_prompts_are_trained_on_
         "Held-out accuracy after RL: 40.0% of 50 problems (90.0% of 20 whose prompts are trained on"
         " too, 10.0% of 30 others)",
     ]
+
+
+def test_the_final_report_warns_of_a_checkpoint_that_solved_nothing_before_rl(tmp_path):
+    settings = settings_with(model__path=CHECKPOINT, sync__mode="synchronous")
+    settings = dataclasses.replace(settings, workdir=str(tmp_path))
+    result = Result(evaluations={"before RL": {"accuracy": 0.0, "problems": 50}})
+    balance = Balance(leased=0, trained=0, buffered=0, generating=0, dropped={}, out_of_attempts=0)
+    lines = final_report(settings, Summary(result, balance)).splitlines()
+    assert lines[1] == "Held-out accuracy before RL: 0.0% of 50 problems"
+    assert lines[2].startswith("ALARM: the model solved none of 50 held-out problems before RL")

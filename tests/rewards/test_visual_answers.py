@@ -187,6 +187,13 @@ def test_an_option_is_chosen_by_letter_or_text(text, expected):
     assert score(Choice(), "a dog", text, choices=options) == expected
 
 
+def test_a_letter_comes_before_a_text_that_looks_like_it_but_not_before_the_same_text():
+    assert score(Choice(), "C", "C", choices=["x", "y", "z", "c"]) == 1
+    assert score(Choice(), "D", "c", choices=["x", "y", "z", "c"]) == 1
+    assert score(Choice(), "A", "C. A", choices=["C", "B", "A"]) == 1
+    assert score(Choice(), "A", "A. C", choices=["C", "B", "A"]) == 0
+
+
 @pytest.mark.parametrize(
     ("reward", "row", "message"),
     [

@@ -53,6 +53,8 @@ from rl_sync.runtime.master import MasterServer
 from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import read_ledger
 from tests.observe.full_disk import files_of_at_most
+from tests.runtime.test_unsolved import CHECKPOINT
+from tests.settings.changed import settings_with
 
 
 @pytest.fixture
@@ -190,6 +192,16 @@ def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_
     program._evaluated(Measured("after RL", 10, values, None))
     assert program.answer(AskStatus()).message == (
         "held-out accuracy after RL: 40.0% (40.0% of 50 whose prompts are trained on too)"
+    )
+
+
+def test_the_status_warns_of_a_checkpoint_that_solves_nothing_before_rl(program):
+    values = {"accuracy": 0.0, "problems": 50}
+    program._settings = settings_with(model__path=CHECKPOINT)
+    program._evaluated(Measured("before RL", 0, values, None))
+    assert program.answer(AskStatus()).message == (
+        "held-out accuracy before RL: 0.0%: rewards may have nothing to tell apart; see Small"
+        " models in docs/tasks.md"
     )
 
 

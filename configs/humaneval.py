@@ -1,0 +1,32 @@
+r"""A language model learns to write Python functions that pass their tests: HumanEval.
+
+    pip install "rl_sync[tasks,sandbox]"
+    python -m launcher --config=configs/humaneval.py --config.model.path=DIRECTORY
+
+DIRECTORY is a checkpoint with its tokenizer. Half of the 164 problems are trained on, the others
+measure accuracy. A prompt is the head of a function with its docstring, and the completion goes on
+from there, so there is no chat template. The reward runs the problem's tests in a sandbox
+(docs/code.md). A problem has one score for all of its tests.
+
+Models may have seen HumanEval before: use it to try the reward, not to compare models.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults with another task, and steps that suit a pretrained model."""
+    config = base.get_config()
+    config.name = "humaneval"
+    config.task.name = "humaneval"
+    config.task.max_prompt_tokens = 512
+    config.task.max_completion_tokens = 384
+    config.tokenizer.chat = "no"
+    # Ends of a function that are whole lines: the text of a stop is part of the program.
+    config.rollout.stop_strings = "\n\n\n|\n#"
+    config.warm_up.steps = 0
+    config.trainer.groups_per_step = 16
+    config.optimizer.learning_rate = 1e-6
+    return config
