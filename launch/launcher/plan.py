@@ -49,11 +49,14 @@ def _supervised(settings: RunSettings) -> str:
     """Describes a run in which nothing is generated."""
     trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
     rows = trainer.groups_per_step * trainer.group_size
+    what, of = "imitates the task's demonstrations", "demonstrations"
+    if settings.algorithm.scores:
+        what, of = "compares the task's pairs of completions", "completions"
     return "\n".join(
         [
-            f"Algorithm {settings.algorithm.name}: the trainer imitates the task's demonstrations;"
-            " nothing is generated, so there are no explorers and no replay server.",
-            f"  {trainer.steps} trainer steps of {rows} demonstrations"
+            f"Algorithm {settings.algorithm.name}: the trainer {what}; nothing is generated, so"
+            " there are no explorers and no replay server.",
+            f"  {trainer.steps} trainer steps of {rows} {of}"
             f" (trainer.groups_per_step · trainer.group_size) in {_count(updates, 'update')}",
         ]
     )

@@ -201,7 +201,7 @@ class Trainer:
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._trained_like))
-        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        known, of_batch = self._known(state, trained, frozen, batch)
         shares = jax.tree.map(self._share, (known, batch.demonstrations))
         sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
         learns = state.step >= self._critic_steps
@@ -211,14 +211,7 @@ class Trainer:
             learned: _Learned, shares: tuple[Experience, Demonstrations | None]
         ) -> tuple[_Learned, Metrics]:
             share, shown = shares
-            totals = objective.totals(
-                self.algorithm,
-                share,
-                sequence_count,
-                self.max_completion_tokens,
-                self.group_size,
-                kl_coefficient=state.kl_coefficient,
-            )
+            totals = self._totals(state, share, sequence_count)
 
             def loss(
                 learned: tuple[Params, Params], some: Experience
@@ -247,7 +240,7 @@ class Trainer:
         (trained, opt_state, critic), of_updates = jax.lax.scan(update, learned, shares)
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
-        metrics = objective.summary(of_updates) | of_batch
+        metrics = self._summary(of_updates) | of_batch
         metrics["skipped_updates"] = skipped.sum()
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         if self.algorithm.refresh_reference_steps:
@@ -335,6 +328,27 @@ class Trainer:
     def _share(self, rows: Array) -> Array:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
         return constrain(shared, None, "batch")
+
+    def _known(
+        self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
+    ) -> tuple[Any, Metrics]:
+        """Prepares a batch for the losses of a step; returns metrics of the batch, too."""
+        return self._preparation.experience(state, trained, frozen, batch)
+
+    def _totals(self, state: TrainState, share: Any, sequence_count: int) -> Any:
+        """Computes the figures that all rows of an update have in common."""
+        return objective.totals(
+            self.algorithm,
+            share,
+            sequence_count,
+            self.max_completion_tokens,
+            self.group_size,
+            kl_coefficient=state.kl_coefficient,
+        )
+
+    def _summary(self, of_updates: dict[str, Array]) -> Metrics:
+        """Makes the metrics of a step from those of its updates."""
+        return objective.summary(of_updates)
 
     def _loss(
         self,

@@ -231,6 +231,16 @@ class Algorithm:
         return ADVANTAGES[self.advantage].imitates
 
     @property
+    def scores(self) -> bool:
+        """Says whether a run trains a reward model, which scores completions, not a policy."""
+        return LOSSES[self.loss].of_scores
+
+    @property
+    def generates(self) -> bool:
+        """Says whether a run generates completions, rather than train on those of the data."""
+        return not (self.imitates or self.scores)
+
+    @property
     def needs_reference(self) -> bool:
         """Says whether there is a reference model."""
         return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference
@@ -273,7 +283,7 @@ class Algorithm:
                 " token that became much likelier since it was drawn counts as often. Use at most"
                 f" {_LOOSEST_BOUND:g}"
             )
-        if self.corrections or ADVANTAGES[self.advantage].is_positive:
+        if self.corrections or ADVANTAGES[self.advantage].is_positive or self.scores:
             return None
         if self.proximal != "behavior":
             return (
@@ -333,7 +343,20 @@ class Algorithm:
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
         if self.imitates:
-            self._check_imitation()
+            self._check_data("reinforce", "which imitates what nobody has drawn or judged")
+        if advantage.of_preferences != loss.of_scores:
+            raise ValueError(
+                f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: a reward"
+                " model learns from preferences, and nothing else does. Use both"
+                " algorithm.loss=bradley_terry and algorithm.advantage=preference, or neither."
+            )
+        if self.scores:
+            self._check_data("bradley_terry", "which compares what nobody has drawn")
+            if self.kl_coefficient or self.entropy_coefficient:
+                raise ValueError(
+                    "algorithm.kl_coefficient and algorithm.entropy_coefficient must be 0 with"
+                    " algorithm.loss=bradley_terry: a reward model has no probabilities."
+                )
         if loss.of_pairs != advantage.of_pairs:
             raise ValueError(
                 f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
@@ -352,10 +375,10 @@ class Algorithm:
                 " algorithm.advantage=reinforce_pp_baseline, or dr_grpo."
             )
 
-    def _check_imitation(self) -> None:
+    def _check_data(self, loss: str, reason: str) -> None:
         """Refuses what needs tokens that a policy drew, or rewards."""
         expected = {
-            "loss": "reinforce",
+            "loss": loss,
             "correction": "",
             "expert_rows": 0,
             "need_spread": False,
@@ -367,6 +390,5 @@ class Algorithm:
             if getattr(self, field) != value:
                 raise ValueError(
                     f"algorithm.{field}={getattr(self, field)!r} does not fit algorithm.advantage="
-                    f"demonstration, which imitates what nobody has drawn or judged: it takes"
-                    f" algorithm.{field}={value!r}."
+                    f"{self.advantage}, {reason}: it takes algorithm.{field}={value!r}."
                 )

@@ -54,6 +54,7 @@ class Advantage:
       of_pairs: whether it picks a pair of each group, for a loss of pairs.
       is_positive: whether no advantage is below 0, so that no token is pushed down.
       imitates: whether the trajectories are demonstrations, which nobody has drawn or judged.
+      of_preferences: whether they are pairs of the data, of which one was preferred.
     """
 
     function: Function
@@ -61,6 +62,7 @@ class Advantage:
     of_pairs: bool = False
     is_positive: bool = False
     imitates: bool = False
+    of_preferences: bool = False
 
     @property
     def compares_groups(self) -> bool:
@@ -88,6 +90,8 @@ class Loss:
       clipped: tells which tokens the loss bounds; None where it bounds none.
       of_trajectories: whether it takes one advantage a trajectory.
       of_pairs: whether it compares the trajectories of a pair.
+      of_scores: whether it is one of the scores of a reward model, not of a policy; see
+        `rl_sync.learning.pairs`.
       has_ratio: whether it has the ratio to another policy in it, which bounds what becomes of a
         stale token.
     """
@@ -96,6 +100,7 @@ class Loss:
     clipped: Function | None = None
     of_trajectories: bool = False
     of_pairs: bool = False
+    of_scores: bool = False
     has_ratio: bool = True
 
     @property
@@ -135,6 +140,7 @@ ADVANTAGES = {
     "best": Advantage(advantages.best, is_positive=True),
     "pair": Advantage(advantages.pair, of_pairs=True),
     "demonstration": Advantage(advantages.demonstration, is_positive=True, imitates=True),
+    "preference": Advantage(advantages.preference, of_pairs=True, of_preferences=True),
     "gae": Advantage(returns.gae, of_tokens=True),
     "n_step": Advantage(returns.n_step, of_tokens=True),
 }
@@ -152,6 +158,7 @@ LOSSES = {
     "opmd": Loss(sequence_losses.opmd),
     "topr": Loss(sequence_losses.topr, of_trajectories=True),
     "dpo": Loss(preference.dpo_of_groups, of_pairs=True),
+    "bradley_terry": Loss(preference.bradley_terry, of_pairs=True, of_scores=True, has_ratio=False),
 }
 
 PROXIMAL: dict[str, Function] = {

@@ -23,11 +23,10 @@ from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import ReplayError
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
-from rl_sync.runtime.evaluation import Evaluator
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.shares import BatchPlacer
 from rl_sync.runtime.stepping import Shown, Stepping
-from rl_sync.runtime.warm_up import WarmUp
+from rl_sync.runtime.warm_up import Measure, WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.storage.adaptation import load_adapted
 from rl_sync.storage.ledger import ConsumptionRecord
@@ -60,7 +59,7 @@ class TrainerProgram:
       batching: the layout of its batches.
       parameters: where they start, and what of them is published.
       warm_up: the supervised steps before the first rollout.
-      evaluator: measures greedy accuracy on held-out problems.
+      evaluator: measures accuracy on held-out problems.
       end: from the schedule, which knows where the run starts, to the end that publishes weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
@@ -73,7 +72,7 @@ class TrainerProgram:
     batching: Batching
     parameters: Parameters
     warm_up: WarmUp
-    evaluator: Evaluator
+    evaluator: Measure
     end: Callable[[SyncSchedule], TrainerEnd]
     reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
@@ -229,7 +228,8 @@ class TrainerProgram:
     @property
     def _learning(self) -> str:
         """One word for what the trainer steps do."""
-        return "imitation" if self.session.settings.algorithm.imitates else "RL"
+        algorithm = self.session.settings.algorithm
+        return "imitation" if algorithm.imitates else "training" if algorithm.scores else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
         values = self.evaluator.accuracy(state.params)
