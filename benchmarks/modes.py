@@ -57,7 +57,7 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.roles import is_explorer
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.runtime import wiring
 from rl_sync.schedule import MODES
 from rl_sync.settings.reading import read_settings
@@ -225,13 +225,16 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
     )
     _, part, _ = load_part(Workdir(workdir).snapshots, step, {"params": like})
-    prompts = task.held_out[: settings.trainer.evaluation_problems]
+    prompts = task.held_out[: settings.evaluation.problems]
     tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
     greedy = wiring.greedy_sampling(settings, task)
     engine = _engine(settings)
     engine.load(lora.merge(model, part["params"]) if model.lora else part["params"], step)
     done = engine.generate(
-        [Request(row[:length], greedy) for row, length in zip(tokens, lengths, strict=True)]
+        [
+            CompletionRequest(row[:length], greedy)
+            for row, length in zip(tokens, lengths, strict=True)
+        ]
     )
     items = [
         Judgeable(prompt.fields, Completion(task.tokenizer.decode(one.tokens.tolist())))
@@ -245,7 +248,7 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
 def _engine(settings: RunSettings) -> Engine:
     compilation_cache.use(settings.launch.compilation_cache, os.environ)
     task = wiring.load_task(settings)
-    rows = min(settings.trainer.evaluation_problems, settings.warm_up.probe_problems)
+    rows = min(settings.evaluation.problems, settings.warm_up.probe_problems)
     model = lora.merged_config(wiring.model_config(settings, task))
     layout = Layout(MeshShape().mesh(jax.devices()[:1]), settings.sharding.rules)
     chunk_tokens = settings.rollout.chunk_tokens

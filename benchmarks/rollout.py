@@ -27,14 +27,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from peers.asking import Ask, Peer, Request, in_turns, timed
+from peers.asking import Ask, Peer, PeerRequest, in_turns, timed
 from peers.serving import CLOCKS, SHAPE, prompts_of
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout import engine as engines
-from rl_sync.rollout.request import Request as RolloutRequest
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 
 PROMPT_TOKENS, ROWS = 16, 64
@@ -71,10 +71,12 @@ def engine() -> engines.Engine:
     return made
 
 
-def ours(request: Request) -> float:
+def ours(request: PeerRequest) -> float:
     """Completes the request's prompts with our engine, each to its length."""
     requests = [
-        RolloutRequest(np.array(prompt, np.int32), Sampling(length, ()), seed=(request["seed"], i))
+        CompletionRequest(
+            np.array(prompt, np.int32), Sampling(length, ()), seed=(request["seed"], i)
+        )
         for i, (prompt, length) in enumerate(
             zip(prompts_of(request), request["lengths"], strict=True)
         )
@@ -99,7 +101,7 @@ def main() -> None:
             "action": "rollout", "prompt_tokens": PROMPT_TOKENS, "lengths": lengths, "rows": ROWS,
             "clock": clock,
         }  # fmt: skip
-        sides: dict[str, tuple[Ask, Request]] = {"rl_sync": (ours, request)}
+        sides: dict[str, tuple[Ask, PeerRequest]] = {"rl_sync": (ours, request)}
         for name, peer in peers.items():
             sides[name] = (peer.ask, {**request, "cache_tokens": caches[name]})
         for peer in peers.values():

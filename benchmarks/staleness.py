@@ -40,7 +40,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.settings.reading import read_settings
@@ -201,7 +201,7 @@ class Study:
         engine = self._engine
         engine.load(params, version=-1)
         done = engine.generate(
-            [Request(row[:n], greedy) for row, n in zip(tokens, lengths, strict=True)]
+            [CompletionRequest(row[:n], greedy) for row, n in zip(tokens, lengths, strict=True)]
         )
         return float(np.mean(self._judged(task, prompts, [one.tokens for (one,) in done])))
 

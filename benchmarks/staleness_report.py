@@ -128,7 +128,7 @@ def _draw(results: Results, algorithms: list[str], bounds: list[int]) -> Figure:
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    places = {bound: place for place, bound in enumerate(bounds)}
+    ranks = {bound: rank for rank, bound in enumerate(bounds)}
     fresh = _of(results, algorithms[0], bounds[0])
     for name, colour in zip(algorithms, COLOURS, strict=True):
         measured = [bound for bound in bounds if _of(results, name, bound)]
@@ -137,7 +137,7 @@ def _draw(results: Results, algorithms: list[str], bounds: list[int]) -> Figure:
         spreads = [_spread(_differences(_of(results, name, bound), fresh)) for bound in measured]
         style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "label": name}
         left.errorbar(
-            [places[bound] for bound in measured],
+            [ranks[bound] for bound in measured],
             [mean for mean, _ in spreads],
             [error for _, error in spreads],
             capsize=3,

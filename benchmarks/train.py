@@ -27,7 +27,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from peers.asking import Ask, Peer, Request, in_turns, timed
+from peers.asking import Ask, Peer, PeerRequest, in_turns, timed
 from peers.serving import CLIP, CLOCKS, LEARNING_RATE, SHAPE
 from rollout import model_config
 
@@ -78,7 +78,7 @@ def our_step() -> OurStep:
     return OurStep()
 
 
-def ours(request: Request) -> float:
+def ours(request: PeerRequest) -> float:
     """Measures one step of ours on rows of random tokens."""
     rng = np.random.default_rng(request["seed"])
     shape = (ROWS, PROMPT_TOKENS + NEW_TOKENS)
@@ -112,7 +112,7 @@ def _multiply(kernels: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arr
     return results
 
 
-def products(request: Request) -> float:
+def products(request: PeerRequest) -> float:
     """Measures the step's products with parameters, and nothing else."""
     tokens = ROWS * (PROMPT_TOKENS + NEW_TOKENS)
     inputs = [jnp.full((tokens, kernel.shape[0]), float(request["seed"])) for kernel in _kernels()]
@@ -137,7 +137,7 @@ def main() -> None:
     scripts = {"Tunix": "tunix_peer.py", "transformers": "torch_peer.py"}
     peers = [Peer(name, script, ordinary) for name, script in scripts.items()]
     peers += [Peer(f"{name}, our allocator", script) for name, script in scripts.items()]
-    sides: dict[str, tuple[Ask, Request]] = {"rl_sync": (ours, request)}
+    sides: dict[str, tuple[Ask, PeerRequest]] = {"rl_sync": (ours, request)}
     sides |= {peer.name: (peer.ask, request) for peer in peers}
     sides["matrix products"] = (products, request)
     for peer in peers:

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from weights_role import HOST, Case, Meetings, Places
+from weights_role import HOST, Case, Endpoints, Meetings
 
 from rl_sync.processes import allocator
 from rl_sync.processes.ports import free_ports
@@ -104,12 +104,12 @@ class Plain:
 class Process:
     """A trainer or an explorer, as the parent sees it."""
 
-    def __init__(self, case: Case, places: Places, log: Path):
+    def __init__(self, case: Case, endpoints: Endpoints, log: Path):
         self._log = log
         environment = {"JAX_PLATFORMS": "cpu", **allocator.environment(os.environ)}
         with log.open("w") as errors:
             self._popen = subprocess.Popen(
-                [sys.executable, str(ROLE), json.dumps([case, places])],
+                [sys.executable, str(ROLE), json.dumps([case, endpoints])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -147,7 +147,7 @@ def processes(case: Case, directory: Path) -> Iterator[list[Process]]:
     started = [
         Process(
             case,
-            Places(str(directory), cluster_port, server.address[1], number),
+            Endpoints(str(directory), cluster_port, server.address[1], number),
             directory / f"process{number}.log",
         )
         for number in range(1 + case.explorers)

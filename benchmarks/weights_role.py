@@ -36,7 +36,7 @@ class Case(NamedTuple):
     explorers: int
 
 
-class Places(NamedTuple):
+class Endpoints(NamedTuple):
     """Addresses at which the processes of a case find each other."""
 
     directory: str
@@ -68,20 +68,20 @@ def like_of(case: Case, number: int) -> Any:
     return {f"w{i}": leaf for i in range(case.leaves)}
 
 
-def publisher_of(case: Case, places: Places) -> Any:
+def publisher_of(case: Case, endpoints: Endpoints) -> Any:
     """Makes the trainer's end; for a server also the service for its callers."""
     if case.transfer == "checkpoint":
         from rl_sync.weights.checkpoint import CheckpointPublisher
 
-        return CheckpointPublisher(Path(places.directory))
+        return CheckpointPublisher(Path(endpoints.directory))
     if case.transfer == "server":
         from rl_sync.transfers.server import HolderServer
-        from rl_sync.weights.regions import places_of
+        from rl_sync.weights.regions import mesh_regions
         from rl_sync.weights.server_publisher import ServerPublisher
 
-        there = places_of(like_of(case, 1))
-        publisher = ServerPublisher(like_of(case, 0), host=HOST, places=there)
-        address = Path(places.directory, "address")
+        there = mesh_regions(like_of(case, 1))
+        publisher = ServerPublisher(like_of(case, 0), host=HOST, expected=there)
+        address = Path(endpoints.directory, "address")
         temporary = address.with_suffix(".tmp")
         temporary.write_text(HolderServer(publisher, HOST, SECRET).address)
         temporary.rename(address)
@@ -91,33 +91,35 @@ def publisher_of(case: Case, places: Places) -> Any:
 
     explorers = range(1, case.explorers + 1)
     links = {number: Link(like_of(case, 0), like_of(case, number)) for number in explorers}
-    return CollectivePublisher(links, meeting_of(places), meet=True)
+    return CollectivePublisher(links, meeting_of(endpoints), meet=True)
 
 
-def puller_of(case: Case, places: Places) -> Any:
+def puller_of(case: Case, endpoints: Endpoints) -> Any:
     """Makes an explorer's end."""
-    like = like_of(case, places.number)
+    like = like_of(case, endpoints.number)
     if case.transfer == "checkpoint":
         from rl_sync.weights.checkpoint import CheckpointPuller
 
-        return CheckpointPuller(Path(places.directory), like)
+        return CheckpointPuller(Path(endpoints.directory), like)
     if case.transfer == "server":
         from rl_sync.transfers.server import RemoteHolder
         from rl_sync.weights.server_puller import ServerPuller
 
-        address = Path(places.directory, "address")
+        address = Path(endpoints.directory, "address")
         deadline = time.monotonic() + TIMEOUT_SECS
         while not address.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
         holder = RemoteHolder(address.read_text(), TIMEOUT_SECS, SECRET)
-        return ServerPuller(like, f"explorer{places.number}", lambda: [holder], _asked, host=HOST)
+        return ServerPuller(
+            like, f"explorer{endpoints.number}", lambda: [holder], _asked, host=HOST
+        )
     from rl_sync.weights.collective import CollectivePuller
     from rl_sync.weights.link import Link
 
     link = Link(like_of(case, 0), like)
-    return CollectivePuller(link, places.number, meeting_of(places))
+    return CollectivePuller(link, endpoints.number, meeting_of(endpoints))
 
 
 def _asked(at_least: int, _timeout_secs: float) -> int:
@@ -125,15 +127,15 @@ def _asked(at_least: int, _timeout_secs: float) -> int:
     return at_least
 
 
-def meeting_of(places: Places) -> Any:
+def meeting_of(endpoints: Endpoints) -> Any:
     """Returns the meeting point at which both sides agree on a collective transfer."""
     Meetings.register("meeting")
-    manager: Any = Meetings((HOST, places.meeting_port), authkey=b"benchmark")
+    manager: Any = Meetings((HOST, endpoints.meeting_port), authkey=b"benchmark")
     manager.connect()
     return manager.meeting()
 
 
-def take_part(case: Case, places: Places) -> None:
+def take_part(case: Case, endpoints: Endpoints) -> None:
     """Answers requests from standard input, one line of JSON each."""
     import jax
 
@@ -141,11 +143,15 @@ def take_part(case: Case, places: Places) -> None:
     if case.transfer == "collective":
         from rl_sync.weights.cluster import init_cluster
 
-        init_cluster(f"{HOST}:{places.cluster_port}", 1 + case.explorers, places.number)
+        init_cluster(f"{HOST}:{endpoints.cluster_port}", 1 + case.explorers, endpoints.number)
     # Libraries write to standard output too.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    act = trainer_actions(case, places) if places.number == 0 else explorer_actions(case, places)
+    act = (
+        trainer_actions(case, endpoints)
+        if endpoints.number == 0
+        else explorer_actions(case, endpoints)
+    )
     before = resident_bytes()
     for line in sys.stdin:
         answer = act(json.loads(line))
@@ -154,7 +160,7 @@ def take_part(case: Case, places: Places) -> None:
     os._exit(0)  # Otherwise a cluster's processes wait for each other.
 
 
-def trainer_actions(case: Case, places: Places) -> Callable[[int], dict[str, float]]:
+def trainer_actions(case: Case, endpoints: Endpoints) -> Callable[[int], dict[str, float]]:
     import jax
     import jax.numpy as jnp
 
@@ -169,7 +175,7 @@ def trainer_actions(case: Case, places: Places) -> Callable[[int], dict[str, flo
 
     step = jax.jit(lambda params: jax.tree.map(lambda x: x + 1, params), donate_argnums=0)
     params = jax.block_until_ready(jax.jit(first, out_shardings=shardings)())
-    publisher = publisher_of(case, places)
+    publisher = publisher_of(case, endpoints)
 
     def publish(version: int) -> dict[str, float]:
         nonlocal params
@@ -181,10 +187,10 @@ def trainer_actions(case: Case, places: Places) -> Callable[[int], dict[str, flo
     return publish
 
 
-def explorer_actions(case: Case, places: Places) -> Callable[[int], dict[str, float]]:
+def explorer_actions(case: Case, endpoints: Endpoints) -> Callable[[int], dict[str, float]]:
     import jax
 
-    puller, weights = puller_of(case, places), None
+    puller, weights = puller_of(case, endpoints), None
 
     def pull(version: int) -> dict[str, float]:
         nonlocal weights
@@ -204,4 +210,4 @@ def resident_bytes() -> int:
 
 if __name__ == "__main__":
     described, found = json.loads(sys.argv[1])
-    take_part(Case(*described), Places(*found))
+    take_part(Case(*described), Endpoints(*found))

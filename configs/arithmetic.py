@@ -3,7 +3,7 @@
     python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchronous]
 
 The problems are sums and differences of two-digit numbers, written from the units up: `47+85=` is
-answered `231`. 0.4 million random parameters first imitate 400 batches of demonstrations, whose
+answered `231`. 0.4 million random parameters first learn 400 batches of demonstrations, whose
 pupil forgets 60 % of the carries and borrows: greedy accuracy on held-out problems is then 37 to
 47 %. In 100 trainer steps (192 prompts, 4 completions each, the best of three times as many; TOPR)
 it passes 98 % on each of twelve seeds that nothing was tuned on, in every mode. On two CPU cores

@@ -8,7 +8,7 @@ set, such as openai/gsm8k, with --config.task.dataset.subset=main and .held_out_
 
 Rows are {"question": …, "answer": "… #### 72"}. The question goes through the checkpoint's chat
 template, if it has one. The reward is 1 for a completion that is the number after the hashes, so
-the policy is asked for that alone. Nothing is imitated first: the checkpoint can write already.
+the policy is asked for that alone. There is no warm-up: the checkpoint can write.
 
 Another data set takes another `format`, or the names of its fields:
 --config.task.dataset.format=math, or .prompt=problem and .answer=solution.final.

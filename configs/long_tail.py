@@ -5,7 +5,7 @@
 `7*12+58=` asks to add 7 twelve times to 58, and the working writes each total with how many
 additions are left, numbers from the units up: `11:560`, `01:270`, …, `00:241`, and the answer,
 `#241`. Most problems have a few additions and some have 34, so completions are 11 to 209 tokens
-long, 41 in the median. 0.4 million random parameters first imitate 300 batches of demonstrations,
+long, 41 in the median. 0.4 million random parameters first learn 300 batches of demonstrations,
 whose pupil leaves out the last addition in three of four workings of more than six, and in one of
 four others. RL looks at the answer alone, which is the only thing that is rewarded.
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rl_sync.spelling import require_one_of
+
+Free = Literal["", "warm", "always"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,10 @@ class Setting:
       choices: the only values there are; empty for any.
       implied: what None stands for; empty where None is no value. Of a section, what None stands
         for in those of its settings that do not say it, and then all have None as their default.
+      is_path: whether a value may be a path on this machine, and start with `~`.
+      free: when a run may go on with another value, which changes nothing about its learning:
+        `always`, `warm` once the warm-up is over, or empty for never. Of a section, that of those
+        of its settings that do not say it.
     """
 
     meaning: str
@@ -37,6 +43,8 @@ class Setting:
     below: float | None = None
     choices: tuple[str, ...] = ()
     implied: str = ""
+    is_path: bool = False
+    free: Free = ""
 
     @property
     def bounds(self) -> str:
@@ -61,14 +69,14 @@ class Setting:
         )
 
 
-def setting(default: Any, meaning: str, **bounds: Any) -> Any:
-    """Makes the field of a setting; `bounds` are the other attributes of `Setting`."""
-    return dataclasses.field(default=default, metadata={"setting": Setting(meaning, **bounds)})
+def setting(default: Any, meaning: str, **others: Any) -> Any:
+    """Makes the field of a setting; `others` are the other attributes of `Setting`."""
+    return dataclasses.field(default=default, metadata={"setting": Setting(meaning, **others)})
 
 
-def section(record: type, meaning: str, implied: str = "") -> Any:
+def section(record: type, meaning: str, implied: str = "", free: Free = "") -> Any:
     """Makes the field of a section in another, with that section's own defaults."""
-    about = Setting(meaning, implied=implied)
+    about = Setting(meaning, implied=implied, free=free)
     return dataclasses.field(default_factory=record, metadata={"setting": about})
 
 
@@ -146,6 +154,7 @@ def sections(record: type, name: str = "", about: Setting | None = None) -> Iter
         kind, path = kinds[field.name], _joined(name, field.name)
         rule = described(field)
         assert rule is not None, f"{path} has no description"
+        rule = dataclasses.replace(rule, free=rule.free or about.free)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             inner.append((kind, path, rule))
         elif about.implied:

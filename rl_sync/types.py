@@ -60,7 +60,7 @@ class Lease(NamedTuple):
 
     Attributes:
       lease_id: an id that is unique in a run; a prompt that is leased again gets a new one.
-      ordinal: the prompt's place in the run's seeded order of prompts, from 0. It stays the same
+      ordinal: the prompt's index in the run's seeded order of prompts, from 0. It stays the same
         when the prompt is leased again.
       attempt: a number that random draws depend on, beside the ordinal. Under latest pulls it is 0
         for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is
@@ -155,7 +155,7 @@ class Packing(NamedTuple):
 
 
 class Demonstrations(NamedTuple):
-    """Demonstrations to imitate, D rows.
+    """Demonstrations, D rows.
 
     Attributes:
       tokens: token ids of prompt and answer.
@@ -194,7 +194,7 @@ class TrainBatch(NamedTuple):
       rows: their tokens.
       rewards: one a trajectory.
       baselines: likewise, or None.
-      demonstrations: what is imitated beside them, if anything is.
+      demonstrations: those that are learned beside them, if there are any.
     """
 
     rows: Rows

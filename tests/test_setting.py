@@ -88,3 +88,17 @@ def test_what_is_implied_for_a_section_is_so_for_its_settings_that_do_not_say_it
     implied = [entry.setting.implied for entry in rest.entries]
     assert implied == [*["as the mood is"] * 3, "no end", "as the mood is", "as the sun shines"]
     assert rest.entries[0].setting.least == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Shoes:
+    laces: bool = setting(True, "Ties them.")
+    size: int = setting(42, "Size.", free="warm")
+
+
+def test_what_a_section_is_free_for_its_settings_are_that_do_not_say_it():
+    hike = dataclasses.make_dataclass(
+        "Hike", [("shoes", Shoes, section(Shoes, "On the feet.", free="always"))], frozen=True
+    )
+    _, shoes = sections(hike)
+    assert [entry.setting.free for entry in shoes.entries] == ["always", "warm"]

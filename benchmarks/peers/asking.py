@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from peers.serving import CLOCKS, Request
+from peers.serving import CLOCKS, PeerRequest
 
-Ask = Callable[[Request], float]
+Ask = Callable[[PeerRequest], float]
 """A function from a request to the seconds that it took."""
 
 
@@ -45,7 +45,7 @@ class Peer:
         assert self._process.stdout is not None
         self._process.stdout.readline()
 
-    def ask(self, request: Request) -> float:
+    def ask(self, request: PeerRequest) -> float:
         """Measures one request.
 
         Raises:
@@ -73,7 +73,7 @@ class PeerGoneError(RuntimeError):
     """A peer that does not answer."""
 
 
-def timed(request: Request, work: Callable[[], object]) -> float:
+def timed(request: PeerRequest, work: Callable[[], object]) -> float:
     """Measures the seconds of a call, by the request's clock."""
     clock = CLOCKS[request["clock"]]
     start = clock()
@@ -82,7 +82,7 @@ def timed(request: Request, work: Callable[[], object]) -> float:
 
 
 def in_turns(
-    sides: Mapping[str, tuple[Ask, Request]], rounds: int
+    sides: Mapping[str, tuple[Ask, PeerRequest]], rounds: int
 ) -> dict[str, tuple[float, float]]:
     """Measures all sides in turns, each on its own request, with another seed every time.
 

@@ -32,17 +32,17 @@ LEARNING_RATE, CLIP = 1e-5, 0.2
 # The clocks that a request may name; the second counts the CPU time of all threads of the process.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
-Request = Mapping[str, Any]
+PeerRequest = Mapping[str, Any]
 
 
-def prompts_of(request: Request) -> list[list[int]]:
+def prompts_of(request: PeerRequest) -> list[list[int]]:
     """Makes the prompts of a request, one for each length, of one size, without special ids."""
     rng = random.Random(request["seed"])
     size = request["prompt_tokens"]
     return [[rng.randrange(3, SHAPE.vocab) for _ in range(size)] for _ in request["lengths"]]
 
 
-def serve(actions: Mapping[str, Callable[[Request], Callable[[], None]]]) -> None:
+def serve(actions: Mapping[str, Callable[[PeerRequest], Callable[[], None]]]) -> None:
     """Prints `0.0` once the imports are done, then answers requests until the input ends.
 
     Args:

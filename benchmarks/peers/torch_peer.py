@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 
 import torch
-from serving import CLIP, LEARNING_RATE, SHAPE, Request, prompts_of, serve
+from serving import CLIP, LEARNING_RATE, SHAPE, PeerRequest, prompts_of, serve
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
@@ -39,7 +39,7 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.AdamW(model().parameters(), lr=LEARNING_RATE)
 
 
-def rollout(request: Request) -> Callable[[], None]:
+def rollout(request: PeerRequest) -> Callable[[], None]:
     """Makes the call that generates batches of `rows`, each as long as its longest row."""
     prompts, lengths, rows = torch.tensor(prompts_of(request)), request["lengths"], request["rows"]
 
@@ -63,7 +63,7 @@ def rollout(request: Request) -> Callable[[], None]:
     return work
 
 
-def train(request: Request) -> Callable[[], None]:
+def train(request: PeerRequest) -> Callable[[], None]:
     """Makes the call of one step on rows of random tokens."""
     generator = torch.Generator().manual_seed(request["seed"])
     rows, asked, drawn = request["rows"], request["prompt_tokens"], request["new_tokens"]

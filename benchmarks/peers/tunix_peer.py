@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from serving import CLIP, LEARNING_RATE, SHAPE, Request, prompts_of, serve
+from serving import CLIP, LEARNING_RATE, SHAPE, PeerRequest, prompts_of, serve
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.qwen3.model import ModelConfig, Qwen3
 from tunix.rl.common import compute_per_token_logps
@@ -66,7 +66,7 @@ def sampler(cache_tokens: int) -> Sampler:
     return Sampler(model(), Tokenizer(), cache)
 
 
-def rollout(request: Request) -> Callable[[], None]:
+def rollout(request: PeerRequest) -> Callable[[], None]:
     """Makes the call that generates batches of `rows`, each as long as its longest row."""
     prompts, lengths, rows = prompts_of(request), request["lengths"], request["rows"]
     texts = [" ".join(map(str, prompt)) for prompt in prompts]
@@ -124,7 +124,7 @@ def step() -> Step:
     return Step()
 
 
-def train(request: Request) -> Callable[[], None]:
+def train(request: PeerRequest) -> Callable[[], None]:
     """Makes the call of one step on rows of random tokens."""
     rng = np.random.default_rng(request["seed"])
     rows, asked, drawn = request["rows"], request["prompt_tokens"], request["new_tokens"]

@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Settings of where, how fast and how long a run computes, and of its reports; not of its learning.
-_FREE = (
-    "name",
-    "workdir",
-    "launch",
-    "master",
-    "checkpoint",
-    "sharding",
-    "trainer.steps",
-    "trainer.evaluate_every_steps",
-    "trainer.evaluation_problems",
-    "trainer.batching",
-    "trainer.microbatch_rows",
-    "trainer.logits_bytes",
-    "trainer.processes",
-    "trainer.mesh",
-    "trainer.offload_reference",
-    "trainer.offload_optimizer",
-    "explorer.count",
-    "explorer.groups_per_lease",
-    "explorer.processes",
-    "explorer.mesh",
-    "rollout.slots",
-    "rollout.chunk_tokens",
-    "sync.verify",
-    "sync.transfer",
-    "sync.directory",
-    "replay.backend",
-    "replay.port",
-    "replay.address",
-    "replay.max_size",
-    "warm_up.steps",
-    "warm_up.probe_every_steps",
-    "warm_up.probe_problems",
-    "model.remat",
-    "model.attention",
-    "algorithm.logprob_gap_alarm",
-    "algorithm.allow_unsafe",
-)
-# Free once the warm-up is over.
-_OF_WARM_UP = ("warm_up", "optimizer.warm_up_learning_rate")
+from rl_sync.setting import Setting, sections
+from rl_sync.settings.run import RunSettings
+
 # Not reported: too many, and without influence on the results.
 _UNTOLD = ("name", "workdir", "launch", "master", "replay.port")
 # The defaults of other settings depend on these.
@@ -74,7 +37,8 @@ class Change(NamedTuple):
         Args:
           warm: whether the warm-up is over.
         """
-        return self.is_one_of(_FREE) or (warm and self.is_one_of(_OF_WARM_UP))
+        free = _settings()[self.setting].free
+        return free == "always" or (warm and free == "warm")
 
     @property
     def is_told(self) -> bool:
@@ -105,6 +69,12 @@ def describe(changes: Sequence[Change]) -> str:
     names = ", ".join(change.setting for change in others[:_NAMED])
     more = ", …" if len(others) > _NAMED else ""
     return f"{first} (and {len(others)} more: {names}{more})"
+
+
+@functools.cache
+def _settings() -> dict[str, Setting]:
+    """The descriptions of all settings, by their names."""
+    return {entry.name: entry.setting for part in sections(RunSettings) for entry in part.entries}
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,11 +6,13 @@ import os
 import traceback
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.spelling import nearest, question
+from rl_sync.workdir import Workdir
 
 _MODEL = "configs/arithmetic.py shows what a config file looks like."
 
@@ -37,7 +39,7 @@ def load(given: str) -> ConfigDict:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{_place(path, error)}: {_said(error)}. {_MODEL}") from error
+        raise ConfigError(f"{_location(path, error)}: {_said(error)}. {_MODEL}") from error
     if not isinstance(config, ConfigDict):
         returned = "nothing" if config is None else f"a {type(config).__name__}"
         raise ConfigError(
@@ -47,17 +49,37 @@ def load(given: str) -> ConfigDict:
     return config
 
 
+def of_run(workdir: Path) -> ConfigDict:
+    """Loads the config that a run has left in its work directory.
+
+    Raises:
+      ConfigError: there is none, or it is of another version of the code.
+    """
+    from configs import base
+
+    path, config = Workdir(workdir).config, base.get_config()
+    try:
+        config.update(read_config(path))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{workdir} is not the work directory of a run: it holds no {path.name}."
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} does not fit this version of the code: {error}") from error
+    return config
+
+
 def _nearest_file(path: str) -> str:
     """Returns the end of a message: a file of similar name beside that one, or in `configs`."""
     folder, name = os.path.split(path)
-    for place in (folder or ".", "configs"):
-        names = [file for file in os.listdir(place) if file.endswith(".py")] if (
-            os.path.isdir(place)
+    for directory in (folder or ".", "configs"):
+        names = [file for file in os.listdir(directory) if file.endswith(".py")] if (
+            os.path.isdir(directory)
         ) else []  # fmt: skip
         stems = {file.removesuffix(".py"): file for file in names if file != "__init__.py"}
         near = nearest(name.removesuffix(".py").rpartition(".")[2], stems)
         if near is not None:
-            found = os.path.normpath(os.path.join(place, stems[near]))
+            found = os.path.normpath(os.path.join(directory, stems[near]))
             return f"; {question(f'--config={found}')}"
     return f". {_MODEL}"
 
@@ -76,7 +98,7 @@ def _call(path: str, arguments: list[str]) -> object:
     return get_config(*arguments)
 
 
-def _place(path: str, error: BaseException) -> str:
+def _location(path: str, error: BaseException) -> str:
     """Returns the file, and its last line in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         return f"{path}, line {error.lineno}"

@@ -49,14 +49,14 @@ def _supervised(settings: RunSettings) -> str:
     """Describes a run in which nothing is generated."""
     trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
     rows = trainer.groups_per_step * trainer.group_size
-    what, of = "imitates the task's demonstrations", "demonstrations"
+    data = rows_are = "demonstrations"
     if settings.algorithm.scores:
-        what, of = "compares the task's pairs of completions", "completions"
+        data, rows_are = "pairs of completions", "completions"
     return "\n".join(
         [
-            f"Algorithm {settings.algorithm.name}: the trainer {what}; nothing is generated, so"
-            " there are no explorers and no replay server.",
-            f"  {trainer.steps} trainer steps of {rows} {of}"
+            f"Algorithm {settings.algorithm.name}: the trainer learns from the task's {data};"
+            " nothing is generated, so there are neither explorers nor a replay server.",
+            f"  {trainer.steps} trainer steps of {rows} {rows_are}"
             f" (trainer.groups_per_step · trainer.group_size) in {_count(updates, 'update')}",
         ]
     )
@@ -66,8 +66,8 @@ def _warnings(settings: RunSettings) -> list[str]:
     if settings.model.path is not None or settings.warm_up.steps:
         return []
     return [
-        "The policy starts at random and imitates nothing (model.path is not set, warm_up.steps=0):"
-        " hardly any completion will earn a reward."
+        "The policy starts at random, without demonstrations (model.path is not set,"
+        " warm_up.steps=0): hardly any completion will earn a reward."
     ]
 
 

@@ -40,17 +40,17 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
     warm_up, step = work.saved(workdir)
     none = "none was saved" if warm_up is None else "of the warm-up alone"
-    places: dict[str, object] = {"checkpoint": none if step is None else str(workdir.snapshots)}
+    entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
     if step is not None:
-        places["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
-    places |= {
+        entries["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
+    entries |= {
         "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",
         "digest": result.digest or "none",
         "spans": workdir.spans,
         "logs": workdir.logs,
     }
-    lines += [f"{name + ':':<12} {place}" for name, place in places.items()]
+    lines += [f"{name + ':':<12} {entry}" for name, entry in entries.items()]
     return "\n".join(lines)
 
 
@@ -63,8 +63,11 @@ def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
     for moment, values in result.evaluations.items():
         lines.append(
             f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']}"
-            f" {'pairs' if pairs else 'problems'}{accuracy.describe_parts(values)}"
+            f" {'pairs' if pairs else 'problems'}"
+            f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
         )
+    if (best := result.best) is not None:
+        lines.append(f"Best snapshot: of step {best.step}, {best.metric} {best.value:.1%}")
     if (values := result.rl) is not None:
         lines.append(_last_step(values, algorithm))
     for phase, what in PHASES.items():
@@ -92,8 +95,8 @@ def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
             f"Reward model: {steps} {loss}, pair accuracy {values['pair_accuracy']:.3f}, score"
             f" {values['reward_mean']:.3f} ± {values['reward_std']:.3f}"
         )
-    if algorithm.imitates:
-        return f"Imitation: {steps} {loss}, entropy {values['entropy']:.3f}"
+    if algorithm.demonstrations_only:
+        return f"SFT: {steps} {loss}, entropy {values['entropy']:.3f}"
     return (
         f"RL: {steps} reward {values['reward_mean']:.3f}, entropy {values['entropy']:.3f}, clip"
         f" fraction {values['clip_fraction']:.3f}"

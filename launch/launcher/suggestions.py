@@ -63,11 +63,11 @@ def setting_names(config: Mapping[str, object], prefix: str = "") -> Iterator[st
 
 def settings_meant(wrong: str, known: Sequence[str]) -> list[str]:
     """Returns the settings that a wrong dotted name fits best: none, one, or a few."""
-    scores = {name: _score(wrong, name) for name in known}
-    best = max(scores.values(), default=0.0)
+    fits = {name: _fit(wrong, name) for name in known}
+    best = max(fits.values(), default=0.0)
     if best < LIKELY:
         return []
-    return [name for name in known if scores[name] > best - 1e-6][:_MOST]
+    return [name for name in known if fits[name] > best - 1e-6][:_MOST]
 
 
 def did_you_mean(wrong: str, known: Sequence[str], value: str = "") -> str | None:
@@ -80,15 +80,15 @@ def did_you_mean(wrong: str, known: Sequence[str], value: str = "") -> str | Non
     return question(*(f"--config.{name}{value}" for name in meant)) if meant else None
 
 
-def _score(wrong: str, name: str) -> float:
-    """Scores how well a setting's field and section fit; 0 if it cannot be meant."""
+def _fit(wrong: str, name: str) -> float:
+    """Rates how well a setting's field and section fit; 0 if it cannot be meant."""
     (section, _, word), (of, _, field) = wrong.rpartition("."), name.rpartition(".")
     near = likeness(word, field)
     if _ALIASES.get(word.lower().replace("-", "_")) == name:
         near = max(near, _ALIAS)
-    place = 1.0 if section == of else likeness(section, of) if section else 0.0
+    likely = 1.0 if section == of else likeness(section, of) if section else 0.0
     if section and (of.startswith(f"{section}.") or of.endswith(f".{section}")):
-        place = max(place, 0.8)
-    if place < _SAME_SECTION:
+        likely = max(likely, 0.8)
+    if likely < _SAME_SECTION:
         return near if near >= _SURE or (not section and near >= LIKELY) else 0.0
-    return near + _OF_SECTION * place if near >= LIKELY else 0.0
+    return near + _OF_SECTION * likely if near >= LIKELY else 0.0

@@ -30,6 +30,7 @@ class MasterSettings:
         rollouts; under latest pulls.
       screening: which groups are replaced before they reach the replay buffer.
       times_sampled: how many steps may train on a group; more than one under latest pulls.
+      evaluate_every_steps: trainer steps between two evaluations by explorers; 0 for none.
     """
 
     schedule: SyncSchedule
@@ -41,6 +42,7 @@ class MasterSettings:
     carries_over: bool = False
     screening: Screening = NO_SCREENING
     times_sampled: int = 1
+    evaluate_every_steps: int = 0
 
     def step_of(self, ordinal: int) -> int:
         """Returns the explorer step of an ordinal under exact pulls."""
@@ -52,7 +54,7 @@ class MasterSettings:
         return range(first + explorer - 1, first + self.groups_per_step, self.explorers)
 
 
-class Place(NamedTuple):
+class Assignment(NamedTuple):
     """Work to generate for an ordinal.
 
     Attributes:
@@ -71,7 +73,7 @@ class LiveLease(NamedTuple):
 
     Attributes:
       version: no token of its group is of an older one.
-      replacement: see `Place`.
+      replacement: see `Assignment`.
       trained: how many steps have trained on its group; above 0 only where others may do so again.
     """
 
@@ -85,13 +87,25 @@ class LiveLease(NamedTuple):
     replacement: int = 0
     trained: int = 0
 
-    def next_place(self, replaced: bool) -> Place:
+    def next_assignment(self, replaced: bool) -> Assignment:
         """Returns the work to generate for its ordinal if it is dropped.
 
         Args:
           replaced: whether the prompt is replaced by another.
         """
-        return Place(self.ordinal, self.attempt + 1, self.replacement + replaced)
+        return Assignment(self.ordinal, self.attempt + 1, self.replacement + replaced)
+
+
+class DueEvaluation(NamedTuple):
+    """An evaluation that explorers are to do.
+
+    Attributes:
+      version: the oldest version of the weights that it may be of.
+      explorer: the explorer that has it; None while nobody does.
+    """
+
+    version: int
+    explorer: int | None = None
 
 
 class Position(NamedTuple):
@@ -227,6 +241,19 @@ class GrantLeases(NamedTuple):
     leases: tuple[LiveLease, ...]
 
 
+class GrantEvaluation(NamedTuple):
+    """Answers `LeaseRequested`: complete the held-out problems, then ask again.
+
+    Attributes:
+      step, version: the version of the weights that is due, or any newer one.
+      exactly: false; see `GrantLeases`.
+    """
+
+    step: int
+    version: int
+    exactly: bool = False
+
+
 class HoldBack(NamedTuple):
     """Answers `LeaseRequested`: wait."""
 
@@ -253,4 +280,4 @@ class Record(NamedTuple):
     reason: str = ""
 
 
-Command = GrantLeases | HoldBack | Finish | Admit | Record
+Command = GrantLeases | GrantEvaluation | HoldBack | Finish | Admit | Record

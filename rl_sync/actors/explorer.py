@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Completion, Request
+from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params
@@ -120,6 +120,26 @@ class Explorer:
         unfinished = tuple(group for group in groups if not self._is_whole(group))
         return state._replace(unfinished=unfinished), whole
 
+    def complete(
+        self, state: ExplorerState, requests: Sequence[CompletionRequest]
+    ) -> tuple[ExplorerState, list[list[Completion]]]:
+        """Completes other requests with the state's weights, beside the unfinished groups.
+
+        Returns:
+          The state, whose groups have all their completions, so that the next rollout returns
+          them; and the completions of each request.
+        """
+        if self.engine.version != state.version:
+            self.engine.load(state.params, state.version)
+        tickets = self.engine.submit(requests)
+        finished = sorted(self.engine.advance(), key=lambda completion: completion.index)
+        unfinished = tuple(_with_more(group, finished) for group in state.unfinished)
+        by_ticket: dict[int, list[Completion]] = {ticket: [] for ticket in tickets}
+        for completion in finished:
+            if completion.ticket in by_ticket:
+                by_ticket[completion.ticket].append(completion)
+        return state._replace(unfinished=unfinished), list(by_ticket.values())
+
     def compile(self, params: Params) -> None:
         """Compiles the programs that a full rollout begins with, by a rollout that is dropped."""
         prompts = self.task.train[: self.groups]
@@ -136,14 +156,18 @@ class Explorer:
         tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in leases])
         prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
         requests = [
-            Request(prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt))
+            CompletionRequest(
+                prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt)
+            )
             for prompt, lease in zip(prompts, leases, strict=True)
         ]
         tickets = self.engine.submit(requests)
         baselines: list[int] | list[None] = [None] * len(leases)
         if self.with_baselines:
             greedy = dataclasses.replace(sampling, greedy=True)
-            baselines = self.engine.submit([Request(prompt, greedy) for prompt in prompts])
+            baselines = self.engine.submit(
+                [CompletionRequest(prompt, greedy) for prompt in prompts]
+            )
         parts = zip(leases, tickets, baselines, prompts, strict=True)
         return [UnfinishedGroup(*part) for part in parts]
 

@@ -21,12 +21,15 @@ from rl_sync.actors.events import (
     LEFT_OUT,
     RUN_ENDED,
     Admit,
+    Assignment,
     BatchTrained,
     Command,
+    DueEvaluation,
     Event,
     ExplorerDied,
     ExplorerSeen,
     Finish,
+    GrantEvaluation,
     GrantLeases,
     GroupsBuffered,
     GroupsJudged,
@@ -35,7 +38,6 @@ from rl_sync.actors.events import (
     LeaseRequested,
     LiveLease,
     MasterSettings,
-    Place,
     Position,
     Record,
     Started,
@@ -57,6 +59,7 @@ class MasterState:
       leased, trained, dropped: the number of leases given, trained, and dropped for each reason.
       out_of_attempts: the number of groups that teach nothing, but were admitted since no further
         prompt is tried in their place.
+      evaluation: the evaluation that an explorer does, or that is to be done.
       stopping: the reason why the run is being stopped; None while it goes on.
     """
 
@@ -65,12 +68,13 @@ class MasterState:
     trained_steps: int = 0
     next_ordinal: int = 0
     next_lease: int = 0
-    again: tuple[Place, ...] = ()
+    again: tuple[Assignment, ...] = ()
     live: Mapping[int, LiveLease] = dataclasses.field(default_factory=dict)
     leased: int = 0
     trained: int = 0
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     out_of_attempts: int = 0
+    evaluation: DueEvaluation | None = None
     stopping: str | None = None
 
     @property
@@ -110,7 +114,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
         case GroupsRefused(lease_ids, reason):
             return _drop(state, lease_ids, reason)
         case VersionPublished(version):
-            return dataclasses.replace(state, newest=version), ()
+            return _publish(state, version), ()
         case ExplorerSeen(explorer, now):
             return _renew(state, explorer, now), ()
         case ExplorerDied(explorer):
@@ -119,6 +123,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
                 for lease in state.live.values()
                 if not lease.buffered and lease.explorer == explorer
             )
+            if (due := state.evaluation) and due.explorer == explorer:
+                state = dataclasses.replace(state, evaluation=due._replace(explorer=None))
             return _drop(state, lost, EXPLORER_DIED)
         case Ticked(now):
             late = tuple(
@@ -133,7 +139,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
 
 def position(state: MasterState) -> Position:
     """Returns the position of the run; every ordinal that is not trained will be leased again."""
-    untrained = {(place.ordinal, place.replacement) for place in state.again}
+    untrained = {(one.ordinal, one.replacement) for one in state.again}
     untrained |= {
         (lease.ordinal, lease.replacement) for lease in state.live.values() if not lease.trained
     }
@@ -161,8 +167,22 @@ def _start(state: MasterState, position: Position) -> Outcome:
         trained_steps=position.step,
         next_ordinal=position.next_ordinal,
         next_lease=position.next_lease,
-        again=tuple(Place(ordinal, 1, replacement) for ordinal, replacement in position.again),
+        again=tuple(Assignment(ordinal, 1, tried) for ordinal, tried in position.again),
     ), ()
+
+
+def _publish(state: MasterState, version: int) -> MasterState:
+    """Notes the newest version, and whether it is to be evaluated.
+
+    An evaluation that nobody has begun, as explorers are slow, is replaced by the newer one.
+    """
+    every, before = state.settings.evaluate_every_steps, state.newest
+    state = dataclasses.replace(state, newest=version)
+    if not every or before is None or version >= state.settings.steps:
+        return state
+    if version // every == before // every:
+        return state
+    return dataclasses.replace(state, evaluation=DueEvaluation(version))
 
 
 def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
@@ -172,6 +192,12 @@ def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
         return state, (HoldBack("the first weights"),)
     if state.settings.schedule.pull == "exact":
         return _lease_exact(state, request)
+    if (due := state.evaluation) and due.explorer is None:
+        held = due._replace(explorer=request.explorer)
+        state = dataclasses.replace(state, evaluation=held)
+        return state, (GrantEvaluation(due.version, due.version),)
+    if due and due.explorer == request.explorer:  # Who asks again has done it.
+        state = dataclasses.replace(state, evaluation=None)
     return _lease_latest(state, request)
 
 
@@ -179,12 +205,12 @@ def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
     """Grants the explorer's share of the first explorer step in which some of it is left to do."""
     settings = state.settings
     taken = {lease.ordinal for lease in state.live.values()}
-    again = {place.ordinal: place for place in state.again}
+    again = {one.ordinal: one for one in state.again}
     for step in range(state.trained_steps + 1, settings.steps + 1):
         share = settings.share(request.explorer, step)
         free = [ordinal for ordinal in share if ordinal not in taken]
         if free:
-            todo = [again.get(ordinal, Place(ordinal)) for ordinal in free]
+            todo = [again.get(ordinal, Assignment(ordinal)) for ordinal in free]
             version = settings.schedule.exact_version(step)
             return _grant(state, request, step, version, True, todo[: settings.groups_per_lease])
     return state, (HoldBack("the end of training"),)
@@ -219,7 +245,7 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     step = min(step, last_step) if count else step
     assert not count or settings.schedule.may_start(step, newest)
     todo = list(state.again[:count])
-    todo += [Place(state.next_ordinal + i) for i in range(count - len(todo))]
+    todo += [Assignment(state.next_ordinal + i) for i in range(count - len(todo))]
     return _grant(state, request, step, newest, False, todo)
 
 
@@ -242,31 +268,31 @@ def _grant(
     step: int,
     version: int,
     exactly: bool,
-    todo: list[Place],
+    todo: list[Assignment],
 ) -> Outcome:
     deadline = request.now_secs + state.settings.lease_secs
     leases = tuple(
         LiveLease(
             lease_id=state.next_lease + i,
-            ordinal=place.ordinal,
-            attempt=place.attempt,
+            ordinal=one.ordinal,
+            attempt=one.attempt,
             explorer=request.explorer,
             version=version,
             buffered=False,
             deadline_secs=deadline,
-            replacement=place.replacement,
+            replacement=one.replacement,
         )
-        for i, place in enumerate(todo)
+        for i, one in enumerate(todo)
     )
     grant = GrantLeases(step, version, exactly, leases)
     if not leases:
         return state, (grant,)
-    granted = {place.ordinal for place in todo}
+    granted = {one.ordinal for one in todo}
     state = dataclasses.replace(
         state,
         next_lease=state.next_lease + len(leases),
         next_ordinal=max(state.next_ordinal, max(granted) + 1),
-        again=tuple(place for place in state.again if place.ordinal not in granted),
+        again=tuple(one for one in state.again if one.ordinal not in granted),
         live={**state.live, **{lease.lease_id: lease for lease in leases}},
         leased=state.leased + len(leases),
     )
@@ -336,7 +362,7 @@ def _drop(
     state, dropped = _settle(state, leases, reason)
     if not dropped:
         return state, ()
-    again = {*state.again, *(lease.next_place(replaced) for lease in dropped)}
+    again = {*state.again, *(lease.next_assignment(replaced) for lease in dropped)}
     state = dataclasses.replace(state, again=tuple(sorted(again)))
     return state, (Record("dropped", dropped, reason),)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
 
 from jaxtyping import Array, Float, Int
 
 from rl_sync.actors.trainer import Trainer
 from rl_sync.learning import pairs
 from rl_sync.learning.objective import Metrics
+from rl_sync.learning.pair_update import PairUpdate
 from rl_sync.learning.pairs import Pairs
 from rl_sync.learning.train_state import TrainState
 from rl_sync.types import Packing, Params, TrainBatch
@@ -39,23 +40,17 @@ class RewardTrainer(Trainer):
         del state, trained, frozen
         return pairs.prepare(batch)
 
-    def _totals(self, state: TrainState, share: Pairs, sequence_count: int) -> int:
-        """Counts the pairs of an update."""
-        del state, share
-        return sequence_count // pairs.PAIR
-
-    def _loss(
-        self,
-        trained: Params,
-        critic: Params | None,
-        frozen: Params,
-        known: Any,
-        totals: Any,
-    ) -> tuple[Float[Array, ""], Metrics]:
-        del critic
-        rows = known.rows
-        scalars = self._forward.scalars(self._held(trained), frozen, rows.tokens, rows.packing)
-        return pairs.pair_loss(scalars, known, totals)
-
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
         return pairs.summary(of_updates)
+
+    @functools.cached_property
+    def _update(self) -> PairUpdate:
+        return PairUpdate(
+            self.algorithm,
+            self._forward,
+            policy=self._reinforcing,
+            critic=None,
+            group_size=self.group_size,
+            max_completion_tokens=self.max_completion_tokens,
+            microbatch_rows=self.microbatch_rows,
+        )

@@ -87,9 +87,9 @@ def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     trajectories (online DPO, arXiv:2402.04792, section 3).
     """
     grouped = by_group(rewards, group_size)
-    places = jnp.arange(group_size)
-    chosen = places == grouped.argmax(axis=1, keepdims=True)
-    rejected = places == grouped.argmin(axis=1, keepdims=True)
+    indices = jnp.arange(group_size)
+    chosen = indices == grouped.argmax(axis=1, keepdims=True)
+    rejected = indices == grouped.argmin(axis=1, keepdims=True)
     # Without spread both are the first.
     return (chosen.astype(rewards.dtype) - rejected).reshape(-1)
 
@@ -100,13 +100,13 @@ def preference(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B
 
 
 def demonstration(rewards: Float[Array, " B"]) -> Float[Array, " B"]:
-    """1: every demonstration is imitated alike."""
+    """1: every demonstration counts alike."""
     return jnp.ones_like(rewards)
 
 
 def best(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     """1 for the best trajectories of a group, 0 for the others and for groups without spread: what
-    RAFT imitates (arXiv:2304.06767, algorithm 1).
+    RAFT trains on (arXiv:2304.06767, algorithm 1).
     """
     grouped = by_group(rewards, group_size)
     highest, lowest = (f(grouped, axis=1, keepdims=True) for f in (jnp.max, jnp.min))

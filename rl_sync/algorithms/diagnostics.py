@@ -35,8 +35,8 @@ def log_ratio_counts(
       kinds: 0 to count − 1; greater ones count as the last.
     """
     bins = len(LOG_RATIO_EDGES) + 1
-    place = jnp.searchsorted(jnp.asarray(LOG_RATIO_EDGES, log_ratios.dtype), log_ratios)
-    where = jnp.clip(kinds, 0, count - 1) * bins + place
+    index = jnp.searchsorted(jnp.asarray(LOG_RATIO_EDGES, log_ratios.dtype), log_ratios)
+    where = jnp.clip(kinds, 0, count - 1) * bins + index
     ones = jnp.where(mask, 1.0, 0.0)
     counts = jax.ops.segment_sum(ones.ravel(), where.ravel(), num_segments=count * bins)
     return counts.reshape(count, bins)
@@ -48,11 +48,11 @@ def ratio_quantile(counts: Float[Array, "kinds bins"], share: float) -> Float[Ar
     """
     cumulative = jnp.cumsum(counts, axis=1)
     total = cumulative[:, -1:]
-    place = jnp.argmax(cumulative >= share * total, axis=1)
+    index = jnp.argmax(cumulative >= share * total, axis=1)
     edges = jnp.asarray(LOG_RATIO_EDGES, counts.dtype)
-    low, high = edges[jnp.maximum(place - 1, 0)], edges[jnp.minimum(place, len(edges) - 1)]
-    inside = jnp.take_along_axis(counts, place[:, None], axis=1)[:, 0]
-    upto = jnp.take_along_axis(cumulative, place[:, None], axis=1)[:, 0]
+    low, high = edges[jnp.maximum(index - 1, 0)], edges[jnp.minimum(index, len(edges) - 1)]
+    inside = jnp.take_along_axis(counts, index[:, None], axis=1)[:, 0]
+    upto = jnp.take_along_axis(cumulative, index[:, None], axis=1)[:, 0]
     part = 1 - (upto - share * total[:, 0]) / jnp.maximum(inside, 1e-9)
     quantile = jnp.exp(low + part * (high - low))
     return jnp.where(total[:, 0] > 0, quantile, jnp.nan)

@@ -53,7 +53,8 @@ class Advantage:
       of_tokens: whether it makes an `Estimate` instead, from `rewards` that stand at tokens.
       of_pairs: whether it picks a pair of each group, for a loss of pairs.
       is_positive: whether no advantage is below 0, so that no token is pushed down.
-      imitates: whether the trajectories are demonstrations, which nobody has drawn or judged.
+      of_demonstrations: whether the trajectories are demonstrations, which nobody has drawn or
+        judged.
       of_preferences: whether they are pairs of the data, of which one was preferred.
     """
 
@@ -61,7 +62,7 @@ class Advantage:
     of_tokens: bool = False
     of_pairs: bool = False
     is_positive: bool = False
-    imitates: bool = False
+    of_demonstrations: bool = False
     of_preferences: bool = False
 
     @property
@@ -139,7 +140,7 @@ ADVANTAGES = {
     "remax": Advantage(returns.remax, of_tokens=True),
     "best": Advantage(advantages.best, is_positive=True),
     "pair": Advantage(advantages.pair, of_pairs=True),
-    "demonstration": Advantage(advantages.demonstration, is_positive=True, imitates=True),
+    "demonstration": Advantage(advantages.demonstration, is_positive=True, of_demonstrations=True),
     "preference": Advantage(advantages.preference, of_pairs=True, of_preferences=True),
     "gae": Advantage(returns.gae, of_tokens=True),
     "n_step": Advantage(returns.n_step, of_tokens=True),

@@ -82,10 +82,10 @@ class Batching:
         of_trajectories: dict[str, Any] = _stack(groups, names)
         return TrainBatch(Rows(**fields), **of_trajectories)
 
-    def demonstrations(self, shown: Demonstrations) -> Demonstrations:
+    def demonstrations(self, drawn: Demonstrations) -> Demonstrations:
         """Lays out demonstrations, one a row so far and as many as a batch has trajectories."""
         columns, packing = self._in_rows(
-            {"tokens": np.asarray(shown.tokens), "completion_mask": np.asarray(shown.mask)}
+            {"tokens": np.asarray(drawn.tokens), "completion_mask": np.asarray(drawn.mask)}
         )
         fields: dict[str, Any] = {"tokens": columns["tokens"], "mask": columns["completion_mask"]}
         return Demonstrations(**fields, packing=packing)
@@ -112,12 +112,12 @@ class Batching:
         Each update's share is packed separately. All get as many rows as the one that needs most.
         """
         shares = lengths.reshape(self.updates, -1)
-        places = [first_fit_decreasing(share, self.row_tokens) for share in shares]
-        used = max(int(row.max()) + 1 for row, _ in places)
+        bins = [first_fit_decreasing(share, self.row_tokens) for share in shares]
+        used = max(int(row.max()) + 1 for row, _ in bins)
         step = max(1, self.microbatch_rows)
         rows = _bucket(used, math.ceil(self._most_rows / step) * step, step)
         source = np.full((self.updates, rows, self.row_tokens), -1, np.int32)
-        for update, (row, start) in enumerate(places):
+        for update, (row, start) in enumerate(bins):
             for i, length in enumerate(shares[update]):
                 first = (update * self._most_rows + i) * stride
                 there = slice(start[i], start[i] + length)
@@ -125,10 +125,10 @@ class Batching:
         return source.reshape(-1, self.row_tokens)
 
 
-def lay_out(shown: Demonstrations, kind: str) -> Demonstrations:
+def lay_out(drawn: Demonstrations, kind: str) -> Demonstrations:
     """Lays out the demonstrations of one update as `Batching` of that kind does trajectories."""
-    count, row_tokens = shown.tokens.shape
-    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0).demonstrations(shown)
+    count, row_tokens = drawn.tokens.shape
+    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0).demonstrations(drawn)
 
 
 def first_fit_decreasing(

@@ -20,7 +20,7 @@ from rl_sync.models.transformer import hidden_states
 from rl_sync.types import Packing, Params
 
 
-class Scores(NamedTuple):
+class Outputs(NamedTuple):
     """Log-probability, entropy and value of each token.
 
     Attributes:
@@ -64,7 +64,7 @@ class Forward:
         packing: Packing | None = None,
     ) -> Float[Array, "B T"]:
         """Computes the log-probability of each token; see `token_logprobs`."""
-        return self.scores(trained, None, frozen, tokens, packing).logprobs
+        return self.outputs(trained, None, frozen, tokens, packing).logprobs
 
     def values(
         self,
@@ -74,7 +74,7 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
     ) -> Float[Array, "B T"]:
-        """Computes the values of `Scores`; for the arguments see `scores`."""
+        """Computes the values of `Outputs`; for the arguments see `outputs`."""
         trunk = trained if _is_head(critic) else critic
         return _values(critic, self._hidden(self.join(trunk, frozen), tokens, packing))
 
@@ -89,14 +89,14 @@ class Forward:
         params = self.join(trained, frozen)
         return hidden_scalars(params, self._hidden(params, tokens, packing))
 
-    def scores(
+    def outputs(
         self,
         trained: Params,
         critic: Params | None,
         frozen: Params,
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
-    ) -> Scores:
+    ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
 
         Args:
@@ -118,7 +118,7 @@ class Forward:
                 critic,
                 self._hidden(self.join(critic, frozen), tokens, packing) if its_own else hidden,
             )
-        return Scores(logprobs, entropy, values)
+        return Outputs(logprobs, entropy, values)
 
     def _hidden(
         self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None

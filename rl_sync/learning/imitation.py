@@ -1,4 +1,4 @@
-"""Imitation beside RL: the gradient of demonstrations, mixed into that of rollouts.
+"""Demonstrations beside RL: their gradient, mixed into that of rollouts.
 
 Letters in shapes: D rows of demonstrations, T positions.
 """
@@ -23,7 +23,7 @@ def mix_in(
     descent: Params,
     logprobs: Logprobs,
     trained: Params,
-    shown: Demonstrations,
+    demonstrations: Demonstrations,
     share: float,
     microbatch_rows: int,
 ) -> tuple[Params, Metrics]:
@@ -35,11 +35,11 @@ def mix_in(
       share: μ of `losses.mixed`.
       microbatch_rows: see `gradient`.
     """
-    count = shown.mask.sum()
+    count = demonstrations.mask.sum()
 
     def loss_of(trained: Params, rows: Demonstrations) -> tuple[Float[Array, ""], Metrics]:
         loss = aggregation.token_mean(losses.sft(logprobs(trained, rows.tokens)), rows.mask, count)
         return loss, {"demonstration_loss": loss}
 
-    imitating, metrics = gradient(loss_of, trained, shown, microbatch_rows)
-    return jax.tree.map(functools.partial(losses.mixed, share=share), descent, imitating), metrics
+    towards, metrics = gradient(loss_of, trained, demonstrations, microbatch_rows)
+    return jax.tree.map(functools.partial(losses.mixed, share=share), descent, towards), metrics

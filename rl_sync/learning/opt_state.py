@@ -33,8 +33,8 @@ class Descent:
 
     def init(self, params: Params) -> Any:
         """Makes the optimizer's state at the start, each device its own shards."""
-        places = shardings(self._on_devices)
-        state = jax.jit(self.transformation.init, out_shardings=places)(params)
+        out = shardings(self._on_devices)
+        state = jax.jit(self.transformation.init, out_shardings=out)(params)
         return move(state, self.state_like()) if self.offloaded else state
 
     def state_like(self) -> Any:

@@ -41,7 +41,7 @@ class OptimizerConfig:
     name: str = setting("adamw", "Optimizer of optax.", choices=tuple(OPTIMIZERS))
     learning_rate: float = setting(3e-4, "Learning rate of RL, after the ramp.", least=0)
     warm_up_learning_rate: float = setting(
-        2e-3, "Learning rate of the supervised steps, after the ramp.", above=0
+        2e-3, "Learning rate of the supervised steps, after the ramp.", above=0, free="warm"
     )
     schedule: str = setting(
         "constant",

@@ -147,8 +147,8 @@ def attend(
     context: Context,
 ) -> Float[Array, "B T K N H"]:
     """Attends within a call: each token to itself and to earlier tokens of its own sequence."""
-    places = jnp.arange(queries.shape[1])
-    behind = places[:, None] - places[None, :]
+    positions = jnp.arange(queries.shape[1])
+    behind = positions[:, None] - positions[None, :]
     visible = ((behind >= 0) & (behind < window))[None]
     if context.segments is not None:
         visible = visible & (context.segments[:, :, None] == context.segments[:, None, :])

@@ -79,12 +79,12 @@ class Lora:
                 f"model.lora.rank={self.rank} must be at least 1 and model.lora.alpha="
                 f"{self.alpha} above 0."
             )
-        unknown = [target for target in self.targets if target not in get_args(LoraTarget)]
-        if unknown or not self.targets:
+        if not self.targets:
             raise ValueError(
-                f"model.lora.targets={','.join(self.targets)!r} must name some of"
-                f" {', '.join(get_args(LoraTarget))}."
+                f"model.lora.targets='' must name some of {', '.join(get_args(LoraTarget))}."
             )
+        for target in self.targets:
+            require_one_of("model.lora.targets", target, get_args(LoraTarget))
 
     @property
     def scale(self) -> float:

@@ -171,8 +171,8 @@ class MixtureMLP(nn.Module):
             self, "down", fan_in(F, config.num_layers), (E, F, D), ("experts", "mlp", "embed")
         )
         flat = x.reshape(-1, D)
-        scores = jax.nn.softmax((flat @ router.astype(x.dtype)).astype(jnp.float32), axis=-1)
-        weights, chosen = jax.lax.top_k(scores, experts.per_token)
+        probs = jax.nn.softmax((flat @ router.astype(x.dtype)).astype(jnp.float32), axis=-1)
+        weights, chosen = jax.lax.top_k(probs, experts.per_token)
         if experts.normalize:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         order = jnp.argsort(chosen.reshape(-1), stable=True)

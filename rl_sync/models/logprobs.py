@@ -55,31 +55,32 @@ def hidden_logprobs(
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes `token_logprobs` of tokens whose hidden states are known."""
     hidden, targets = hidden[:, :-1], tokens[:, 1:]
-    score = functools.partial(_score, config, params, temperature)
+    compute = functools.partial(_logprobs_and_entropy, config, params, temperature)
     B, T, _ = hidden.shape
     chunk = max(1, logits_bytes // (4 * B * config.vocab_size))
-    scored = score(hidden, targets) if chunk >= T else _by_chunks(score, hidden, targets, chunk)
+    whole = chunk >= T
+    found = compute(hidden, targets) if whole else _by_chunks(compute, hidden, targets, chunk)
     first = ((0, 0), (1, 0))
-    return jnp.pad(scored[0], first), jnp.pad(scored[1], first)
+    return jnp.pad(found[0], first), jnp.pad(found[1], first)
 
 
-def _score(
+def _logprobs_and_entropy(
     config: ModelConfig,
     params: Params,
     temperature: float | Float[Array, ""],
     hidden: Float[Array, "B C D"],
     targets: Int[Array, "B C"],
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
-    scores = logits(config, params, hidden) / temperature
-    log_total = jax.nn.logsumexp(scores, axis=-1)
-    chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
-    # H = log Σ exp(s) − Σ p·s
-    mean_score = jnp.sum(jnp.exp(scores - log_total[..., None]) * scores, axis=-1)
-    return chosen - log_total, log_total - mean_score
+    scaled = logits(config, params, hidden) / temperature
+    log_total = jax.nn.logsumexp(scaled, axis=-1)
+    chosen = jnp.take_along_axis(scaled, targets[..., None], axis=-1)[..., 0]
+    # H = log Σ exp(s) − Σ p·s, of scaled logits s
+    mean = jnp.sum(jnp.exp(scaled - log_total[..., None]) * scaled, axis=-1)
+    return chosen - log_total, log_total - mean
 
 
 def _by_chunks(
-    score: functools.partial[tuple[Array, Array]],
+    compute: functools.partial[tuple[Array, Array]],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
     chunk: int,
@@ -89,8 +90,8 @@ def _by_chunks(
     more = chunks * chunk - T
     rows = jnp.pad(hidden, ((0, 0), (0, more), (0, 0))).reshape(B, chunks, chunk, D)
     ids = jnp.pad(targets, ((0, 0), (0, more))).reshape(B, chunks, chunk)
-    scored = jax.lax.map(
-        lambda part: jax.checkpoint(score)(*part), (rows.swapaxes(0, 1), ids.swapaxes(0, 1))
+    found = jax.lax.map(
+        lambda part: jax.checkpoint(compute)(*part), (rows.swapaxes(0, 1), ids.swapaxes(0, 1))
     )
-    logprobs, entropy = (values.swapaxes(0, 1).reshape(B, -1)[:, :T] for values in scored)
+    logprobs, entropy = (values.swapaxes(0, 1).reshape(B, -1)[:, :T] for values in found)
     return logprobs, entropy

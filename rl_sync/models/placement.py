@@ -27,8 +27,8 @@ def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
 
     The values are those of `init_params`, whatever the layout.
     """
-    places = shardings(param_like(config, layout))
-    return jax.jit(init_params, static_argnums=0, out_shardings=places)(config, key)
+    out = shardings(param_like(config, layout))
+    return jax.jit(init_params, static_argnums=0, out_shardings=out)(config, key)
 
 
 def zeros(like: Params) -> Params:
@@ -53,14 +53,14 @@ def in_host_memory(like: Params) -> Params:
     """
 
     def there(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        place = x.sharding.with_memory_kind("pinned_host") if x.ndim else x.sharding
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        sharding = x.sharding.with_memory_kind("pinned_host") if x.ndim else x.sharding
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(there, like)
 
 
 def move(tree: Params, like: Params) -> Params:
-    """Copies every leaf to the place and memory of its leaf in `like`; may be traced."""
+    """Copies every leaf to the sharding and memory of its leaf in `like`; may be traced."""
     return jax.device_put(tree, shardings(like), may_alias=False)
 
 

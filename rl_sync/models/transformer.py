@@ -192,7 +192,7 @@ def hidden_states(
     Args:
       tokens: rows of one sequence each, padded on the right. With `segments`, a row may hold
         several sequences and padding anywhere.
-      positions: each token's place in its sequence; 0 … T − 1 when left out.
+      positions: each token's index in its sequence; 0 … T − 1 when left out.
       segments: the sequence that each token belongs to; sequences do not attend to each other.
         Padding is a sequence of its own.
     """

@@ -119,5 +119,5 @@ def fill_level(spans: Iterable[Span]) -> list[Level]:
 
 def level_at(levels: Sequence[Level], secs: float) -> int:
     """Returns the number of groups at a time; 0 before the first change."""
-    place = bisect.bisect_right(levels, secs, key=lambda level: level.secs)
-    return levels[place - 1].groups if place else 0
+    index = bisect.bisect_right(levels, secs, key=lambda level: level.secs)
+    return levels[index - 1].groups if index else 0

@@ -89,7 +89,7 @@ def _lanes(roles: list[str]) -> dict[str, float]:
     """Returns the height of each lane's middle: explorers on top, the buffer, the trainer."""
     names = [role for role in roles if is_explorer(role)] + ["buffer"]
     names += [role for role in roles if not is_explorer(role)]
-    return {name: float(len(names) - 1 - place) for place, name in enumerate(names)}
+    return {name: float(len(names) - 1 - rank) for rank, name in enumerate(names)}
 
 
 def _lane_name(role: str, lanes: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain
 from rl_sync.observe.metrics import PHASES, read_metrics
 from rl_sync.observe.resumption import mark
+from rl_sync.spelling import require_one_of
 from rl_sync.workdir import Workdir
 
 _RESERVED = ("phase", "step", "time")
@@ -59,8 +60,7 @@ class MetricsWriter:
         Raises:
           ValueError: the phase is unknown, or a value has the name of one of the line's own fields.
         """
-        if phase not in PHASES:
-            raise ValueError(f"A metric's phase is one of {', '.join(PHASES)}, not {phase!r}.")
+        require_one_of("phase", phase, PHASES)
         clash = [name for name in _RESERVED if name in values]
         if clash:
             raise ValueError(f"Metrics must not be named {', '.join(clash)}: the line has its own.")

@@ -1,4 +1,4 @@
-"""Marks in a run's records: the place where a run resumed, and the lines that this makes void.
+"""Marks in a run's records: the point at which a run resumed, and the lines that this makes void.
 
 A run resumes from a snapshot. Steps between the snapshot and the crash are repeated, and their
 first records do not count. Their lines stay in the files, before the mark that makes them void.

@@ -271,7 +271,7 @@ def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
 
 @dataclasses.dataclass(frozen=True)
 class _Seam:
-    """A place where a run was resumed.
+    """A point at which a run was resumed.
 
     Attributes:
       step, warm_up: see `rl_sync.observe.resumption.mark`.

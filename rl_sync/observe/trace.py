@@ -23,7 +23,7 @@ _BUFFER, _ARRIVALS, _DEPARTURES = "buffer", 0, 1
 _SLICE_SECS = 0.001
 
 Event = dict[str, Any]
-Place = tuple[int, int]
+Track = tuple[int, int]
 """A lane of the viewer: process id and thread id."""
 
 
@@ -54,7 +54,7 @@ def trace_events(spans: Iterable[Span]) -> list[Event]:
     lanes = sorted([*roles, _BUFFER], key=lambda role: (_lane_rank(role), role_order(role)))
     pids = {role: pid for pid, role in enumerate(lanes, start=1)}
     events = [event for role in lanes for event in _name_process(role, pids[role])]
-    places: dict[Span, Place] = {}
+    tracks: dict[Span, Track] = {}
     for role in roles:
         own = [span for span in spans if span.role == role]
         tids = _threads(own)
@@ -63,10 +63,10 @@ def trace_events(spans: Iterable[Span]) -> list[Event]:
                 _name_thread(role if tid == 0 else f"{role} ({tid + 1})", pids[role], tid)
             )
         for span, tid in zip(own, tids, strict=True):
-            places[span] = (pids[role], tid)
-            events.append(_slice(span, places[span], origin_secs))
+            tracks[span] = (pids[role], tid)
+            events.append(_slice(span, tracks[span], origin_secs))
     events += _buffer_events(spans, pids[_BUFFER], origin_secs)
-    events += _arrows(spans, places, pids[_BUFFER], origin_secs)
+    events += _arrows(spans, tracks, pids[_BUFFER], origin_secs)
     return events
 
 
@@ -113,13 +113,13 @@ def _threads(spans: list[Span]) -> list[int]:
     return lanes
 
 
-def _slice(span: Span, place: Place, origin_secs: float) -> Event:
+def _slice(span: Span, track: Track, origin_secs: float) -> Event:
     event = {
         "ph": "X",
         "name": _title(span),
         "cat": str(span.kind),
-        "pid": place[0],
-        "tid": place[1],
+        "pid": track[0],
+        "tid": track[1],
         "ts": _micros(span.start_secs, origin_secs),
         "dur": _micros(span.end_secs, span.start_secs),
         "args": span.attributes,
@@ -172,7 +172,7 @@ def _inserts(spans: list[Span]) -> dict[int, Span]:
 
 
 def _moments(
-    moments: list[tuple[float, str, tuple[int, ...]]], place: Place, origin_secs: float
+    moments: list[tuple[float, str, tuple[int, ...]]], track: Track, origin_secs: float
 ) -> list[Event]:
     """Builds a short slice for each moment, which ends before the next: slices must not overlap."""
     moments = sorted(set(moments))
@@ -182,8 +182,8 @@ def _moments(
             "ph": "X",
             "name": name,
             "cat": "buffer",
-            "pid": place[0],
-            "tid": place[1],
+            "pid": track[0],
+            "tid": track[1],
             "ts": _micros(secs, origin_secs),
             "dur": _micros(min(_SLICE_SECS, end - secs), 0.0),
             "args": {"groups": len(leases), "leases": list(leases)},
@@ -193,7 +193,7 @@ def _moments(
 
 
 def _arrows(
-    spans: list[Span], places: dict[Span, Place], buffer_pid: int, origin_secs: float
+    spans: list[Span], tracks: dict[Span, Track], buffer_pid: int, origin_secs: float
 ) -> list[Event]:
     """Builds an arrow from each insert, through the buffer, to each train step that it fed.
 
@@ -209,10 +209,10 @@ def _arrows(
         for insert, leases in fed.items():
             number += 1
             points = [
-                ("s", places[insert], (insert.start_secs + insert.end_secs) / 2),
+                ("s", tracks[insert], (insert.start_secs + insert.end_secs) / 2),
                 ("t", (buffer_pid, _ARRIVALS), insert.end_secs),
                 ("t", (buffer_pid, _DEPARTURES), train.start_secs),
-                ("f", places[train], train.start_secs + min(1e-6, train.duration_secs)),
+                ("f", tracks[train], train.start_secs + min(1e-6, train.duration_secs)),
             ]
             for phase, (pid, tid), secs in points:
                 event: Event = {"ph": phase, "name": "groups", "cat": "groups", "id": number}

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class Programs:
+class CompilationCounts:
     """Counts of the programs that this process asked JAX to compile since `use`.
 
     Attributes:
@@ -65,7 +65,7 @@ def directory(configured: str | None, environment: Mapping[str, str]) -> str | N
     return os.path.join(caches, "rl_sync", "programs") if os.path.isabs(caches) else None
 
 
-def use(configured: str | None, environment: Mapping[str, str]) -> Programs:
+def use(configured: str | None, environment: Mapping[str, str]) -> CompilationCounts:
     """Makes JAX keep compiled programs; call it before anything is compiled.
 
     The oldest programs are deleted when there are too many. A cache from the environment keeps its
@@ -78,7 +78,7 @@ def use(configured: str | None, environment: Mapping[str, str]) -> Programs:
     Returns:
       The counts from now on.
     """
-    programs = Programs()
+    programs = CompilationCounts()
     jax.monitoring.register_event_listener(programs.count)
     _let_every_process_write()
     path = directory(configured, environment)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from rl_sync.replay.tables import TableInfo
+
+Backend = Literal["reverb", "embedded"]
 
 Columns = Mapping[str, np.ndarray]
 """Named arrays of an item, of any shapes; see `rl_sync.replay.tensors` for the dtypes."""

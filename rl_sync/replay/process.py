@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import get_args
 
 from rl_sync.replay import tables as table_specs
+from rl_sync.replay.interface import Backend
 from rl_sync.replay.server import PORT_TAKEN, REFUSED
 from rl_sync.replay.tables import TableSpec
+from rl_sync.spelling import require_one_of
 
-Backend = Literal["reverb", "embedded"]
 STOP_TIMEOUT_SECS = 10.0
 _LOG_LINES = 15
 
@@ -214,14 +215,13 @@ def start_server(
 
 def _interpreter(backend: Backend) -> list[str]:
     """Returns the command that runs the server, without its arguments."""
+    require_one_of("replay.backend", backend, get_args(Backend))
     if backend == "embedded":
         return [sys.executable, "-m", "rl_sync.replay.embedded_server"]
-    if backend == "reverb":
-        script = str(pathlib.Path(__file__).with_name("server.py"))
-        uv = _find_uv()
-        offline = ["--offline"] if _is_installed(uv, script) else []
-        return [uv, "run", "--quiet", *offline, "--script", script]
-    raise ValueError(f"replay.backend={backend!r} is not one of reverb, embedded.")
+    script = str(pathlib.Path(__file__).with_name("server.py"))
+    uv = _find_uv()
+    offline = ["--offline"] if _is_installed(uv, script) else []
+    return [uv, "run", "--quiet", *offline, "--script", script]
 
 
 def _is_installed(uv: str, script: str) -> bool:

@@ -65,21 +65,21 @@ class Uniform:
 
     def __init__(self, rng: random.Random) -> None:
         self._keys: list[int] = []
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._rng = rng
 
     def insert(self, key: int, priority: float) -> None:
-        self._places[key] = len(self._keys)
+        self._indices[key] = len(self._keys)
         self._keys.append(key)
 
     def update(self, key: int, priority: float) -> None:
         pass
 
     def delete(self, key: int) -> None:
-        place, last = self._places.pop(key), self._keys.pop()
+        index, last = self._indices.pop(key), self._keys.pop()
         if last != key:
-            self._keys[place] = last
-            self._places[last] = place
+            self._keys[index] = last
+            self._indices[last] = index
 
     def pick(self) -> tuple[int, float]:
         return self._rng.choice(self._keys), 1.0 / len(self._keys)
@@ -96,29 +96,29 @@ class Prioritized:
         self._exponent = exponent
         self._rng = rng
         self._keys: list[int] = []
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._capacity = 1
         self._sums = [0.0, 0.0]
 
     def insert(self, key: int, priority: float) -> None:
-        place = len(self._keys)
-        if place == self._capacity:
+        index = len(self._keys)
+        if index == self._capacity:
             self._grow()
         self._keys.append(key)
-        self._places[key] = place
-        self._set(place, self._weight(priority))
+        self._indices[key] = index
+        self._set(index, self._weight(priority))
 
     def update(self, key: int, priority: float) -> None:
-        self._set(self._places[key], self._weight(priority))
+        self._set(self._indices[key], self._weight(priority))
 
     def delete(self, key: int) -> None:
-        place, last = self._places.pop(key), self._keys.pop()
-        last_place = len(self._keys)
+        index, last = self._indices.pop(key), self._keys.pop()
+        last_index = len(self._keys)
         if last != key:
-            self._keys[place] = last
-            self._places[last] = place
-            self._set(place, self._sums[self._capacity + last_place])
-        self._set(last_place, 0.0)
+            self._keys[index] = last
+            self._indices[last] = index
+            self._set(index, self._sums[self._capacity + last_index])
+        self._set(last_index, 0.0)
 
     def pick(self) -> tuple[int, float]:
         total = self._sums[1]
@@ -136,8 +136,8 @@ class Prioritized:
     def _weight(self, priority: float) -> float:
         return priority**self._exponent if priority > 0.0 else 0.0
 
-    def _set(self, place: int, weight: float) -> None:
-        node = self._capacity + place
+    def _set(self, index: int, weight: float) -> None:
+        node = self._capacity + index
         self._sums[node] = weight
         while node > 1:
             node //= 2

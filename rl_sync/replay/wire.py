@@ -219,16 +219,16 @@ def _read_column(
 ) -> np.ndarray:
     parts = []
     for part in column.chunk_slices:
-        place = (part.chunk_key, part.index)
-        fresh = place not in decoded
+        key = (part.chunk_key, part.index)
+        fresh = key not in decoded
         if fresh:
             if part.chunk_key not in chunks:
                 raise ValueError(f"A replay item refers to chunk {part.chunk_key}, not sent.")
             chunk = chunks[part.chunk_key]
-            decoded[place] = tensors.read(
+            decoded[key] = tensors.read(
                 chunk.data.tensors[part.index], delta_encoded=chunk.delta_encoded
             )
-        array = decoded[place][part.offset : part.offset + part.length]
+        array = decoded[key][part.offset : part.offset + part.length]
         parts.append(array if fresh else array.copy())
     array = parts[0] if len(parts) == 1 else np.concatenate(parts)
     # `[0, ...]`, since `[0]` would turn an array without dimensions into a scalar.

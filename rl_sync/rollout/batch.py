@@ -28,7 +28,7 @@ _LEAST_STOP_IDS = 4
 T = TypeVar("T")
 
 
-class Program(NamedTuple):
+class CompiledProgram(NamedTuple):
     """A compiled program: a function, for given sizes of its arguments."""
 
     name: str
@@ -72,7 +72,7 @@ class Batch:
     chunk_tokens: int
     layout: Layout
     rows: int = 0
-    compiled: set[Program] = dataclasses.field(default_factory=set)
+    compiled: set[CompiledProgram] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
     _params: Params = None
     _slots: Slots | None = None
@@ -109,7 +109,7 @@ class Batch:
         else:
             sources = np.zeros(rows, np.int32)
             sources[: len(kept)] = kept
-            program = Program("rearrange", (self.rows, rows))
+            program = CompiledProgram("rearrange", (self.rows, rows))
             self._slots = self._call(program, core.rearrange, self._slots, sources)
         self.rows = rows
 
@@ -123,7 +123,7 @@ class Batch:
         padded = np.zeros((rows, width), np.int32)
         for row, prompt in zip(padded, prompts, strict=False):
             row[: len(prompt)] = prompt
-        program = Program("prefill", (rows, width))
+        program = CompiledProgram("prefill", (rows, width))
         return self._call(program, core.prefill, self.config, self._params, padded)
 
     def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
@@ -136,7 +136,7 @@ class Batch:
         keys: Any = np.stack([start.key for start in filled])
         choice = knobs([start.sampling for start in filled], self._stop_ids)
         rows = Rows(lengths - 1, lengths, keys, choice)
-        program = Program("insert", (self.rows, *prefix.tokens.shape, self._stop_ids))
+        program = CompiledProgram("insert", (self.rows, *prefix.tokens.shape, self._stop_ids))
         count = np.int32(len(starts))
         self._slots = self._call(
             program, core.insert, self._slots, prefix, count, sources, targets, rows
@@ -151,7 +151,7 @@ class Batch:
         span = self.length
         if not reads_by_pages(self.config):
             span = span_bucket(longest + self.chunk_tokens, self.length)
-        program = Program("decode", (self.rows, span, self._stop_ids))
+        program = CompiledProgram("decode", (self.rows, span, self._stop_ids))
         self._slots, chunk = self._call(
             program,
             core.decode_chunk,
@@ -175,7 +175,7 @@ class Batch:
         count = min(prefill_rows(self.rows, span, 1, _MOST_PREFILL_TOKENS), self.rows)
         for start in range(0, self.rows, count):
             self._slots = self._call(
-                Program("recompute", (self.rows, count, span)),
+                CompiledProgram("recompute", (self.rows, count, span)),
                 core.recompute,
                 self.config,
                 self._params,
@@ -192,7 +192,9 @@ class Batch:
         # On one device nothing has put them anywhere yet.
         return slots if self.layout.mesh.size > 1 else jax.device_put(slots, self.layout.repeated)
 
-    def _call(self, program: Program, function: Callable[..., T], *args: Any, **sizes: Any) -> T:
+    def _call(
+        self, program: CompiledProgram, function: Callable[..., T], *args: Any, **sizes: Any
+    ) -> T:
         is_new = program not in self.compiled
         self.compiled.add(program)
         started = time.monotonic()

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import numpy as np
@@ -14,13 +14,14 @@ from jaxtyping import Bool, UInt32
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.rollout.batch import Batch, Program, Start
+from rl_sync.rollout.batch import Batch, CompiledProgram, Start
 from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import Completion, Request, require_servable
+from rl_sync.rollout.request import Completion, CompletionRequest, require_servable
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.slots import Prefix
 from rl_sync.rollout.stats import Stats
+from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
 CachePolicy = Literal["keep", "recompute"]
@@ -79,8 +80,7 @@ class Engine:
             raise ValueError(
                 f"max_length={length} must be from 1 to model.max_length={config.max_length}."
             )
-        if cache not in ("keep", "recompute"):
-            raise ValueError(f"cache={cache!r} is not one of keep, recompute.")
+        require_one_of("cache", cache, get_args(CachePolicy))
         self._config = config
         self._most_rows = slots
         self._length = length
@@ -110,7 +110,7 @@ class Engine:
         return self._queue.completions + len(self._live())
 
     @property
-    def programs(self) -> frozenset[Program]:
+    def programs(self) -> frozenset[CompiledProgram]:
         """The programs that the engine needed, whether it compiled them or found them compiled."""
         return frozenset(self._batch.compiled)
 
@@ -136,7 +136,7 @@ class Engine:
             secs = time.monotonic() - started - (self._batch.compile_secs - compiled)
             self._counted += Stats(prefill_tokens=sum(lengths), prefill_secs=secs)
 
-    def submit(self, requests: Sequence[Request]) -> list[int]:
+    def submit(self, requests: Sequence[CompletionRequest]) -> list[int]:
         """Puts requests at the end of the queue.
 
         Returns:
@@ -229,7 +229,7 @@ class Engine:
         return finished
 
     def generate(
-        self, requests: Sequence[Request], between: Callable[[], None] | None = None
+        self, requests: Sequence[CompletionRequest], between: Callable[[], None] | None = None
     ) -> list[list[Completion]]:
         """Completes requests: returns a list of completions for each, in order.
 
@@ -332,7 +332,7 @@ class Engine:
           Their number of tokens.
         """
 
-        def width_of(request: Request) -> int:
+        def width_of(request: CompletionRequest) -> int:
             return prompt_bucket(len(request.prompt), self._length)
 
         width = width_of(self._queue.head.request)

@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.slots import Prefix
 
 
@@ -22,7 +22,7 @@ class Waiting:
     """
 
     ticket: int
-    request: Request
+    request: CompletionRequest
     seed: tuple[int, ...]
     next: int = 0
     prefix: Prefix | None = None
@@ -73,7 +73,7 @@ class Queue:
             waiting.prefix = None
 
     def unread(
-        self, free: int, alike: Callable[[Request], bool], capacity: Callable[[int], int]
+        self, free: int, alike: Callable[[CompletionRequest], bool], capacity: Callable[[int], int]
     ) -> Sequence[Waiting]:
         """Returns the requests whose prompts to prefill now, in order; the head is the first.
 

@@ -15,7 +15,7 @@ Finish = Literal["stop", "length"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Request:
+class CompletionRequest:
     """Request for some completions of one prompt, which is prefilled once for all of them.
 
     Attributes:
@@ -61,7 +61,9 @@ class Completion:
     finish: Finish
 
 
-def require_servable(request: Request, config: ModelConfig, length: int, reads_text: bool) -> None:
+def require_servable(
+    request: CompletionRequest, config: ModelConfig, length: int, reads_text: bool
+) -> None:
     """Refuses a request that an engine cannot serve.
 
     Args:

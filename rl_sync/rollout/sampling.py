@@ -143,7 +143,7 @@ class History(NamedTuple):
 _Change = Callable[[Float[Array, "B V"], Knobs, History], Float[Array, "B V"]]
 
 
-def adjusted_scores(
+def adjusted_logits(
     logits: Float[Array, "B V"], choice: Knobs, history: History
 ) -> Float[Array, "B V"]:
     """Applies sampling choices: returns the logits to sample from, −∞ where excluded.
@@ -153,52 +153,52 @@ def adjusted_scores(
     """
 
     def where_asked(
-        asked: Bool[Array, " B"], change: _Change, scores: Float[Array, "B V"]
+        asked: Bool[Array, " B"], change: _Change, logits: Float[Array, "B V"]
     ) -> Float[Array, "B V"]:
-        def changed(scores: Float[Array, "B V"]) -> Float[Array, "B V"]:
-            return jnp.where(asked[:, None], change(scores, choice, history), scores)
+        def changed(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+            return jnp.where(asked[:, None], change(logits, choice, history), logits)
 
-        return jax.lax.cond((asked & history.live).any(), changed, lambda s: s, scores)
+        return jax.lax.cond((asked & history.live).any(), changed, lambda logits: logits, logits)
 
     drawing = ~choice.greedy
-    scores = where_asked(choice.repetition_penalty != 1, _penalize, logits)
-    scores = where_asked(history.generated + 1 < choice.min_new_tokens, _go_on, scores)
-    scores = jnp.where(drawing[:, None], scores / choice.temperature[:, None], scores)
+    logits = where_asked(choice.repetition_penalty != 1, _penalize, logits)
+    logits = where_asked(history.generated + 1 < choice.min_new_tokens, _go_on, logits)
+    logits = jnp.where(drawing[:, None], logits / choice.temperature[:, None], logits)
     truncated = (choice.top_k > 0) | (choice.top_p < 1) | (choice.min_p > 0)
-    return where_asked(drawing & truncated, _truncate, scores)
+    return where_asked(drawing & truncated, _truncate, logits)
 
 
-def _penalize(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
-    B, V = scores.shape
-    places = jnp.arange(history.tokens.shape[1])
-    ids = jnp.where(places <= history.newest[:, None], history.tokens, V)
+def _penalize(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+    B, V = logits.shape
+    positions = jnp.arange(history.tokens.shape[1])
+    ids = jnp.where(positions <= history.newest[:, None], history.tokens, V)
     seen = jnp.zeros((B, V), bool).at[jnp.arange(B)[:, None], ids].set(True, mode="drop")
     penalty = choice.repetition_penalty[:, None]
-    return jnp.where(seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def _go_on(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
-    places = jnp.arange(scores.shape[1])
-    stops = (choice.stop_ids[:, :, None] == places).any(axis=1)
-    return jnp.where(stops, _EXCLUDED, scores)
+def _go_on(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+    ids = jnp.arange(logits.shape[1])
+    stops = (choice.stop_ids[:, :, None] == ids).any(axis=1)
+    return jnp.where(stops, _EXCLUDED, logits)
 
 
-def _truncate(scores: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+def _truncate(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
     """Excludes all but the likeliest tokens, by top_k, top_p and min_p."""
-    order = _order(scores)
-    mass = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    order = _order(logits)
+    mass = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
     everything = jnp.inf
     k = jnp.where(choice.top_k > 0, choice.top_k, everything)
-    kept = _fewest(order, jnp.ones_like(scores), k)
+    kept = _fewest(order, jnp.ones_like(logits), k)
     mass = jnp.where(kept, mass, 0.0)
     p = jnp.where(choice.top_p < 1, choice.top_p * mass.sum(axis=-1), everything)
     kept = kept & _fewest(order, mass, p) & (mass >= choice.min_p[:, None])
-    return jnp.where(kept, scores, _EXCLUDED)
+    return jnp.where(kept, logits, _EXCLUDED)
 
 
-def _order(scores: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Maps scores to integers of the same order: the bits of floats, inverted for negative ones."""
-    bits = jax.lax.bitcast_convert_type(scores, jnp.uint32)
+def _order(logits: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
+    """Maps logits to integers of the same order: the bits of floats, inverted for negative ones."""
+    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
@@ -206,9 +206,9 @@ def _order(scores: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
 def _fewest(
     order: UInt32[Array, "B V"], weights: Float[Array, "B V"], wanted: Float[Array, " B"]
 ) -> Bool[Array, "B V"]:
-    """Selects the fewest places, from the highest down, whose weights sum to `wanted`.
+    """Selects the fewest entries, from the highest down, whose weights sum to `wanted`.
 
-    Among equals the first come first. If all weights sum to less, all places are selected.
+    Among equals the first come first. If all weights sum to less, all entries are selected.
     """
     edge = _edge(order, weights, wanted)[:, None]
     above, level = order > edge, order == edge
@@ -222,7 +222,7 @@ def _fewest(
 def _edge(
     order: UInt32[Array, "B V"], weights: Float[Array, "B V"], wanted: Float[Array, " B"]
 ) -> UInt32[Array, " B"]:
-    """Finds the highest number at which the weights of the places not below sum to `wanted`.
+    """Finds the highest number at which the weights of the entries not below sum to `wanted`.
 
     It is found bit by bit, which takes less time than a sort, to compile and to run.
     """
@@ -248,56 +248,56 @@ def uniforms(keys: UInt32[Array, "B 2"], generated: Int[Array, " B"]) -> Float[A
 
 
 def draw(
-    numbers: Float[Array, "B 2"], scores: Float[Array, "B V"], greedy: Bool[Array, " B"]
+    numbers: Float[Array, "B 2"], logits: Float[Array, "B V"], greedy: Bool[Array, " B"]
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """Draws a token a row from softmax(scores), by inverting the cumulative distribution.
+    """Draws a token a row from softmax(logits), by inverting the cumulative distribution.
 
     The first number chooses one of about √V blocks of tokens, and the second a token in it. So no
     array of V random numbers is drawn, and sums stay short enough for float32.
 
     Args:
       numbers: uniform numbers in [0, 1); see `uniforms`.
-      scores: logits, −∞ where excluded; at least one in each row is not excluded.
+      logits: −∞ where excluded; at least one in each row is not excluded.
       greedy: rows that take the likeliest token instead; its probability is then 1.
 
     Returns:
-      (tokens, logprobs). A log-probability is NaN where a score is NaN or +∞, or all scores are −∞;
+      (tokens, logprobs). A log-probability is NaN where a logit is NaN or +∞, or all are −∞;
       the token then has no meaning.
     """
-    B, V = scores.shape
+    B, V = logits.shape
     width = 1 << ((V - 1).bit_length() + 1) // 2
     blocks = -(-V // width)
-    peak = scores.max(axis=-1)
-    mass = jnp.exp(scores - peak[:, None])
+    peak = logits.max(axis=-1)
+    mass = jnp.exp(logits - peak[:, None])
     mass = jnp.pad(mass, ((0, 0), (0, blocks * width - V))).reshape(B, blocks, width)
     of_blocks = mass.sum(axis=-1)
     block = _invert(numbers[:, 0], of_blocks)
     inside = _invert(numbers[:, 1], jnp.take_along_axis(mass, block[:, None, None], axis=1)[:, 0])
     tokens = block * width + inside
-    chosen = jnp.take_along_axis(scores, tokens[:, None], axis=-1)[:, 0]
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     logprobs = chosen - peak - jnp.log(of_blocks.sum(axis=-1))
-    best = jax.lax.cond(greedy.any(), lambda: _likeliest(scores, peak), lambda: tokens)
+    best = jax.lax.cond(greedy.any(), lambda: _likeliest(logits, peak), lambda: tokens)
     certain = jnp.where(jnp.isfinite(peak), 0.0, jnp.nan)
     return jnp.where(greedy, best, tokens), jnp.where(greedy, certain, logprobs)
 
 
-def _likeliest(scores: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Array, " B"]:
-    places = jnp.arange(scores.shape[1], dtype=jnp.int32)
-    return jnp.where(scores == peak[:, None], places, scores.shape[1]).min(axis=-1)
+def _likeliest(logits: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Array, " B"]:
+    ids = jnp.arange(logits.shape[1], dtype=jnp.int32)
+    return jnp.where(logits == peak[:, None], ids, logits.shape[1]).min(axis=-1)
 
 
 def _invert(numbers: Float[Array, " B"], mass: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """Finds the first place where the running sum of masses exceeds a share of the total.
+    """Finds the first index where the running sum of masses exceeds a share of the total.
 
-    Sums are rounded. So places without mass are skipped even where the sum seems to grow. A number
-    so near to 1 that no place is left gets the last place with mass.
+    Sums are rounded. So entries without mass are skipped even where the sum seems to grow. A number
+    so near to 1 that no entry is left gets the last one with mass.
     """
     # A matrix product, since a cumulative sum takes longer to compile.
     upper = jnp.triu(jnp.ones((mass.shape[-1], mass.shape[-1])))
     total = jnp.matmul(mass, upper, precision=jax.lax.Precision.HIGHEST)
     possible = mass > 0
     passed = (total > numbers[:, None] * total[:, -1:]) & possible
-    # Minima and maxima of places, since programs with argmax take longer to compile.
-    places = jnp.arange(mass.shape[-1], dtype=jnp.int32)
-    last = jnp.where(possible, places, 0).max(axis=-1)
-    return jnp.where(passed, places, last[:, None]).min(axis=-1)
+    # Minima and maxima of indices, since programs with argmax take longer to compile.
+    indices = jnp.arange(mass.shape[-1], dtype=jnp.int32)
+    last = jnp.where(possible, indices, 0).max(axis=-1)
+    return jnp.where(passed, indices, last[:, None]).min(axis=-1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from rl_sync.rollout.request import Completion, Request
+from rl_sync.rollout.request import Completion, CompletionRequest
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -28,7 +28,7 @@ class GrowingSequence:
 
     ticket: int
     index: int
-    request: Request
+    request: CompletionRequest
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)

@@ -28,7 +28,7 @@ from rl_sync.rollout.sampling import (
     History,
     Knobs,
     Sampling,
-    adjusted_scores,
+    adjusted_logits,
     draw,
     knobs,
     uniforms,
@@ -148,7 +148,7 @@ def insert(
     gathered = KVCache(*map_with_axes(_gathered, prefix.cache))
     prefix = Prefix(constrain(prefix.tokens), gathered)
 
-    def place(i: Int[Array, ""], held: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
+    def write(i: Int[Array, ""], held: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
         tokens, cache = held
         source, target = sources[i], targets[i]
         row = jax.lax.dynamic_slice_in_dim(prefix.tokens, source, 1)
@@ -160,7 +160,7 @@ def insert(
 
         return tokens, jax.tree.map(copy, cache, prefix.cache)
 
-    tokens, cache = jax.lax.fori_loop(0, count, place, (slots.tokens, slots.cache))
+    tokens, cache = jax.lax.fori_loop(0, count, write, (slots.tokens, slots.cache))
     put = functools.partial(jax.tree.map, lambda old, new: old.at[targets].set(new, mode="drop"))
     return on_mesh(Slots(tokens, cache, put(slots.rows, rows)))
 
@@ -192,17 +192,17 @@ def decode_chunk(
         slots, chunk = carry
         (tokens, cache, rows), live = slots, chunk.live
         # Finished rows must not make the others read further.
-        places = jnp.where(live, rows.newest, 0)
+        positions = jnp.where(live, rows.newest, 0)
         hidden, cache = transformer.decode_step(
-            config, params, tokens[everyone, places], places, cache, span
+            config, params, tokens[everyone, positions], positions, cache, span
         )
         generated = rows.newest + 1 - rows.prompt_lengths
-        scores = adjusted_scores(
+        adjusted = adjusted_logits(
             transformer.logits(config, params, hidden),
             rows.choice,
             History(tokens[:, :span], rows.newest, generated, live),
         )
-        drawn, logprobs = draw(uniforms(rows.keys, generated), scores, rows.choice.greedy)
+        drawn, logprobs = draw(uniforms(rows.keys, generated), adjusted, rows.choice.greedy)
         newest = rows.newest + live
         tokens = tokens.at[everyone, newest].set(drawn)
         stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)

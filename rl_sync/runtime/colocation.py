@@ -16,7 +16,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.processes.calls import AskStatus, Happened
 from rl_sync.processes.failures import log_failure
 from rl_sync.processes.movement import Movement
-from rl_sync.processes.places import Addresses, Place
+from rl_sync.processes.resources import Addresses, Resources
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.secret import secret_of
 from rl_sync.processes.team import Team
@@ -55,10 +55,12 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
         weights = LocalPublisher(settings.explorers, keep=schedule.versions_kept)
     work: dict[str, Callable[[], None]] = {}
     for number, role in enumerate(settings.roles[:-1], start=1):
-        place = Place(layouts[role], Team(), [0], weights)
-        work[role] = functools.partial(programs.run_explorer, settings, addresses, number, place)
-    place = Place(layouts[TRAINER], Team(), [0], weights)
-    work[TRAINER] = functools.partial(programs.run_trainer, settings, addresses, place)
+        resources = Resources(layouts[role], Team(), [0], weights)
+        work[role] = functools.partial(
+            programs.run_explorer, settings, addresses, number, resources
+        )
+    resources = Resources(layouts[TRAINER], Team(), [0], weights)
+    work[TRAINER] = functools.partial(programs.run_trainer, settings, addresses, resources)
     Crew(settings, addresses.master).run(work)
 
 

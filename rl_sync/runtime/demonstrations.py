@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning.pairs import PAIR
 from rl_sync.processes.session import Session
 from rl_sync.runtime.batches import Consumed
@@ -17,6 +19,8 @@ from rl_sync.types import NO_LEASE, Group
 
 Drawn = tuple[Int[np.ndarray, "rows T"], Bool[np.ndarray, "rows T"], Float[np.ndarray, " rows"]]
 """Tokens, the mask of completions, and a reward each, of the rows of a step."""
+Drawing = Callable[[int, list[int]], Drawn]
+"""A function from the number of rows and the words of a seed to rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +31,11 @@ class DataReader:
 
     Attributes:
       session: the trainer's.
-      drawn: from the number of rows and the words of a seed to the rows.
+      draw: draws the rows of a step.
     """
 
     session: Session
-    drawn: Callable[[int, list[int]], Drawn]
+    draw: Drawing
 
     def next(self, step: int) -> Consumed:
         """The groups of a step, which depend on the seed and the step alone.
@@ -45,7 +49,7 @@ class DataReader:
         # A word more than the warm-up's, so that step t draws others than its t-th batch.
         tokens, mask, rewards = (
             array.reshape(count, size, *array.shape[1:])
-            for array in self.drawn(count * size, [settings.seed, step, count * size])
+            for array in self.draw(count * size, [settings.seed, step, count * size])
         )
         groups = [
             Group(
@@ -67,24 +71,21 @@ class DataReader:
         """Nothing was sampled in advance."""
 
 
-def demonstrations_of(task: Task) -> Callable[[int, list[int]], Drawn]:
+def drawing(algorithm: Algorithm, task: Task) -> Drawing:
+    """Returns the draw of the rows that an algorithm trains on, where nothing is generated."""
+    return functools.partial(_pairs if algorithm.scores else _demonstrations, task)
+
+
+def _demonstrations(task: Task, rows: int, words: list[int]) -> Drawn:
     """Draws demonstrations, which have no reward."""
-
-    def drawn(rows: int, words: list[int]) -> Drawn:
-        shown = draw(task, rows, words)
-        return np.asarray(shown.tokens), np.asarray(shown.mask), np.zeros(rows, np.float32)
-
-    return drawn
+    drawn = draw(task, rows, words)
+    return np.asarray(drawn.tokens), np.asarray(drawn.mask), np.zeros(rows, np.float32)
 
 
-def preferences_of(task: Task) -> Callable[[int, list[int]], Drawn]:
-    """Draws pairs of preference, whose margins are rewards of the chosen completions."""
-
-    def drawn(rows: int, words: list[int]) -> Drawn:
-        chosen = np.random.default_rng(words).integers(0, len(task.preferences), rows // PAIR)
-        pairs = [task.preferences[i] for i in chosen]
-        rewards = np.zeros(rows, np.float32)
-        rewards[::PAIR] = [pair.margin for pair in pairs]
-        return *task.encode_preferences(pairs), rewards
-
-    return drawn
+def _pairs(task: Task, rows: int, words: list[int]) -> Drawn:
+    """Draws pairs of preference; their margins are the rewards of the chosen completions."""
+    drawn = np.random.default_rng(words).integers(0, len(task.preferences), rows // PAIR)
+    pairs = [task.preferences[i] for i in drawn]
+    rewards = np.zeros(rows, np.float32)
+    rewards[::PAIR] = [pair.margin for pair in pairs]
+    return *task.encode_preferences(pairs), rewards

@@ -13,7 +13,7 @@ from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.observe.metrics import read_metrics
-from rl_sync.runtime.policy import Policy, load_policy, read_run
+from rl_sync.runtime.policy import Policy, policy_of_run, settings_of_run, step_named
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -23,8 +23,8 @@ from rl_sync.tasks.tokenizer_files import token_ids, tokenizer_files
 _LEAST_POSITIONS = 2048
 
 
-def export(workdir: Path, target: Path, dtype: str | None) -> int:
-    """Writes the policy of a run's newest snapshot, or its reward model, to a new directory.
+def export(workdir: Path, target: Path, dtype: str | None, named: str | None = None) -> int:
+    """Writes the policy of a run's snapshot, or its reward model, to a new directory.
 
     Its max_position_embeddings are those of the checkpoint that the run began with. Of a model that
     began at random they are 2,048, or as many as its rows have if those are longer: RoPE has no
@@ -32,6 +32,7 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
 
     Args:
       dtype: float32, bfloat16 or float16; None for as imported, or float32.
+      named: the snapshot; see `rl_sync.runtime.policy.step_named`.
 
     Returns:
       The trainer step of the snapshot.
@@ -39,12 +40,12 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
     Raises:
       ConfigError: there is no run or no snapshot, or it cannot be written there or so.
     """
-    settings = dataclasses.replace(read_run(workdir), workdir=str(workdir))
+    settings = settings_of_run(workdir)
     # Beside a run that still holds the accelerators, and in the host's memory.
     here = jax.local_devices(backend="cpu")[:1]
     layout = Layout(MeshShape().mesh(here), settings.sharding.rules)
     with jax.default_device(here[0]):
-        policy = load_policy(settings, layout)
+        policy = policy_of_run(workdir, layout, step_named(workdir, named))
     model, task = policy.model, policy.task
     path = settings.model.path
     if path is None:
@@ -57,20 +58,20 @@ def export(workdir: Path, target: Path, dtype: str | None) -> int:
             source=None if path is None else locate(path),
             dtype=dtype,
             **_tokenizer(settings, task),
-            notes=_notes(policy),
+            notes=_notes(workdir, policy),
         )
     except (ValueError, OSError) as error:
         raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error
     return policy.step
 
 
-def _notes(policy: Policy) -> dict[str, str]:
+def _notes(workdir: Path, policy: Policy) -> dict[str, str]:
     """Writes what a reward model's scores are read by; nothing for a policy."""
     if not policy.model.scalar_head:
         return {}
     settings = policy.settings
     try:
-        evaluations = read_metrics(settings.workdir, "evaluation")
+        evaluations = read_metrics(str(workdir), "evaluation")
     except FileNotFoundError:
         evaluations = []
     of_step = [line for line in evaluations if line["step"] == policy.step]

@@ -15,7 +15,9 @@ from rl_sync.models.heads import last_scalars
 from rl_sync.models.placement import put
 from rl_sync.models.sharding import using
 from rl_sync.observe import accuracy
+from rl_sync.observe.accuracy import Answer, Problem
 from rl_sync.observe.spans import SpanKind
+from rl_sync.processes.calls import HandInMeasured
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params
@@ -39,26 +41,35 @@ class PairEvaluator:
     pairs: int
     rows: int
 
-    def accuracy(self, params: Params, problems: int | None = None) -> dict[str, float]:
-        """The share of pairs whose chosen completion has the higher score; a tie counts as wrong.
+    def hand_in(self, params: Params, moment: str, step: int) -> None:
+        """Measures the accuracy after a step, which the master publishes."""
+        values = self.accuracy(params, self.pairs)
+        self.session.call(HandInMeasured(moment, step, values))
+
+    def accuracy(self, params: Params, problems: int) -> dict[str, float]:
+        """Measures how many pairs have the higher score at the chosen completion.
+
+        A tie counts as wrong.
 
         Args:
           params: the reward model's.
-          problems: fewer pairs than the evaluator's own.
+          problems: the most pairs.
 
         Returns:
           See `rl_sync.observe.accuracy.measure`; also the mean and the standard deviation of all
           scores, and the mean difference of a pair's.
         """
-        most = min(problems or self.pairs, self.pairs)
+        most = min(problems, self.pairs)
         pairs = self.task.held_out_preferences[:most]
         with self.session.spans.span(SpanKind.EVALUATION, problems=len(pairs)) as attributes:
             tokens, mask = self.task.encode_preferences(pairs)
             scores = self._scores(params, tokens, mask)
             chosen, rejected = scores.reshape(-1, PAIR).T
             values = accuracy.measure(
-                [bool(right) for right in chosen > rejected],
-                [self.task.is_seen(pair.prompt) for pair in pairs],
+                [
+                    Problem([Answer(bool(right))], self.task.is_seen(pair.prompt))
+                    for right, pair in zip(chosen > rejected, pairs, strict=True)
+                ]
             )
             values |= {
                 "score_mean": float(scores.mean()),

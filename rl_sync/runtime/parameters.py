@@ -42,7 +42,7 @@ class Parameters:
 
     @functools.cached_property
     def like(self) -> Params:
-        """All parameters' shapes and places, as they are trained."""
+        """All parameters' shapes and shardings, as they are trained."""
         return param_like(self.model, self.layout)
 
     def initial(self) -> Params:
@@ -107,7 +107,7 @@ class Parameters:
         return params if self.dtype == "float32" else _cast(params, self.dtype)
 
     def travelling_like(self) -> Params:
-        """The shapes and places of what is published, and arrives."""
+        """The shapes and shardings of what is published, and arrives."""
         return lora.split(self.like)[0] if self.model.lora else self._held_like
 
     def blank(self) -> Params:
@@ -135,12 +135,13 @@ class Parameters:
         def draw(key: Array) -> Params:
             return lora.split(init_params(self.model, key))[part]
 
-        places = shardings(lora.split(self.like)[part])
-        return jax.jit(draw, out_shardings=places)(jax.random.key(self.seed))
+        return jax.jit(draw, out_shardings=shardings(lora.split(self.like)[part]))(
+            jax.random.key(self.seed)
+        )
 
     @property
     def _held_like(self) -> Params:
-        """The shapes and places of what explorers generate with."""
+        """The shapes and shardings of what explorers generate with."""
         return like_cast(lora.split(self.like)[1], self.dtype)
 
 
@@ -156,7 +157,7 @@ class MergingPuller:
       puller: of the adapters.
       model: with `lora`.
       base: the parameters without adapters.
-      like: what is to come of it: dtypes and places.
+      like: what is to come of it: dtypes and shardings.
     """
 
     def __init__(self, puller: Puller, model: ModelConfig, base: Params, like: Params) -> None:

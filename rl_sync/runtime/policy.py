@@ -1,4 +1,4 @@
-"""The policy of a run, from its newest snapshot, an earlier one, or its start."""
+"""The policy of a run: that of a snapshot, or the one that it began with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.settings.run import RunSettings
-from rl_sync.storage.snapshots import SnapshotError, load_part
+from rl_sync.storage.best import read_best
+from rl_sync.storage.snapshots import SnapshotError, load_part, snapshot_path
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
+
+BEST = "best"
 
 
 class Policy(NamedTuple):
@@ -35,11 +38,11 @@ class Policy(NamedTuple):
     params: Params
 
 
-def read_run(workdir: Path) -> RunSettings:
-    """Reads the settings of a run.
+def settings_of_run(workdir: Path) -> RunSettings:
+    """Reads the settings of the run in a work directory.
 
     Raises:
-      ConfigError: the directory is no run's.
+      ConfigError: there is no run.
     """
     config = Workdir(workdir).config
     try:
@@ -50,35 +53,85 @@ def read_run(workdir: Path) -> RunSettings:
         ) from error
 
 
-def load_policy(settings: RunSettings, layout: Layout, step: int | None = None) -> Policy:
-    """Loads a run's policy onto devices.
+def step_named(workdir: Path, name: str | None) -> int | None:
+    """Returns the trainer step of the snapshot that a user names; None for the newest.
 
     Args:
-      step: of the snapshot; None for the newest, 0 for the policy that the run began with.
+      name: a step, or `best`; see `checkpoint.best`.
 
     Raises:
-      ConfigError: there is no such snapshot, or it is damaged.
+      ConfigError: there is no such snapshot.
     """
-    task = wiring.load_task(settings)
+    if name is None:
+        return None
+    if name == BEST:
+        best = read_best(Workdir(workdir))
+        if best is None:
+            raise ConfigError(
+                f"The run in {workdir} has no best snapshot: it is kept where checkpoint.best names"
+                " a metric of evaluations. Give step=NUMBER, or leave step out for the newest."
+            )
+        return best.step
+    if not name.isdecimal():
+        raise ConfigError(f"step={name} must be a trainer step, or {BEST}.")
+    snapshots = Workdir(workdir).snapshots
+    if not snapshot_path(snapshots, int(name)).exists():
+        there = sorted(int(path.name.rpartition("_")[2]) for path in snapshots.glob("snapshot_*"))
+        raise ConfigError(
+            f"The run in {workdir} has no snapshot of step {name} (there are {there}): give one of"
+            f" these, {BEST}, or leave step out for the newest."
+        )
+    return int(name)
+
+
+def load_policy(
+    workdir: Path, settings: RunSettings, task: Task, layout: Layout, step: int | None
+) -> tuple[int, Params]:
+    """Loads the policy of a snapshot, with adapters merged.
+
+    Args:
+      layout: where the parameters go.
+      step: see `step_named`.
+
+    Returns:
+      The trainer step of the snapshot, and the parameters.
+
+    Raises:
+      ConfigError: there is no snapshot, it is damaged, or it does not fit the settings.
+    """
     model = wiring.model_config(settings, task)
     parameters = parameters_of(settings, task, layout)
+    kept = {"params": parameters.kept(parameters.like)}
+    try:
+        step, part, metadata = load_part(Workdir(workdir).snapshots, step, kept)
+    except SnapshotError as error:
+        raise ConfigError(str(error)) from error
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The run in {workdir} has no snapshot yet: one is taken every"
+            f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0 for"
+            " none), and when the run ends or is stopped."
+        ) from error
+    params = parameters.completed(part["params"], metadata.get("base_digest"))
+    return step, lora.merge(model, params) if model.lora else params
+
+
+def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> Policy:
+    """Loads the policy of a run as its own settings describe it.
+
+    Args:
+      layout: where the parameters go.
+      step: see `step_named`; 0 for the policy that the run began with, before any warm-up.
+
+    Raises:
+      ConfigError: see `load_policy`.
+    """
+    settings = settings_of_run(workdir)
+    task = wiring.load_task(settings)
+    model = wiring.model_config(settings, task)
     if step == 0:
-        params = parameters.initial()
+        params = parameters_of(settings, task, layout).initial()
+        params = lora.merge(model, params) if model.lora else params
     else:
-        kept = {"params": parameters.kept(parameters.like)}
-        workdir = Workdir(settings.workdir)
-        try:
-            step, part, metadata = load_part(workdir.snapshots, step, kept)
-        except SnapshotError as error:
-            raise ConfigError(str(error)) from error
-        except FileNotFoundError as error:
-            every = settings.checkpoint.every_steps
-            raise ConfigError(
-                f"The run in {settings.workdir} has no snapshot"
-                + (" yet" if step is None else f" of step {step}")
-                + f": one is taken every config.checkpoint.every_steps={every} trainer steps (0 for"
-                " none), and when the run ends or is stopped."
-            ) from error
-        params = parameters.completed(part["params"], metadata.get("base_digest"))
-    merged = lora.merge(model, params) if model.lora else params
-    return Policy(settings, task, step, lora.merged_config(model), merged)
+        step, params = load_policy(workdir, settings, task, layout, step)
+    return Policy(settings, task, step, lora.merged_config(model), params)

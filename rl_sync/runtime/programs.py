@@ -14,7 +14,7 @@ from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind, sync_kind
 from rl_sync.processes.calls import AskNewest
-from rl_sync.processes.places import Addresses, Place
+from rl_sync.processes.resources import Addresses, Resources
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.session import Session
 from rl_sync.replay.client import ReplayClient
@@ -24,13 +24,13 @@ from rl_sync.runtime import wiring
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.delivery import Delivery
-from rl_sync.runtime.demonstrations import DataReader, Drawn, demonstrations_of, preferences_of
-from rl_sync.runtime.evaluation import Evaluator
-from rl_sync.runtime.explorer import ExplorerProgram
+from rl_sync.runtime.demonstrations import DataReader, drawing
+from rl_sync.runtime.evaluation import Evaluator, Measure
+from rl_sync.runtime.explorer import ExplorerLoop
 from rl_sync.runtime.pair_evaluation import PairEvaluator
 from rl_sync.runtime.parameters import Parameters
-from rl_sync.runtime.stepping import Shown
-from rl_sync.runtime.trainer import TrainerProgram
+from rl_sync.runtime.stepping import DemonstrationsOf
+from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run import RunSettings
@@ -47,9 +47,9 @@ _SCORED_ROWS = 64
 _log = logging.getLogger(__name__)
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> None:
+def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resources) -> None:
     """Runs the trainer, or one process of it."""
-    layout, team = place.layout, place.team
+    layout, team = resources.layout, resources.team
     workdir, task = Workdir(settings.workdir), wiring.load_task(settings)
     with Session(settings, TRAINER, addresses.master, team) as session:
         _await_master(session)
@@ -59,7 +59,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
         evaluator = _evaluator(session, trainer, task, layout)
         replay = ReplayClient(addresses.replay)
 
-        site = _site(session, place, task, master=addresses.master, transfer=transfer)
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
 
         def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
@@ -68,13 +68,13 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> Reader:
             if not settings.explorers:
-                return DataReader(session, _drawn(settings, task))
+                return DataReader(session, drawing(settings.algorithm, task))
             _await_replay(session, replay)
             # A server that is not ours may hold another run's groups.
             session.agree("reset", lambda: replay.reset(TABLE))
             return BatchReader(session, replay, table=TABLE, schedule=schedule, idle=idle)
 
-        TrainerProgram(
+        TrainerLoop(
             session=session,
             trainer=trainer,
             batching=wiring.batching(settings, task.row_tokens),
@@ -85,14 +85,14 @@ def run_trainer(settings: RunSettings, addresses: Addresses, place: Place) -> No
                 evaluator=evaluator,
                 task=task,
                 snapshots=workdir.warm_up_snapshots,
-                processes=place.processes,
+                processes=resources.processes,
             ),
             evaluator=evaluator,
             end=end,
             reader=reader,
             snapshots=workdir.snapshots,
-            processes=place.processes,
-            shown=shown_of(settings, task),
+            processes=resources.processes,
+            demonstrations=demonstrations_of(settings, task),
         ).run()
         replay.close()
         team.close()
@@ -109,7 +109,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
         end_ids=wiring.sampling(settings, task).stop_ids,
-        # Demonstrations are imitated as they are.
+        # No temperature has shaped the task's own data.
         temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
         steps=settings.trainer.steps,
         warm_up_steps=settings.warm_up.steps,
@@ -122,41 +122,35 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def _drawn(settings: RunSettings, task: Task) -> Callable[[int, list[int]], Drawn]:
-    """Where the rows of a run come from in which nothing is generated."""
-    return preferences_of(task) if settings.algorithm.scores else demonstrations_of(task)
-
-
-def _evaluator(
-    session: Session, trainer: Trainer, task: Task, layout: Layout
-) -> Evaluator | PairEvaluator:
+def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Measure:
     settings = session.settings
-    problems = settings.trainer.evaluation_problems
     if isinstance(trainer, RewardTrainer):
-        shards = layout.batch_shards
+        problems, shards = settings.evaluation.problems, layout.batch_shards
         rows = min(PAIR * problems, math.ceil(_SCORED_ROWS / shards) * shards)
         return PairEvaluator(session, trainer, task, pairs=problems, rows=rows)
+    examination = wiring.examination(settings, task)
     return Evaluator(
         session=session,
         model=trainer.model,
-        task=task,
-        sampling=wiring.greedy_sampling(settings, task),
-        problems=problems,
-        rows=min(problems, settings.warm_up.probe_problems),
+        examination=examination,
+        greedy=wiring.greedy_sampling(settings, task),
+        rows=min(len(examination.prompts), settings.warm_up.probe_problems),
         layout=layout,
     )
 
 
-def shown_of(settings: RunSettings, task: Task) -> Shown | None:
-    """From a trainer step to what it imitates beside its rollouts; None for a run that does not."""
+def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
+    """From a trainer step to the demonstrations beside its rollouts; None for a run without."""
     rows, seed = settings.algorithm.expert_rows, settings.seed
     # A word more than the warm-up's, so that step t draws others than its t-th batch.
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
-def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place: Place) -> None:
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, resources: Resources
+) -> None:
     """Runs one explorer, or one process of it."""
-    layout, team, task = place.layout, place.team, wiring.load_task(settings)
+    layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
@@ -173,10 +167,10 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         )
         transfer = decided_transfer(session)
         parameters = parameters_of(settings, task, layout)
-        site = _site(session, place, task, master=addresses.master, transfer=transfer)
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
         end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
-        ExplorerProgram(
+        ExplorerLoop(
             session=session,
             number=number,
             explorer=explorer,
@@ -184,6 +178,7 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
             puller=parameters.receiving(end.puller),
             granted_secs=end.granted_secs,
             sync_kind=site.kind,
+            examination=wiring.examination(settings, task),
             delivery=Delivery(
                 session=session,
                 task=task,
@@ -199,13 +194,15 @@ def run_explorer(settings: RunSettings, addresses: Addresses, number: int, place
         leave_cluster()
 
 
-def _site(session: Session, place: Place, task: Task, *, master: str, transfer: str) -> Site:
+def _site(
+    session: Session, resources: Resources, task: Task, *, master: str, transfer: str
+) -> Site:
     """Describes where a program's end of the transfer is."""
 
     def like_on(layout: Layout) -> Params:
         return parameters_of(session.settings, task, layout).travelling_like()
 
-    return Site(session, sync_kind(transfer), place, master, like_on)
+    return Site(session, sync_kind(transfer), resources, master, like_on)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:

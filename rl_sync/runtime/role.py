@@ -70,21 +70,19 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
 
         run_master(settings, arguments.master)
         return
-    from rl_sync.processes import places
+    from rl_sync.processes.resources import Addresses, join
     from rl_sync.processes.topology import Member
     from rl_sync.runtime import colocation, programs
 
-    addresses = places.Addresses(
-        arguments.master, arguments.replay, arguments.coordinator, arguments.team
-    )
+    addresses = Addresses(arguments.master, arguments.replay, arguments.coordinator, arguments.team)
     if arguments.role == TOGETHER:
         colocation.run_colocated(settings, addresses)
         return
-    place = places.join(settings, addresses, Member(arguments.role, arguments.process))
+    resources = join(settings, addresses, Member(arguments.role, arguments.process))
     if arguments.role == TRAINER:
-        programs.run_trainer(settings, addresses, place)
+        programs.run_trainer(settings, addresses, resources)
     else:
-        programs.run_explorer(settings, addresses, number_of(arguments.role), place)
+        programs.run_explorer(settings, addresses, number_of(arguments.role), resources)
 
 
 def leave(status: int) -> NoReturn:

@@ -87,10 +87,12 @@ class BatchPlacer:
         if self._session.leads:
             return self._trainer.place(got)
         likes = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype), got)
-        return jax.tree.map(Share.placed, got, self._trainer.places(likes))
+        return jax.tree.map(Share.placed, got, self._trainer.batch_shardings(likes))
 
     def _share(self, batch: TrainBatch, process: int) -> TrainBatch:
         """Returns the batch of a process of the program, whose leaves are shares."""
         index = self._processes[process]
-        places = self._trainer.places(batch)
-        return jax.tree.map(lambda array, place: Share.of(array, place, index), batch, places)
+        shardings = self._trainer.batch_shardings(batch)
+        return jax.tree.map(
+            lambda array, sharding: Share.of(array, sharding, index), batch, shardings
+        )

@@ -23,8 +23,8 @@ from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.ledger import ConsumptionRecord
 from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
 
-Shown = Callable[[int], Demonstrations]
-Place = Callable[[Callable[[], TrainBatch]], TrainBatch]
+DemonstrationsOf = Callable[[int], Demonstrations]
+PlaceBatch = Callable[[Callable[[], TrainBatch]], TrainBatch]
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class Stepping:
       steps: the compiled steps.
       place: has a batch laid out, and puts it on the devices; see `BatchPlacer.place`.
       consumed: where to record what each step has consumed.
-      shown: from a step to the demonstrations that it imitates beside its groups; None for none.
+      demonstrations: from a step to those that it learns from beside its groups; None for none.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Stepping:
         session: Session,
         batching: Batching,
         steps: CompiledSteps,
-        place: Place,
+        place: PlaceBatch,
         consumed: ConsumptionRecord,
-        shown: Shown | None = None,
+        demonstrations: DemonstrationsOf | None = None,
     ):
         self._session, self._batching = session, batching
         self._steps, self._place = steps, place
-        self._consumed, self._shown = consumed, shown
+        self._consumed, self._demonstrations = consumed, demonstrations
         # One thread each, so that a step's span begins when the one before it has ended.
         self._watcher = ThreadPoolExecutor(1, "watcher")
         self._reporter = ThreadPoolExecutor(1, "reporter")
@@ -108,7 +108,9 @@ class Stepping:
 
     def _laid_out(self, step: int, groups: list[Group]) -> TrainBatch:
         batch = self._batching.batch(groups)
-        return batch if self._shown is None else batch._replace(demonstrations=self._shown(step))
+        if self._demonstrations is None:
+            return batch
+        return batch._replace(demonstrations=self._demonstrations(step))
 
     def settle(self) -> None:
         """Waits until every step is computed and reported; raises what one failed with."""

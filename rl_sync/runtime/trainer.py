@@ -1,4 +1,4 @@
-"""The trainer's program: warm up, then read a batch, train, publish, step after step."""
+"""The trainer's loop: warm up, then read a batch, train, publish, step after step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.opt_state import all_finite
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import AskPosition, Begin, EnterPhase, Evaluated, Report, WriteMetrics
+from rl_sync.processes.calls import AskKeptSnapshots, AskPosition, Begin, EnterPhase, Report
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
@@ -23,10 +23,11 @@ from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import ReplayError
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
+from rl_sync.runtime.evaluation import Measure, await_evaluations
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.shares import BatchPlacer
-from rl_sync.runtime.stepping import Shown, Stepping
-from rl_sync.runtime.warm_up import Measure, WarmUp
+from rl_sync.runtime.stepping import DemonstrationsOf, Stepping
+from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.storage.adaptation import load_adapted
 from rl_sync.storage.ledger import ConsumptionRecord
@@ -50,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class TrainerProgram:
+class TrainerLoop:
     """Drives the trainer actor through a run.
 
     Attributes:
@@ -64,7 +65,7 @@ class TrainerProgram:
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
       processes: the trainer's, by their indices in their cluster.
-      shown: see `Stepping`.
+      demonstrations: see `Stepping`.
     """
 
     session: Session
@@ -77,7 +78,7 @@ class TrainerProgram:
     reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
     processes: Sequence[int]
-    shown: Shown | None = None
+    demonstrations: DemonstrationsOf | None = None
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -100,7 +101,7 @@ class TrainerProgram:
         consumed = ConsumptionRecord(workdir if self.session.leads else None, start)
         placer = BatchPlacer(self.session, self.trainer, self.processes)
         stepping = Stepping(
-            self.session, self.batching, self._steps, placer.place, consumed, self.shown
+            self.session, self.batching, self._steps, placer.place, consumed, self.demonstrations
         )
         ending, whole = "the run ended", True
         broken: Exception | None = None
@@ -145,8 +146,8 @@ class TrainerProgram:
         like = self.trainer.like()
         self._steps = CompiledSteps(self.session, self.trainer, like)
         largest = self.batching.largest()
-        if self.shown is not None:
-            largest = largest._replace(demonstrations=self.shown(0))
+        if self.demonstrations is not None:
+            largest = largest._replace(demonstrations=self.demonstrations(0))
         self._steps.prepare(largest)
         position = Position(step=0, next_ordinal=0, again=(), next_lease=0)
         if self._latest() is not None:
@@ -207,15 +208,18 @@ class TrainerProgram:
     def _look_after(self, state: TrainState, step: int, stepping: Stepping) -> None:
         """Evaluates and saves where the settings ask for it; the last step has its own."""
         settings = self.session.settings
-        evaluates = _is_due(step, settings.trainer.evaluate_every_steps)
+        evaluates = (
+            _is_due(step, settings.evaluation.every_steps) and not settings.evaluates_on_explorers
+        )
         saves = _is_due(step, settings.checkpoint.every_steps)
+        saves = saves or (evaluates and settings.checkpoint.best is not None)
         if step == settings.trainer.steps or not (evaluates or saves):
             return
         stepping.settle()
-        if evaluates:
-            self._evaluate(state, f"after step {step}")
         if saves:
             self._save(state)
+        if evaluates:
+            self._evaluate(state, f"after step {step}")
 
     def _finish(self, state: TrainState) -> None:
         """Saves; after the last step also evaluates, which another role's failure may prevent."""
@@ -223,18 +227,19 @@ class TrainerProgram:
         self._save(state)
         if int(state.step) == self.session.settings.trainer.steps:
             self._evaluate(state, f"after {self._learning}")
+            await_evaluations(self.session)
         self.session.call(Report(Result(digest=digest(state.params))))
 
     @property
     def _learning(self) -> str:
         """One word for what the trainer steps do."""
         algorithm = self.session.settings.algorithm
-        return "imitation" if algorithm.imitates else "training" if algorithm.scores else "RL"
+        if algorithm.scores:
+            return "training"
+        return "SFT" if algorithm.demonstrations_only else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
-        values = self.evaluator.accuracy(state.params)
-        self.session.call(WriteMetrics("evaluation", int(state.step), values))
-        self.session.call(Evaluated(moment, values))
+        self.evaluator.hand_in(state.params, moment, int(state.step))
 
     def _save(self, state: TrainState) -> None:
         step = int(state.step)
@@ -258,9 +263,15 @@ class TrainerProgram:
                 state._replace(params=self.parameters.kept(state.params)),
                 metadata,
                 keep=self.session.settings.checkpoint.keep,
+                kept=self._kept(),
                 processes=self.processes,
                 agree=self.session.agree,
             )
+
+    def _kept(self) -> list[int]:
+        """The steps whose snapshots stay, however many newer ones there are."""
+        best = self.session.settings.checkpoint.best
+        return [] if best is None else self.session.call(AskKeptSnapshots())
 
     def _latest(self) -> int | None:
         return self.session.agree("latest snapshot", lambda: latest_snapshot(self.snapshots))

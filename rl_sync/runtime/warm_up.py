@@ -6,7 +6,6 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rl_sync.actors.trainer import Metrics, Trainer, TrainState
 from rl_sync.learning.batching import lay_out
@@ -15,23 +14,12 @@ from rl_sync.processes.calls import EnterPhase, Report, WriteMetrics
 from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.runtime.evaluation import Measure
 from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
-from rl_sync.types import Demonstrations, Params
-
-
-class Measure(Protocol):
-    """Measures accuracy on held-out problems."""
-
-    def accuracy(self, params: Params, problems: int | None = None) -> dict[str, float]:
-        """Returns the share that is right, and what else describes it.
-
-        Args:
-          problems: fewer problems than its own.
-        """
-        ...
+from rl_sync.types import Demonstrations
 
 
 @dataclasses.dataclass
@@ -144,5 +132,5 @@ class WarmUp:
     def _batch(self, step: int) -> Demonstrations:
         """The demonstrations of one step; depends on the seed and the step alone."""
         settings = self.session.settings
-        shown = draw(self.task, settings.warm_up.batch_size, [settings.seed, step])
-        return lay_out(shown, settings.trainer.batching)
+        drawn = draw(self.task, settings.warm_up.batch_size, [settings.seed, step])
+        return lay_out(drawn, settings.trainer.batching)

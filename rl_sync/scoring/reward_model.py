@@ -12,9 +12,10 @@ from jaxtyping import Array, Float
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import last_scalars, token_scalars
 from rl_sync.models.huggingface.notes import NOTES_FILE, ScoreNotes, read_notes
-from rl_sync.models.huggingface.reading import load_config, locate
+from rl_sync.models.huggingface.reading import locate
 from rl_sync.rewards.judgement import Completion, Judgement, Row
-from rl_sync.scoring.served import Served, Site
+from rl_sync.scoring.served import Served, Site, is_run, model_of, require_fit, tokenizer_of
+from rl_sync.tasks.tokenizer import Tokenizer
 from rl_sync.types import Params
 
 
@@ -53,8 +54,12 @@ class RewardModel:
 
     def __post_init__(self) -> None:
         _ = self._site
-        directory = locate(self.path)
-        if not load_config(directory).scalar_head:
+        if is_run(self.path):
+            raise ValueError(
+                f"{self.path} is the work directory of a run: write its model with `python -m"
+                " launcher export --workdir=… --to=DIRECTORY`, and give that directory."
+            )
+        if not self._model.scalar_head:
             raise ValueError(
                 f"{self.path} is no reward model: its config.json names no"
                 " …ForSequenceClassification with one label."
@@ -63,8 +68,24 @@ class RewardModel:
         if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
             raise ValueError(f"mean={mean} and std={std} must be finite, and std above 0.")
 
+    def check(self, row: Row) -> None:
+        """Checks that the model can read a row's prompt.
+
+        Raises:
+          ValueError: its tokenizer lacks a character of it, or it is too long.
+        """
+        require_fit(self._tokenizer, str(row["prompt"]), self._model)
+
+    def warm_up(self) -> None:
+        """Loads the model.
+
+        Raises:
+          ValueError: it cannot be loaded.
+        """
+        _ = self._served
+
     def __call__(self, rows: Sequence[Row], completions: Sequence[Completion]) -> list[Judgement]:
-        """Judges completions. Without any it loads the model, so that the first ones do not wait.
+        """Judges completions.
 
         Raises:
           ValueError: the model cannot be loaded.
@@ -93,10 +114,21 @@ class RewardModel:
 
     @functools.cached_property
     def _served(self) -> Served:
-        notes = self._notes
-        chat = self.chat or (notes.chat if notes else "auto")
-        system = self.system or (notes.system if notes else None)
-        return Served(self.path, None, self._site, chat, system)
+        return Served(self.path, None, self._site, *self._prompting)
+
+    @functools.cached_property
+    def _model(self) -> ModelConfig:
+        return model_of(self.path)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return tokenizer_of(self.path, *self._prompting)
+
+    @property
+    def _prompting(self) -> tuple[str, str | None]:
+        """The settings `chat` and `system` of the tokenizer."""
+        notes = self._notes or ScoreNotes()
+        return self.chat or notes.chat, self.system or notes.system
 
     @functools.cached_property
     def _notes(self) -> ScoreNotes | None:

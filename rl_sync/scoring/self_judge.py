@@ -14,7 +14,8 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.template import Template
-from rl_sync.scoring.served import Served, Site, require_model
+from rl_sync.scoring.served import Served, Site, Step, model_of, require_fit, tokenizer_of
+from rl_sync.tasks.tokenizer import Tokenizer
 from rl_sync.types import Params
 
 QUESTION = """\
@@ -38,7 +39,8 @@ class SelfJudge:
 
     Attributes:
       path: a checkpoint, such as the policy's own `model.path`; or the work directory of a run.
-      step: the trainer step of a run's snapshot; None for the newest, 0 for its initial policy.
+      step: the trainer step of a run's snapshot, or `best`; None for the newest, 0 for its initial
+        policy.
       question: a template; see `Template`. The default asks whether the completion is right.
       verdicts: the values by the texts that may follow the question; None for yes and no.
       chat, system: see `config.tokenizer`; a run's work directory has its own.
@@ -49,7 +51,7 @@ class SelfJudge:
     """
 
     path: str
-    step: int | None = None
+    step: Step = None
     question: str = QUESTION
     verdicts: Mapping[str, float] | None = None
     chat: str = "auto"
@@ -70,18 +72,29 @@ class SelfJudge:
                     f"verdicts={self.verdicts!r} must give a number for each of two texts or more,"
                     " such as {' yes': 1, ' no': 0}."
                 )
-        require_model(self.path)
+        if self._model.scalar_head:
+            raise ValueError(f"{self.path} is a reward model: use reward_model(path=…) for it.")
 
     def check(self, row: Row) -> None:
-        """Checks that a row has the fields of the question.
+        """Checks that a row has the fields of the question, and that the model can read it.
 
         Raises:
-          ValueError: it lacks one.
+          ValueError: it lacks one, or the tokenizer lacks a character, or it is too long.
         """
         self._template.check(row)
+        question, _ = self._template.fill(row, Completion(""))
+        require_fit(self._tokenizer, question, self._model)
+
+    def warm_up(self) -> None:
+        """Loads the model.
+
+        Raises:
+          ValueError: it cannot be loaded.
+        """
+        _ = self._served
 
     def __call__(self, rows: Sequence[Row], completions: Sequence[Completion]) -> list[Judgement]:
-        """Judges completions. Without any it loads the model, so that the first ones do not wait.
+        """Judges completions.
 
         Raises:
           ValueError: the model cannot be loaded.
@@ -115,16 +128,21 @@ class SelfJudge:
 
     @functools.cached_property
     def _served(self) -> Served:
-        served = Served(self.path, self.step, self._site, self.chat, self.system)
-        if served.has_head:
-            raise ValueError(f"{self.path} is a reward model; use reward_model(path=…) for it.")
-        return served
+        return Served(self.path, self.step, self._site, self.chat, self.system)
+
+    @functools.cached_property
+    def _model(self) -> ModelConfig:
+        return model_of(self.path, self.step)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return tokenizer_of(self.path, self.chat, self.system)
 
     @functools.cached_property
     def _values(self) -> Mapping[str, float]:
         if self.verdicts is not None:
             return self.verdicts
-        return _AFTER_CHAT if getattr(self._served.tokenizer, "chat", False) else _VERDICTS
+        return _AFTER_CHAT if getattr(self._tokenizer, "chat", False) else _VERDICTS
 
     @functools.cached_property
     def _template(self) -> Template:

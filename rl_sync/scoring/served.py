@@ -13,11 +13,12 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from rl_sync.models.config import DTYPES, HEAD, ModelConfig
+from rl_sync.models.config import DTYPES, ModelConfig
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import like_cast, param_like, put
 from rl_sync.models.sharding import Layout, MeshShape, using
-from rl_sync.runtime.policy import load_policy, read_run
+from rl_sync.runtime import wiring
+from rl_sync.runtime.policy import policy_of_run, settings_of_run, step_named
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks import pretrained
@@ -26,6 +27,7 @@ from rl_sync.types import Params
 from rl_sync.workdir import Workdir
 
 _LEAST_LENGTH = 16
+Step = int | str | None
 Pass = Callable[[ModelConfig, Params, Array, Array, Array], Float[Array, " B"]]
 """From model, parameters, tokens [B, T], starts [B] and lengths [B] to a value a row."""
 
@@ -80,7 +82,7 @@ class Served:
     Args:
       path: the directory of a checkpoint, the hub name of one in the local cache, or the work
         directory of a run.
-      step: of a run's snapshot; see `load_policy`.
+      step: of a run's snapshot, `best`, None for the newest, or 0 for the policy it began with.
       site: where it computes.
       chat, system: see `TokenizerConfig`; a run has its own.
 
@@ -89,29 +91,27 @@ class Served:
     """
 
     def __init__(
-        self, path: str, step: int | None, site: Site, chat: str = "auto", system: str | None = None
+        self,
+        path: str,
+        step: Step,
+        site: Site,
+        chat: str = "auto",
+        system: str | None = None,
     ) -> None:
         self._site, self.layout = site, site.layout()
         self.tokenizer: Tokenizer
         if is_run(path):
-            workdir = str(Path(path).expanduser())
-            settings = dataclasses.replace(read_run(Path(workdir)), workdir=workdir)
-            policy = load_policy(settings, self.layout, step)
+            policy = policy_of_run(_workdir(path), self.layout, _numbered(path, step))
             self.tokenizer, model = policy.task.tokenizer, policy.model
             self.params = jax.tree.map(lambda x: x.astype(site.dtype), policy.params)
         else:
             directory = locate(path)
-            self.tokenizer = pretrained.load(str(directory), chat, system)
+            self.tokenizer = tokenizer_of(path, chat, system)
             model = load_config(directory)
             like = like_cast(param_like(model, self.layout), site.dtype)
             self.params = load_params(directory, model, like)
         self.model = dataclasses.replace(model, dtype=site.dtype)
         self._compiled: dict[Pass, Any] = {}
-
-    @property
-    def has_head(self) -> bool:
-        """Says whether it is a reward model."""
-        return HEAD in self.params
 
     def values(
         self, one: Pass, rows: Sequence[Sequence[int]], starts: Sequence[int]
@@ -166,15 +166,61 @@ class Served:
 
 def is_run(path: str) -> bool:
     """Says whether a path is the work directory of a run."""
-    directory = Path(path).expanduser()
-    return (directory / "config.json").exists() and Workdir(directory).snapshots.is_dir()
+    workdir = Workdir(_workdir(path))
+    return workdir.config.exists() and workdir.snapshots.is_dir()
 
 
-def require_model(path: str) -> None:
-    """Refuses a path without a model, without loading anything.
+def _workdir(path: str) -> Path:
+    return Path(path).expanduser()
+
+
+def _numbered(path: str, step: Step) -> int | None:
+    """Returns the step of a run's snapshot, or 0."""
+    return 0 if step == 0 else step_named(_workdir(path), None if step is None else str(step))
+
+
+def model_of(path: str, step: Step = None) -> ModelConfig:
+    """Describes the model of a path, without loading it.
+
+    Args:
+      path, step: see `Served`.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or a run has no such snapshot.
     """
     if not is_run(path):
-        load_config(locate(path))
+        return load_config(locate(path))
+    _numbered(path, step)
+    settings = settings_of_run(_workdir(path))
+    return wiring.model_config(settings, wiring.load_task(settings))
+
+
+def tokenizer_of(path: str, chat: str, system: str | None) -> Tokenizer:
+    """Loads the tokenizer of a path.
+
+    Args:
+      path, chat, system: see `Served`.
+
+    Raises:
+      ValueError: there is none, or it has no such chat template.
+    """
+    if is_run(path):
+        return wiring.load_task(settings_of_run(_workdir(path))).tokenizer
+    return pretrained.load(str(locate(path)), chat, system)
+
+
+def require_fit(tokenizer: Tokenizer, text: str, model: ModelConfig) -> None:
+    """Refuses a prompt that a model cannot read.
+
+    Raises:
+      ValueError: the tokenizer lacks a character of it, or it is too long.
+    """
+    try:
+        length = len(tokenizer.encode_prompt(text))
+    except Exception as error:  # From tokenizers, which have many.
+        raise ValueError(f"the model's tokenizer cannot encode it: {error}") from error
+    if length >= model.max_length:
+        raise ValueError(
+            f"it has {length} tokens for the model, which takes at most {model.max_length} with the"
+            " completion."
+        )

@@ -5,22 +5,30 @@ A shell expands them only where they stand alone, not after an equals sign.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
 
-_PATHS = ("workdir", "directory", "path", "held_out_path", "compilation_cache")
-"""The names of settings that are paths, whatever the section."""
+from rl_sync.setting import sections
+from rl_sync.settings.run import RunSettings
 
 
 def expand(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config with those paths written out."""
     if not isinstance(config, Mapping):
         return config  # Refused where the sections are built.
-    return {name: _expanded(name, value) for name, value in config.items()}
+    return {name: _expanded(str(name), value) for name, value in config.items()}
 
 
 def _expanded(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return expand(value)
-    return os.path.expanduser(value) if name in _PATHS and isinstance(value, str) else value
+        return {field: _expanded(f"{name}.{field}", inner) for field, inner in value.items()}
+    return os.path.expanduser(value) if name in _paths() and isinstance(value, str) else value
+
+
+@functools.cache
+def _paths() -> frozenset[str]:
+    """The names of all settings that are paths."""
+    entries = (entry for section in sections(RunSettings) for entry in section.entries)
+    return frozenset(entry.name for entry in entries if entry.setting.is_path)

@@ -69,6 +69,7 @@ class LaunchSettings:
         "Local directory of compiled programs; empty for none. JAX_COMPILATION_CACHE_DIR goes"
         " before it.",
         implied="a directory in the user's cache",
+        is_path=True,
     )
 
     @property

@@ -57,6 +57,7 @@ class ModelSettings:
         " local cache. Of the other settings here only `dtype`, `remat`, `attention` and `lora`"
         " then count.",
         implied="a random start",
+        is_path=True,
     )
     embed_dim: int = setting(128, "Width of the residual stream.", least=1)
     num_layers: int = setting(2, "Blocks of attention and MLP.", least=1)
@@ -80,12 +81,14 @@ class ModelSettings:
         "Activations that the backward pass computes again: `none`, `full` blocks, all but"
         " matrix products (`dots`), or all but products with parameters (`dots_no_batch`).",
         choices=get_args(Remat),
+        free="always",
     )
     attention: str = setting(
         "auto",
         "Implementation of attention: `einsum` as written out here, `dot_product` as JAX has it,"
         " `auto` for the latter on GPUs and TPUs.",
         choices=get_args(AttentionPath),
+        free="always",
     )
     lora: LoraSettings = section(LoraSettings, "Low-rank adapters.")
 

@@ -54,12 +54,14 @@ class RolloutSettings:
         "The most sequences that an explorer decodes at once.",
         least=1,
         implied="all of a lease",
+        free="always",
     )
     chunk_tokens: int = setting(
         16,
         "The most tokens that each sequence gets between two looks of the host.",
         unit="tokens",
         least=1,
+        free="always",
     )
     swap: str = setting(
         "between",

@@ -20,15 +20,16 @@ from rl_sync.rewards.settings import RewardSettings
 from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.setting import check, section, setting
+from rl_sync.settings.evaluation import EXPLORERS, EvaluationSettings
 from rl_sync.settings.launch import LaunchSettings
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.settings.model import ModelSettings
 from rl_sync.settings.rollout import RolloutSettings
 from rl_sync.settings.sections import (
-    CheckpointSettings,
     ExplorerSettings,
     MasterProcessSettings,
     ReplaySettings,
+    SnapshotSettings,
     SyncSettings,
     TrainerSettings,
     WarmUpSettings,
@@ -43,12 +44,16 @@ from rl_sync.workdir import Workdir
 class RunSettings:
     """A whole run, each part validated by itself; see `read_settings` for the whole."""
 
-    name: str = setting("run", "Name of the run; part of the name of its work directory.")
+    name: str = setting(
+        "run", "Name of the run; part of the name of its work directory.", free="always"
+    )
     seed: int = setting(0, "Seed of all randomness of the run.", least=0)
     workdir: str = setting(
         None,
         "Directory that the run writes to; with that of an earlier run it goes on where that was.",
         implied="runs/NAME-MODE-TIME",
+        free="always",
+        is_path=True,
     )
     task: TaskConfig = section(TaskConfig, "Problems, and the lengths of prompts and completions.")
     tokenizer: TokenizerConfig = section(TokenizerConfig, "Tokenizer, and its chat template.")
@@ -56,7 +61,9 @@ class RunSettings:
         ModelSettings, "Policy, from a checkpoint or from a random start."
     )
     warm_up: WarmUpSettings = section(
-        WarmUpSettings, "Supervised steps on the task's demonstrations, before the first rollout."
+        WarmUpSettings,
+        "Supervised steps on the task's demonstrations, before the first rollout.",
+        free="warm",
     )
     algorithm: Algorithm = section(
         Algorithm,
@@ -84,18 +91,28 @@ class RunSettings:
         "Mesh axes (data, fsdp, tensor) of each logical axis, separated by commas. Where several"
         " axes of one array claim a mesh axis, the one that comes first here has it; what does not"
         " divide evenly is not cut.",
+        free="always",
     )
     replay: ReplaySettings = section(ReplaySettings, "Replay buffer between explorers and trainer.")
     master: MasterProcessSettings = section(
-        MasterProcessSettings, "Master, which leases prompts and has completions judged."
+        MasterProcessSettings,
+        "Master, which leases prompts and has completions judged.",
+        free="always",
     )
     reward: RewardSettings = section(
         RewardSettings, "Judging of completions; `task.reward` says by which reward."
     )
-    checkpoint: CheckpointSettings = section(
-        CheckpointSettings, "Snapshots of the trainer, from which a run goes on."
+    evaluation: EvaluationSettings = section(
+        EvaluationSettings,
+        "Evaluations on held-out problems, before, during and after the run.",
+        free="always",
     )
-    launch: LaunchSettings = section(LaunchSettings, "Start, watch and end of the run's processes.")
+    checkpoint: SnapshotSettings = section(
+        SnapshotSettings, "Snapshots of the trainer, from which a run goes on.", free="always"
+    )
+    launch: LaunchSettings = section(
+        LaunchSettings, "Start, watch and end of the run's processes.", free="always"
+    )
 
     def __post_init__(self) -> None:
         check(self, "")
@@ -219,6 +236,13 @@ class RunSettings:
         """True where explorers have groups judged while they generate the next ones."""
         ahead = self.schedule.pull == "latest" or self.schedule.offset > 0
         return ahead and not self.algorithm.screening.replaces
+
+    @property
+    def evaluates_on_explorers(self) -> bool:
+        """True where explorers generate the completions of evaluations between steps."""
+        if self.evaluation.by is not None:
+            return self.evaluation.by == EXPLORERS
+        return self.schedule.pull == "latest" and not self.checkpoint.best and self.explorers > 0
 
     @property
     def meets(self) -> bool:

@@ -10,6 +10,7 @@ from typing import get_args
 
 from rl_sync.learning.batching import BatchingKind
 from rl_sync.models.config import DTYPES
+from rl_sync.replay.interface import Backend
 from rl_sync.replay.priorities import PRIORITIES
 from rl_sync.replay.tables import Selector
 from rl_sync.schedule import MODES, Pull
@@ -20,20 +21,20 @@ from rl_sync.settings.records import require
 from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.locations import is_remote
 
-BACKENDS = ("reverb", "embedded")
-
 
 @dataclasses.dataclass(frozen=True)
 class WarmUpSettings:
     """`config.warm_up`."""
 
-    steps: int = setting(400, "Supervised steps before RL; 0 for no warm-up.", least=0)
+    steps: int = setting(
+        400, "Supervised steps before RL; 0 for no warm-up.", least=0, free="always"
+    )
     batch_size: int = setting(128, "Demonstrations in each supervised step.", least=1)
     probe_every_steps: int = setting(
-        100, "Supervised steps between two measurements of greedy accuracy.", least=1
+        100, "Supervised steps between two measurements of greedy accuracy.", least=1, free="always"
     )
     probe_problems: int = setting(
-        128, "The most held-out problems that such a measurement uses.", least=1
+        128, "The most held-out problems that such a measurement uses.", least=1, free="always"
     )
 
     def __post_init__(self) -> None:
@@ -44,44 +45,42 @@ class WarmUpSettings:
 class TrainerSettings:
     """`config.trainer`."""
 
-    steps: int = setting(100, "Trainer steps of the run.", least=1)
+    steps: int = setting(100, "Trainer steps of the run.", least=1, free="always")
     groups_per_step: int = setting(
         64, "Groups that a trainer step consumes; a group is one prompt's completions.", least=1
     )
     group_size: int = setting(8, "Completions of each prompt.", least=1)
-    evaluate_every_steps: int = setting(
-        0,
-        "Trainer steps between two measurements of greedy held-out accuracy; 0 for the first and"
-        " the last only.",
-        least=0,
-    )
-    evaluation_problems: int = setting(
-        512, "The most held-out problems that an evaluation uses.", least=1
-    )
     batching: str = setting(
         "padded",
         "Layout of trajectories, and of the warm-up's demonstrations, in the rows of a batch:"
         " `padded` makes rows of the most tokens, `bucketed` cuts them to the longest trajectory,"
         " `packed` puts several trajectories in a row.",
         choices=get_args(BatchingKind),
+        free="always",
     )
     microbatch_rows: int = setting(
-        0, "Rows of an update whose activations are in memory at once; 0 for all.", least=0
+        0,
+        "Rows of an update whose activations are in memory at once; 0 for all.",
+        least=0,
+        free="always",
     )
     logits_bytes: int = setting(
         64 << 20,
         "The most memory that logits take at once in the loss, on each device.",
         unit="bytes",
         least=1,
+        free="always",
     )
     offload_reference: bool = setting(
         False,
         "Keeps the reference model in the host's memory, except while it computes logprobs.",
+        free="always",
     )
     offload_optimizer: bool = setting(
         False,
         "Keeps the optimizer's state, the critic's too, in the host's memory, except while it is"
         " updated.",
+        free="always",
     )
     compute_dtype: str | None = setting(
         None,
@@ -91,10 +90,15 @@ class TrainerSettings:
         implied="model.dtype",
     )
     processes: int = setting(
-        1, "Processes of the trainer, each with an equal part of its devices.", least=1
+        1,
+        "Processes of the trainer, each with an equal part of its devices.",
+        least=1,
+        free="always",
     )
     mesh: TrainerMesh = section(
-        TrainerMesh, "Sizes of the trainer's mesh, over the devices of all its processes."
+        TrainerMesh,
+        "Sizes of the trainer's mesh, over the devices of all its processes.",
+        free="always",
     )
 
     def __post_init__(self) -> None:
@@ -139,15 +143,20 @@ class SyncSettings:
         " cluster, `server` point to point, `checkpoint` through files.",
         choices=tuple(TRANSFERS),
         implied="the mode's",
+        free="always",
     )
     directory: str | None = setting(
         None,
         "Path that all processes reach, or `gs://bucket/…`: versions that go by checkpoint are"
         " written there, in a directory of the run's name.",
         implied="the work directory",
+        free="always",
+        is_path=True,
     )
     verify: bool = setting(
-        True, "Compares a digest of the weights that arrived with that of those published."
+        True,
+        "Compares a digest of the weights that arrived with that of those published.",
+        free="always",
     )
 
     def __post_init__(self) -> None:
@@ -178,13 +187,18 @@ class ExplorerSettings:
     """`config.explorer`."""
 
     count: int | None = setting(
-        None, "Explorers of the run.", least=0, implied="the fewest that the mode takes"
+        None,
+        "Explorers of the run.",
+        least=0,
+        implied="the fewest that the mode takes",
+        free="always",
     )
     groups_per_lease: int | None = setting(
         None,
         "The most groups that an explorer generates at once.",
         least=1,
         implied="an explorer's even share of a batch",
+        free="always",
     )
     dtype: str | None = setting(
         None,
@@ -194,10 +208,15 @@ class ExplorerSettings:
         implied="model.dtype",
     )
     processes: int = setting(
-        1, "Processes of each explorer, each with an equal part of its devices.", least=1
+        1,
+        "Processes of each explorer, each with an equal part of its devices.",
+        least=1,
+        free="always",
     )
     mesh: ExplorerMesh = section(
-        ExplorerMesh, "Sizes of each explorer's mesh, over the devices of all its processes."
+        ExplorerMesh,
+        "Sizes of each explorer's mesh, over the devices of all its processes.",
+        free="always",
     )
 
     def __post_init__(self) -> None:
@@ -213,13 +232,15 @@ class ReplaySettings:
         "reverb",
         "Server of the buffer: `reverb`, the real one, or `embedded`, the same semantics in"
         " Python.",
-        choices=BACKENDS,
+        choices=get_args(Backend),
+        free="always",
     )
-    port: int = setting(0, "Port of the replay server; 0 for any free one.", **PORT)
+    port: int = setting(0, "Port of the replay server; 0 for any free one.", **PORT, free="always")
     address: str | None = setting(
         None,
         "HOST:PORT of a replay server that runs already and has the run's table.",
         implied="the launcher starts one",
+        free="always",
     )
     sampler: str = setting(
         "fifo",
@@ -252,6 +273,7 @@ class ReplaySettings:
         unit="groups",
         least=1,
         implied="as many as the schedule lets explorers be ahead",
+        free="always",
     )
 
     def __post_init__(self) -> None:
@@ -277,13 +299,19 @@ class MasterProcessSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointSettings:
+class SnapshotSettings:
     """`config.checkpoint`."""
 
     every_steps: int = setting(
         50, "Trainer steps between two snapshots; 0 for one at the end only.", least=0
     )
     keep: int = setting(3, "Newest snapshots that are kept.", least=1)
+    best: str | None = setting(
+        None,
+        "Metric of evaluations, such as accuracy or pass@8: a snapshot is also taken at each"
+        " evaluation, and the one with the greatest value is kept.",
+        implied="no snapshot is kept for its metric",
+    )
 
     def __post_init__(self) -> None:
         check(self, "checkpoint")

@@ -34,6 +34,7 @@ class DatasetConfig:
         "Rows of the training problems: a .jsonl, .json or .parquet file, a directory, or the name"
         " of a data set.",
         implied="none, and task.name=dataset needs one",
+        is_path=True,
     )
     subset: str | None = setting(
         None,
@@ -45,6 +46,7 @@ class DatasetConfig:
         None,
         "Rows of the held-out problems, as for `path`.",
         implied="path",
+        is_path=True,
     )
     held_out_split: str | None = setting(
         None,

@@ -24,11 +24,13 @@ class JsonlConfig:
         None,
         'File of the training problems: an object `{"prompt": …, "answer": …}` a line.',
         implied="none, and task.name=jsonl needs one",
+        is_path=True,
     )
     held_out_path: str | None = setting(
         None,
         "File of the held-out problems.",
         implied="some of the training problems are held out",
+        is_path=True,
     )
     held_out_fraction: float = setting(
         0.1,

@@ -33,6 +33,7 @@ class TokenizerConfig:
         None,
         "Tokenizer of a Hugging Face checkpoint: a directory, or a name on the hub.",
         implied="that of model.path if it is set, else one token a character",
+        is_path=True,
     )
     chat: str = setting(
         "auto",

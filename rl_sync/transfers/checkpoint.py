@@ -30,7 +30,7 @@ class CheckpointTrainerEnd(Offering):
             timeout_secs=session.settings.launch.wait_secs,
             resume_from=schedule.start,
             on_saved=self._saved,
-            processes=site.place.processes,
+            processes=site.resources.processes,
             agree=session.agree,
             agree_saving=session.team.thread("weights"),
         )
@@ -47,7 +47,7 @@ def _explorer(site: Site) -> ExplorerEnd:
         _directory(site),
         site.like,
         check_digest=site.verify,
-        processes=site.place.processes,
+        processes=site.resources.processes,
         agree=site.session.agree,
     )
     return ExplorerEnd(puller)

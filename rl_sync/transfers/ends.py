@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.places import Place
+from rl_sync.processes.resources import Resources
 from rl_sync.processes.session import Session
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfer import TRANSFERS
@@ -25,26 +25,26 @@ HANDED_OVER = "local"
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Place of an end, and what it is made for.
+    """Surroundings of an end, and what it is made for.
 
     Attributes:
       session: of the program whose end it is.
       kind: of the spans.
-      place: where that program runs.
+      resources: that program's.
       master_address: `host:port`.
-      like_on: the shapes and places of the weights that travel, on a layout.
+      like_on: the shapes and shardings of the weights that travel, on a layout.
     """
 
     session: Session
     kind: SpanKind
-    place: Place
+    resources: Resources
     master_address: str
     like_on: Callable[[Layout], Params]
 
     @property
     def like(self) -> Params:
-        """The weights' shapes, and their places in this program."""
-        return self.like_on(self.place.layout)
+        """The weights' shapes, and their shardings in this program."""
+        return self.like_on(self.resources.layout)
 
     @property
     def verify(self) -> bool:

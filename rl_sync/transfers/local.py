@@ -35,8 +35,8 @@ def _explorer(site: Site) -> ExplorerEnd:
 
 def _shared(site: Site) -> LocalPublisher:
     """The publisher that the ends of all roles know."""
-    assert site.place.weights is not None, "roles that share a process share a publisher"
-    return site.place.weights
+    assert site.resources.weights is not None, "roles that share a process share a publisher"
+    return site.resources.weights
 
 
 ENDS = Ends(

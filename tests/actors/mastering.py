@@ -32,7 +32,7 @@ def needing_spread(max_attempts):
     return Screening(True, -1.0, 2.0, max_attempts)
 
 
-def places(grant):
+def assignments(grant):
     return [(one.ordinal, one.attempt, one.replacement) for one in grant.leases]
 
 

@@ -48,7 +48,7 @@ def _learn(algorithm, sign):
     def step(carry, key):
         (logits, values), drawn_by, state = carry
         tokens = jax.random.categorical(key, drawn_by[PROMPT])
-        if algorithm.imitates:
+        if algorithm.demonstrations_only:
             tokens = jnp.asarray(RIGHT[PROMPT])
         rewards = (jnp.where(MASK, tokens == RIGHT[PROMPT], 0).sum(axis=1)) / LENGTHS
         behavior, proximal = (_logprobs(table, tokens)[0] for table in (drawn_by, logits))

@@ -25,9 +25,9 @@ from rl_sync.actors.events import (
 from rl_sync.schedule import resolve
 from tests.actors.mastering import (
     accounted,
+    assignments,
     ids,
     lease,
-    places,
     settings_of,
     started,
     take,
@@ -204,7 +204,7 @@ def test_a_run_that_goes_on_counts_from_its_step_and_leases_what_was_not_trained
     state = master.MasterState(settings_of(resolve("asynchronous")))
     state, _ = take(state, Started(Position(3, 20, ((13, 0), (17, 2)), 40)), VersionPublished(3))
     state, grant = lease(state)
-    assert places(grant) == [(13, 1, 0), (17, 1, 2), (20, 0, 0), (21, 0, 0)]
+    assert assignments(grant) == [(13, 1, 0), (17, 1, 2), (20, 0, 0), (21, 0, 0)]
     assert min(ids(grant)) == 40
     assert grant.version == 3
     exact = master.MasterState(settings_of(resolve("one_step_off_policy")))

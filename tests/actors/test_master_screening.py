@@ -19,11 +19,11 @@ from tests.actors.mastering import (
     SAME,
     SPREAD,
     accounted,
+    assignments,
     ids,
     judged,
     lease,
     needing_spread,
-    places,
     settings_of,
     started,
     take,
@@ -40,7 +40,7 @@ def test_groups_that_teach_nothing_give_way_to_other_prompts_of_the_same_step(mo
     assert [one.ordinal for one in record.leases] == [1, 3]
     state, _ = take(state, GroupsBuffered(admit.lease_ids))
     state, again = lease(state)
-    assert places(again)[:2] == [(1, 1, 1), (3, 1, 1)]
+    assert assignments(again)[:2] == [(1, 1, 1), (3, 1, 1)]
     if mode != "asynchronous":
         assert len(again.leases) == 2
         assert (again.step, again.version, again.exactly) == (1, 0, True)
@@ -78,14 +78,14 @@ def test_a_lease_that_expires_keeps_its_prompt_and_so_does_a_run_that_goes_on():
     state, first = lease(state)
     state, _ = take(state, judged(first, SAME, SPREAD))
     state, second = lease(state)
-    assert places(second) == [(0, 1, 1)]
+    assert assignments(second) == [(0, 1, 1)]
     assert master.position(state).again == ((0, 1), (1, 0))
     state, _ = take(state, Ticked(100.0))
-    assert places(lease(state)[1])[0] == (0, 2, 1)
+    assert assignments(lease(state)[1])[0] == (0, 2, 1)
     stands = master.position(state)
     assert stands.again == ((0, 1), (1, 0))
     resumed, _ = take(master.MasterState(state.settings), Started(stands), VersionPublished(0))
-    assert places(lease(resumed)[1]) == [(0, 1, 1), (1, 1, 0)]
+    assert assignments(lease(resumed)[1]) == [(0, 1, 1), (1, 1, 0)]
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
@@ -104,6 +104,6 @@ def test_what_a_step_leaves_out_is_dropped_and_not_generated_again(mode):
     assert accounted(state) == state.leased
     assert master.position(state).again == ()
     state, again = lease(state)
-    assert places(again) == [(ordinal, 0, 0) for ordinal in range(4, 8)]
+    assert assignments(again) == [(ordinal, 0, 0) for ordinal in range(4, 8)]
     with pytest.raises(ValueError, match="leases are over"):
         take(state, BatchTrained(2, ids(again), (two,)))

@@ -54,7 +54,7 @@ def test_gmpo_by_hand():
     np.testing.assert_allclose(down, [[np.sqrt(8)]])
 
 
-def test_topr_by_hand_imitates_the_good_and_lets_go_of_the_bad_that_is_unlikely():
+def test_topr_by_hand_learns_the_good_and_lets_go_of_the_bad_that_is_unlikely():
     """The sequences' ratios are ½ · ½ = ¼, and 2 · 2 = 4, which is bounded by 1."""
     logprobs = jnp.log(jnp.array([[0.5, 0.5], [0.5, 0.5], [2.0, 2.0]]))
     advantages = jnp.array([[1.0], [-1.0], [-1.0]])

@@ -48,7 +48,7 @@ def test_help_names_every_command_and_flag_and_nothing_else_that_starts_with_das
         assert re.search(rf"^  {name} +{re.escape(command.summary)}$", said.out, re.M)
         assert f"python -m launcher {name} {command.example}" in said.out
     known = {f"--{name}" for name in command_line.FLAGS} | {"--help", "--version"}
-    assert set(re.findall(r"--[a-z]+", said.out)) == known
+    assert set(re.findall(r"--[a-z-]+", said.out)) == known
     assert max(map(len, said.out.splitlines())) <= 100
 
 
@@ -150,7 +150,7 @@ def test_plan_reads_the_users_own_file(tmp_path, capsys):
 def test_plan_warns_of_a_policy_that_has_learned_nothing(capsys):
     done = said_here(capsys, "plan", CONFIG, "--config.warm_up.steps=0")
     assert done.status == 0, done.err
-    assert "starts at random and imitates nothing (model.path is not set" in done.out
+    assert "starts at random, without demonstrations (model.path is not set" in done.out
 
 
 @pytest.mark.parametrize(

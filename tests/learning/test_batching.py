@@ -15,10 +15,10 @@ FIELDS = ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
 
 def _group(lengths):
     """Makes trajectories of given lengths, with one prompt token each; tokens are numbers."""
-    rows, place = len(lengths), np.arange(T)
-    filled = place < np.asarray(lengths)[:, None]
+    rows, position = len(lengths), np.arange(T)
+    filled = position < np.asarray(lengths)[:, None]
     number = np.arange(rows * T, dtype=np.int32).reshape(rows, T) + 1
-    mask = filled & (place > 0)
+    mask = filled & (position > 0)
     return Group(
         lease_id=0,
         ordinal=0,
@@ -43,7 +43,7 @@ def test_packed_trajectories_stay_within_their_rows_and_do_not_overlap(lengths):
     row, start = first_fit_decreasing(np.array(lengths), 10)
     taken = {(r, s + i) for r, s, n in zip(row, start, lengths, strict=True) for i in range(n)}
     assert len(taken) == sum(lengths)
-    assert all(0 <= place < 10 for _, place in taken)
+    assert all(0 <= position < 10 for _, position in taken)
     assert row.max() < len(lengths)
 
 
@@ -139,8 +139,8 @@ def test_baselines_stand_beside_rewards_where_groups_have_them():
 )
 def test_demonstrations_are_laid_out_as_trajectories_are(kind, shape):
     group = _group([9, 9, 10, 8, 11, 7, 9, 9])
-    shown = lay_out(Demonstrations(group.tokens, group.completion_mask), kind)
-    assert shown.tokens.shape == shown.mask.shape == shape
+    laid_out = lay_out(Demonstrations(group.tokens, group.completion_mask), kind)
+    assert laid_out.tokens.shape == laid_out.mask.shape == shape
     learned = group.tokens[group.completion_mask]
-    assert sorted(shown.tokens[shown.mask]) == sorted(learned)
-    assert (shown.packing is not None) == (kind == "packed")
+    assert sorted(laid_out.tokens[laid_out.mask]) == sorted(learned)
+    assert (laid_out.packing is not None) == (kind == "packed")

@@ -1,4 +1,4 @@
-"""Programs, their processes, and their places in a cluster."""
+"""Programs, their processes, and their indices in a cluster."""
 
 from __future__ import annotations
 

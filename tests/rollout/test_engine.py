@@ -8,7 +8,7 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout import batch, slots
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 
@@ -29,7 +29,7 @@ def _engine(params=PARAMS, slots=8, chunk_tokens=4, **options):
 
 
 def _requests(sampling=SAMPLING, completions=3, prompts=PROMPTS, seed=0):
-    return [Request(p, sampling, completions, (seed, i)) for i, p in enumerate(prompts)]
+    return [CompletionRequest(p, sampling, completions, (seed, i)) for i, p in enumerate(prompts)]
 
 
 def _flat(results):
@@ -81,7 +81,7 @@ def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache)
     prompts = [rng.integers(2, 11, length).astype(np.int32) for length in (40, 5, 33)]
     sampling = Sampling(max_new_tokens=40, stop_ids=(), greedy=True)
     # The same weights again and again, for which caches are computed anew, or not.
-    requests = [Request(prompt, sampling) for prompt in prompts]
+    requests = [CompletionRequest(prompt, sampling) for prompt in prompts]
     completions = engine.generate(requests, between=lambda: engine.load(params, 1))
     rows = np.zeros((3, 80), np.int32)
     for row, prompt, (completion,) in zip(rows, prompts, completions, strict=True):
@@ -102,7 +102,7 @@ def test_the_cache_is_read_as_far_as_it_is_filled(attention, expected):
     engine = Engine(config, slots=8, chunk_tokens=16, layout=Layout.single())
     engine.load(PARAMS, version=0)
     sampling = Sampling(max_new_tokens=110, stop_ids=(), greedy=True)
-    (completion,), _ = engine.generate([Request(p, sampling) for p in PROMPTS[:2]])
+    (completion,), _ = engine.generate([CompletionRequest(p, sampling) for p in PROMPTS[:2]])
     spans = {p.size[1] for p in engine.programs if p.name == "decode"}
     assert spans == expected
     row = np.concatenate([PROMPTS[0], completion.tokens])[None]
@@ -213,7 +213,7 @@ def test_more_stop_ids_than_there_was_room_for_take_effect():
     engine.submit(_requests(completions=1))
     finished = engine.step()
     everything = dataclasses.replace(SAMPLING, stop_ids=tuple(range(11)))
-    (ticket,) = engine.submit([Request(PROMPTS[0], everything, 1)])
+    (ticket,) = engine.submit([CompletionRequest(PROMPTS[0], everything, 1)])
     finished = {completion.ticket: completion for completion in finished + engine.advance()}
     assert len(finished) == len(PROMPTS) + 1
     assert len(finished[ticket].tokens) == 1
@@ -248,9 +248,9 @@ def test_stats_tell_what_was_done():
 
 def test_finished_rows_cost_nothing_more():
     """Two long completions among short ones end in the smallest batch, with the tokens as alone."""
-    short = Request(PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=2), 30, (0,))
+    short = CompletionRequest(PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=2), 30, (0,))
     lasting = dataclasses.replace(SAMPLING, max_new_tokens=12, stop_ids=())
-    long = Request(PROMPTS[1], lasting, 2, (1,))
+    long = CompletionRequest(PROMPTS[1], lasting, 2, (1,))
     engine = _engine(slots=32, chunk_tokens=2)
     _, found = engine.generate([short, long])
     assert engine.stats.row_steps == 2 * 32 + 10 * 8
@@ -260,7 +260,9 @@ def test_finished_rows_cost_nothing_more():
 def test_free_slots_are_given_to_those_that_wait():
     lengths = [1, 2, 3, 4, 5, 6, 7, 8] * 4
     requests = [
-        Request(PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=n, stop_ids=()), 1, (n,))
+        CompletionRequest(
+            PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=n, stop_ids=()), 1, (n,)
+        )
         for n in lengths
     ]
     engine = _engine()
@@ -347,10 +349,13 @@ def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(chunk
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(PROMPTS[0], Sampling(20, ())), "need rows of 24, but the engine's have 16"),
-        (Request(np.array([11]), SAMPLING), "the model knows 0 to 10"),
-        (Request(PROMPTS[0], Sampling(2, (11,))), "stop id 11 could never be drawn"),
-        (Request(PROMPTS[0], Sampling(2, (), ("x",))), "make the engine with decode"),
+        (
+            CompletionRequest(PROMPTS[0], Sampling(20, ())),
+            "need rows of 24, but the engine's have 16",
+        ),
+        (CompletionRequest(np.array([11]), SAMPLING), "the model knows 0 to 10"),
+        (CompletionRequest(PROMPTS[0], Sampling(2, (11,))), "stop id 11 could never be drawn"),
+        (CompletionRequest(PROMPTS[0], Sampling(2, (), ("x",))), "make the engine with decode"),
     ],
 )
 def test_what_cannot_be_served_is_refused(request_, message):

@@ -10,7 +10,7 @@ from rl_sync.models.placement import param_like, shardings
 from rl_sync.models.sharding import using
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 from tests.models.meshes import layout
@@ -31,7 +31,11 @@ def _engine(on):
 def requests():
     greedy = dataclasses.replace(SAMPLING, greedy=True)
     # More than there are slots, so that some are refilled, and the batch shrinks at the end.
-    return [Request(p, s, 2, (7, i)) for i, p in enumerate(PROMPTS) for s in (SAMPLING, greedy)]
+    return [
+        CompletionRequest(p, s, 2, (7, i))
+        for i, p in enumerate(PROMPTS)
+        for s in (SAMPLING, greedy)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from rl_sync.rollout.sampling import (
     History,
     Sampling,
-    adjusted_scores,
+    adjusted_logits,
     draw,
     knobs,
     uniforms,
@@ -14,15 +14,15 @@ from rl_sync.rollout.sampling import (
 
 LOGITS = np.log([0.1, 0.4, 0.2, 0.3]).astype(np.float32)
 DRAW = jax.jit(draw)
-ADJUST = jax.jit(adjusted_scores)
+ADJUST = jax.jit(adjusted_logits)
 
 
 def _sampling(**choices):
     return Sampling(**{"max_new_tokens": 9, "stop_ids": (), **choices})
 
 
-def _scores(rows, logits=LOGITS, tokens=(0,), generated=0):
-    """Returns the adjusted scores of each of the given choices for the same logits."""
+def _adjusted(rows, logits=LOGITS, tokens=(0,), generated=0):
+    """Returns the adjusted logits of each of the given choices for the same logits."""
     count = len(rows)
     history = History(
         tokens=np.tile(np.array([*tokens, 2], np.int32), (count, 1)),
@@ -34,8 +34,8 @@ def _scores(rows, logits=LOGITS, tokens=(0,), generated=0):
 
 
 def _probabilities(logits=LOGITS, tokens=(0,), generated=0, **choices):
-    (scores,) = _scores([_sampling(**choices)], logits, tokens, generated)
-    mass = np.exp(scores)
+    (adjusted,) = _adjusted([_sampling(**choices)], logits, tokens, generated)
+    mass = np.exp(adjusted)
     return mass / mass.sum()
 
 
@@ -72,14 +72,14 @@ def test_equal_logits_do_not_let_more_than_k_through():
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
     logits = np.array([2.0, -1.0, 0.5, -0.5], np.float32)
-    (scores,) = _scores([_sampling(repetition_penalty=2.0)], logits, tokens=(0, 1, 0))
-    np.testing.assert_allclose(scores, [1.0, -2.0, 0.5, -0.5])
+    (adjusted,) = _adjusted([_sampling(repetition_penalty=2.0)], logits, tokens=(0, 1, 0))
+    np.testing.assert_allclose(adjusted, [1.0, -2.0, 0.5, -0.5])
 
 
 def test_what_stands_after_the_newest_token_was_not_repeated():
     logits = np.array([1.0, 1.0, 1.0, 1.0], np.float32)
-    (scores,) = _scores([_sampling(repetition_penalty=2.0)], logits, tokens=(3,))
-    np.testing.assert_allclose(scores, [1.0, 1.0, 1.0, 0.5])
+    (adjusted,) = _adjusted([_sampling(repetition_penalty=2.0)], logits, tokens=(3,))
+    np.testing.assert_allclose(adjusted, [1.0, 1.0, 1.0, 0.5])
 
 
 def test_stop_ids_are_excluded_until_the_completion_is_long_enough():
@@ -90,7 +90,7 @@ def test_stop_ids_are_excluded_until_the_completion_is_long_enough():
     np.testing.assert_allclose(_probabilities(generated=2, **choices), np.exp(LOGITS), rtol=1e-5)
 
 
-def test_a_row_s_scores_do_not_depend_on_the_choices_beside_it():
+def test_a_row_s_logits_do_not_depend_on_the_choices_beside_it():
     rows = [
         _sampling(),
         _sampling(temperature=0.7, top_k=2),
@@ -99,9 +99,9 @@ def test_a_row_s_scores_do_not_depend_on_the_choices_beside_it():
         _sampling(top_p=0.8, min_p=0.3),
         _sampling(min_new_tokens=4, stop_ids=(1,)),
     ]
-    together = _scores(rows)
-    for row, scores in zip(rows, together, strict=True):
-        np.testing.assert_array_equal(_scores([row])[0], scores)
+    together = _adjusted(rows)
+    for row, adjusted in zip(rows, together, strict=True):
+        np.testing.assert_array_equal(_adjusted([row])[0], adjusted)
 
 
 def test_choices_that_nobody_made_are_not_computed():
@@ -111,7 +111,7 @@ def test_choices_that_nobody_made_are_not_computed():
     choice = knobs([_sampling(), _sampling(top_k=2)], 4)
     asleep = history._replace(live=np.array([True, False]))
     logits = np.tile(LOGITS, (2, 1))
-    steps = jax.make_jaxpr(adjusted_scores)(logits, choice, history).eqns
+    steps = jax.make_jaxpr(adjusted_logits)(logits, choice, history).eqns
     assert [step.primitive.name for step in steps].count("cond") == 3
     always = "".join(str(step) for step in steps if step.primitive.name != "cond")
     assert "sort" not in always
@@ -126,9 +126,9 @@ def test_draws_have_the_frequencies_of_their_logprobs(vocab_size):
     count = 40_000
     logits = np.random.default_rng(1).normal(0, 1.5, vocab_size).astype(np.float32)
     logits[3:5] = -np.inf
-    scores = np.tile(logits, (count, 1))
+    adjusted = np.tile(logits, (count, 1))
     numbers = uniforms(_keys(count), np.zeros(count, np.int32))
-    tokens, logprobs = DRAW(numbers, scores, np.zeros(count, bool))
+    tokens, logprobs = DRAW(numbers, adjusted, np.zeros(count, bool))
     expected = np.exp(np.asarray(jax.nn.log_softmax(logits)))
     np.testing.assert_allclose(np.exp(logprobs), expected[np.asarray(tokens)], rtol=1e-4)
     counted = np.bincount(tokens, minlength=vocab_size)
@@ -141,10 +141,10 @@ def test_draws_have_the_frequencies_of_their_logprobs(vocab_size):
 
 
 def test_numbers_at_the_ends_of_their_range_draw_possible_tokens():
-    scores = np.array([-np.inf, 0.0, -np.inf, -30.0, 0.0, -np.inf], np.float32)
+    adjusted = np.array([-np.inf, 0.0, -np.inf, -30.0, 0.0, -np.inf], np.float32)
     ends = np.array([0.0, 1 - 2**-24], np.float32)
     numbers = np.stack(np.meshgrid(ends, ends), axis=-1).reshape(-1, 2)
-    tokens, logprobs = DRAW(numbers, np.tile(scores, (4, 1)), np.zeros(4, bool))
+    tokens, logprobs = DRAW(numbers, np.tile(adjusted, (4, 1)), np.zeros(4, bool))
     assert set(np.asarray(tokens).tolist()) <= {1, 3, 4}
     assert np.all(np.isfinite(logprobs))
 
@@ -160,9 +160,9 @@ def test_greedy_rows_take_the_likeliest_with_all_the_mass():
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_the_logprob_of_a_draw_that_means_nothing_is_nan(broken, greedy):
-    scores = np.tile(LOGITS, (2, 1))
-    scores[1, -1] = broken
-    _, logprobs = DRAW(np.zeros((2, 2), np.float32), scores, np.array([greedy] * 2))
+    adjusted = np.tile(LOGITS, (2, 1))
+    adjusted[1, -1] = broken
+    _, logprobs = DRAW(np.zeros((2, 2), np.float32), adjusted, np.array([greedy] * 2))
     assert np.isfinite(logprobs).tolist() == [True, False]
 
 

@@ -24,13 +24,15 @@ def _served(monkeypatch):
 
 
 def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path):
-    places = (f"{bucket.URL}/weights", str(tmp_path / "weights"))
-    one, other = (runs.get(*BY_CHECKPOINT, f"--config.sync.directory={place}") for place in places)
+    directories = (f"{bucket.URL}/weights", str(tmp_path / "weights"))
+    one, other = (
+        runs.get(*BY_CHECKPOINT, f"--config.sync.directory={path}") for path in directories
+    )
     assert_same_bits(one, other)
-    for place, run in zip(places, (one, other), strict=True):
+    for path, run in zip(directories, (one, other), strict=True):
         assert not run.workdir.weights.exists()
-        assert run.settings.weights_directory(run.workdir) == f"{place}/{Path(run.workdir).name}"
-        directory = VersionDirectory(f"{place}/{Path(run.workdir).name}")
+        assert run.settings.weights_directory(run.workdir) == f"{path}/{Path(run.workdir).name}"
+        directory = VersionDirectory(f"{path}/{Path(run.workdir).name}")
         last = run.settings.trainer.steps - 1  # Nobody uses those of the last step.
         assert directory.versions()[-1] == last
         assert directory.held_versions(600) == set(), "an explorer went and left a mark"

@@ -57,15 +57,15 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
     order, problems = replacements(run), len(wiring.load_task(settings).train)
     for step in run.consumed:
         for group in step["groups"]:
-            place = group["ordinal"], problems, settings.seed, order[group["lease_id"]]
-            assert group["prompt_id"] == prompt_at(*place)
+            drawn = group["ordinal"], problems, settings.seed, order[group["lease_id"]]
+            assert group["prompt_id"] == prompt_at(*drawn)
         for version in run.versions(step):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
     kept = f"{balance['out_of_attempts']} admitted that teach nothing"
     assert kept in run.output or not balance["out_of_attempts"]
 
 
-def test_a_run_imitates_beside_its_rollouts(runs):
+def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
     run = runs.get(*ASYNCHRONOUS)
     losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]
     assert len(losses) == run.settings.trainer.steps

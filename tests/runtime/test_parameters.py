@@ -80,7 +80,7 @@ def test_adapters_alone_are_kept_and_what_they_adapt_is_made_again(path, adapted
     parameters = dataclasses.replace(adapted, path=path)
     initial = parameters.initial()
     kept = parameters.kept(jax.tree.map(lambda x: x + 0.1, initial))
-    names = [jax.tree_util.keystr(place) for place, _ in jax.tree_util.tree_leaves_with_path(kept)]
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept)]
     assert all("_lora" in name for name in names)
     expected = lora.join(kept, lora.split(initial)[1])
     assert same(parameters.completed(kept, parameters.base_digest(initial)), expected)
@@ -97,7 +97,7 @@ def test_without_adapters_everything_is_kept(adapted):
     assert parameters.completed(params, None) is params
 
 
-def places(tree):
+def laid_out(tree):
     return jax.tree.map(lambda x: (x.dtype, x.sharding.devices_indices_map(x.shape)), tree)
 
 
@@ -107,12 +107,12 @@ def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_p
     of_trainer = Parameters(config, str(CHECKPOINT), 0, layout(fsdp=2, tensor=2), "float32")
     params = of_trainer.initial()
     assert same(params, whole)
-    assert places(params) == places(of_trainer.like)
+    assert laid_out(params) == laid_out(of_trainer.like)
     save_snapshot(tmp_path, 1, {"params": params}, {})
     other = Parameters(config, None, 0, layout(data=2, tensor=2), "float32").like
     _, restored, _ = load_part(tmp_path, None, {"params": other})
     assert same(restored["params"], whole)
-    assert places(restored["params"]) == places(other)
+    assert laid_out(restored["params"]) == laid_out(other)
 
 
 def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_path):
@@ -126,18 +126,18 @@ def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_p
     version, found = puller.pull(timeout_secs=5.0)
     assert version == 4
     assert same(found, jax.tree.map(lambda x: x.astype("bfloat16"), params))
-    assert places(found) == places(received.blank())
+    assert laid_out(found) == laid_out(received.blank())
 
 
 def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
     to = dataclasses.replace(adapted, layout=layout(tensor=2), dtype="bfloat16")
     moved = jax.tree.map(lambda x: x + 0.1, adapted.travelling(adapted.initial()))
-    assert places(to.travelling(moved)) == places(moved), "adapters travel as they are"
+    assert laid_out(to.travelling(moved)) == laid_out(moved), "adapters travel as they are"
     _, found = to.receiving(Pulled(jax.device_put(moved, layout(tensor=2).repeated))).pull(
         timeout_secs=1.0
     )
     _, wide = adapted.receiving(Pulled(moved)).pull(timeout_secs=1.0)
-    assert places(found) == places(to.blank())
+    assert laid_out(found) == laid_out(to.blank())
     assert {x.dtype.name for x in jax.tree.leaves(found)} == {"bfloat16"}
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(np.float32(a), b, rtol=2**-7, atol=1e-6),

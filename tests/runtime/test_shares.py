@@ -78,11 +78,11 @@ def test_a_share_that_is_placed_is_the_array(axes, dtype):
 class ByDevice:
     """A trainer that reads rows by device."""
 
-    def places(self, batch):
+    def batch_shardings(self, batch):
         return jax.tree.map(lambda x: sharding("data") if len(x.shape) > 1 else sharding(), batch)
 
     def place(self, batch):
-        return jax.tree.map(jax.device_put, batch, self.places(batch))
+        return jax.tree.map(jax.device_put, batch, self.batch_shardings(batch))
 
 
 def make_batch() -> TrainBatch:

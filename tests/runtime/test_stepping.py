@@ -150,7 +150,7 @@ def test_what_a_step_leaves_out_is_reported_with_it_and_demonstrations_have_no_l
     assert run.events[0] == ("trained", 1, [10, 11])
 
 
-def test_a_step_is_shown_its_demonstrations(run, tmp_path):
+def test_a_step_gets_its_demonstrations(run, tmp_path):
     batches = []
     run.of = lambda batch: batches.append(batch) or (lambda state, batch: (state, {}))
     stepping = Stepping(run, run, run, run.place, run, lambda step: f"those of step {step}")

@@ -14,7 +14,7 @@ from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.processes.team import Team
 from rl_sync.replay.interface import ReplayUnavailableError
-from rl_sync.runtime.trainer import TrainerProgram
+from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.schedule import resolve
 from rl_sync.transfers.checkpoint import CheckpointTrainerEnd
 from rl_sync.weights.interface import WeightsTransferError
@@ -45,7 +45,7 @@ class Compiled:
         return compiled
 
 
-class Program(TrainerProgram):
+class Loop(TrainerLoop):
     """Without a start and a finish."""
 
     start, finished = 0, None
@@ -75,14 +75,16 @@ class Offers:
         pass
 
 
-def program_of(tmp_path, offers, calls):
-    """A trainer's program whose calls to the master are noted."""
+def loop_of(tmp_path, offers, calls):
+    """A trainer's loop whose calls to the master are noted."""
     session = SimpleNamespace(
         settings=SimpleNamespace(
             workdir=str(tmp_path),
             schedule=resolve("asynchronous"),
-            trainer=SimpleNamespace(steps=STEPS, evaluate_every_steps=0),
-            checkpoint=SimpleNamespace(every_steps=0),
+            trainer=SimpleNamespace(steps=STEPS),
+            evaluation=SimpleNamespace(every_steps=0),
+            evaluates_on_explorers=False,
+            checkpoint=SimpleNamespace(every_steps=0, best=None),
             algorithm=SimpleNamespace(logprob_gap_alarm=1.0),
             optimizer=SimpleNamespace(updates_per_batch=1),
         ),
@@ -93,7 +95,7 @@ def program_of(tmp_path, offers, calls):
         hand_out=Team().hand_out,
         tell=lambda call: calls.append(type(call)),
     )
-    return Program(
+    return Loop(
         session=session,
         trainer=Compiled(),
         batching=SimpleNamespace(batch=lambda groups: groups),
@@ -114,16 +116,16 @@ def running(tmp_path, awaits):
     """Runs the trainer's loop in a thread; yields its steps and its publishing."""
     calls = []
     offers = Offers(awaits, lambda: calls.count(Trained))
-    program = program_of(tmp_path, offers, calls)
-    steps = program.trainer
-    thread = threading.Thread(target=program.run, daemon=True)
+    loop = loop_of(tmp_path, offers, calls)
+    steps = loop.trainer
+    thread = threading.Thread(target=loop.run, daemon=True)
     thread.start()
     yield steps, offers
     while thread.is_alive():
         for computation in steps.computations:
             computation.done.set()
         thread.join(0.05)
-    assert program.finished == STEPS
+    assert loop.finished == STEPS
 
 
 def test_a_step_is_dispatched_before_the_metrics_of_the_last_one_are_there(tmp_path):
@@ -170,7 +172,7 @@ def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     site = SimpleNamespace(
         session=SimpleNamespace(settings=settings, team=team, agree=team.agree),
         kind=sync_kind("checkpoint"),
-        place=SimpleNamespace(processes=[0]),
+        resources=SimpleNamespace(processes=[0]),
     )
     with contextlib.closing(CheckpointTrainerEnd(site, schedule)) as end:
         assert end.awaits(2) == awaited
@@ -179,10 +181,10 @@ def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
 def test_a_run_that_is_over_already_publishes_nothing(tmp_path):
     """The explorers of a run that is over have left, and would never come for its weights."""
     offers = Offers(True, list)
-    program = program_of(tmp_path, offers, [])
-    program.start = STEPS
-    program.run()
-    assert (offers.published, program.finished) == ([], STEPS)
+    loop = loop_of(tmp_path, offers, [])
+    loop.start = STEPS
+    loop.run()
+    assert (offers.published, loop.finished) == ([], STEPS)
 
 
 def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_path):
@@ -190,10 +192,10 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
         def publish(self, version, params):
             raise WeightsTransferError("explorer 1 is gone")
 
-    program = program_of(tmp_path, Broken(False, list), [])
+    loop = loop_of(tmp_path, Broken(False, list), [])
     with pytest.raises(WeightsTransferError, match="explorer 1 is gone"):
-        program.run()
-    assert program.finished == 0
+        loop.run()
+    assert loop.finished == 0
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,8 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
     ],
 )
 def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_path, failure):
-    program = program_of(tmp_path, Offers(False, list), [])
-    steps = program.trainer
+    loop = loop_of(tmp_path, Offers(False, list), [])
+    steps = loop.trainer
 
     def next_batch(step):
         if step == 2:
@@ -214,30 +216,30 @@ def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_pa
             raise failure
         return _groups(step), []
 
-    program.reader = lambda schedule, idle: SimpleNamespace(next=next_batch)
+    loop.reader = lambda schedule, idle: SimpleNamespace(next=next_batch)
     with pytest.raises(type(failure), match=str(failure)):
-        program.run()
-    assert program.finished == 1
+        loop.run()
+    assert loop.finished == 1
 
 
 def test_a_trainer_whose_step_fails_has_nothing_whole_to_save(tmp_path):
-    program = program_of(tmp_path, Offers(False, list), [])
+    loop = loop_of(tmp_path, Offers(False, list), [])
 
     def of(batch):
         raise TimeoutError("the devices")
 
-    program.trainer.of = of
+    loop.trainer.of = of
     with pytest.raises(TimeoutError, match="the devices"):
-        program.run()
-    assert program.finished is None
+        loop.run()
+    assert loop.finished is None
 
 
 def test_a_run_that_is_stopped_before_its_first_batch_can_be_read_ends_well(tmp_path):
-    program = program_of(tmp_path, Offers(False, list), [])
+    loop = loop_of(tmp_path, Offers(False, list), [])
 
     def reader(schedule, idle):
         raise RunStoppedError("interrupted")  # In the wait for the replay server.
 
-    program.reader = reader
-    program.run()
-    assert program.finished == 0
+    loop.reader = reader
+    loop.run()
+    assert loop.finished == 0

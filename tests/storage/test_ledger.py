@@ -19,7 +19,7 @@ from rl_sync.processes.calls import (
     Resumed,
     Trained,
 )
-from rl_sync.runtime.master import MasterProgram
+from rl_sync.runtime.master import MasterServer
 from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import LOST, ConsumptionRecord, read_consumed, read_ledger
 from rl_sync.types import Group
@@ -37,7 +37,7 @@ def attempt(tmp_path):
     masters = []
 
     def start(position, **resumed):
-        master = MasterProgram(settings).answer
+        master = MasterServer(settings).answer
         masters.append(master)
         if resumed:
             master(Resumed(**resumed))

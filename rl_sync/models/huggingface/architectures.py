@@ -13,6 +13,7 @@ from typing import Any
 
 from rl_sync.models.config import Activation, Experts, ModelConfig, RopeScaling
 from rl_sync.models.huggingface.families import FAMILIES, Family, Values
+from rl_sync.spelling import require_one_of
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _COUNTS = (
@@ -65,10 +66,7 @@ def text_values(values: Values) -> Values:
         # are tied, not text_config.
         tied = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
         return {**outer, **inner, **tied, "model_type": "gemma3_text"}
-    if str(values.get("model_type")) not in FAMILIES:
-        raise ValueError(
-            f"model_type={values.get('model_type')!r} is not one of {', '.join(FAMILIES)}, gemma3."
-        )
+    require_one_of("model_type", values.get("model_type"), (*FAMILIES, "gemma3"))
     return values
 
 

@@ -24,7 +24,7 @@ SCORE = "score.weight"
 
 
 class Piece(NamedTuple):
-    """One tensor's place in a parameter.
+    """Part of a parameter that one tensor fills.
 
     Attributes:
       tensor: the name of the tensor.

@@ -153,10 +153,12 @@ class TensorFiles:
                 f"{self._directory} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; other formats"
                 " than safetensors are not read."
             )
-        places = files.read_object(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
+        weight_map = files.read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(x, str) for x in weight_map.values()
+        ):
             raise ValueError(f"{index} has no weight_map from tensors to files: fetch it again.")
-        found = {name: self._directory / file for name, file in places.items()}
+        found = {name: self._directory / file for name, file in weight_map.items()}
         missing = sorted({path.name for path in found.values() if not path.exists()})
         if missing:
             raise ValueError(
@@ -316,7 +318,7 @@ def _placed(shard: Array, values: np.ndarray, part: Overlap) -> Array:
     """Returns the shard with the values in it; nothing refers to the values afterwards."""
     on_device = jax.device_put(values, shard.sharding)
     start = np.asarray(part.start, np.int32)
-    placed = _place(shard, on_device, start, part.view, part.cut, part.order)
+    placed = _written(shard, on_device, start, part.view, part.cut, part.order)
     placed.block_until_ready()
     on_device.delete()
     # An array on a CPU may use numpy's memory, which JAX releases only at its next call.
@@ -325,7 +327,7 @@ def _placed(shard: Array, values: np.ndarray, part: Overlap) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5), donate_argnums=0)
-def _place(
+def _written(
     shard: Array,
     values: Array,
     start: Array,
@@ -333,6 +335,6 @@ def _place(
     cut: Sequence[tuple[int, int]],
     order: tuple[int, ...],
 ) -> Array:
-    """Writes the values of a tensor into their place in the shard, whose buffer is donated."""
+    """Writes the values of a tensor into the shard, whose buffer is donated."""
     block = values.reshape(view)[tuple(slice(*ends) for ends in cut)].transpose(order)
     return jax.lax.dynamic_update_slice(shard, block.astype(shard.dtype), tuple(start))

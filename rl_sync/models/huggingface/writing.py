@@ -208,8 +208,8 @@ def _take(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> Array:
-    """Takes a piece out of its parameter, in the tensor's own shape: the inverse of `_place`."""
-    sizes = [view[place] for place in order]
+    """Takes a piece out of its parameter, in the tensor's own shape: the inverse of `_written`."""
+    sizes = [view[axis] for axis in order]
     block = jax.lax.dynamic_slice(parameter, tuple(start), sizes)
     return block.transpose(np.argsort(order)).reshape(shape).astype(dtype)
 
@@ -225,13 +225,13 @@ def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) 
     if len(shares) == 1:
         _write_file(directory / WEIGHTS_FILE, tensors)
         return
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number, share in enumerate(shares, start=1):
         name = f"model-{number:05d}-of-{len(shares):05d}.safetensors"
         _write_file(directory / name, share)
-        places |= {tensor.name: name for tensor in share}
+        weight_map |= {tensor.name: name for tensor in share}
     total = sum(tensor.size_bytes for tensor in tensors)
-    index = {"metadata": {"total_size": total}, "weight_map": places}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     _write_json(directory / INDEX_FILE, index)
 
 

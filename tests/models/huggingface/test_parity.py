@@ -10,7 +10,7 @@ import pytest
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.request import Request
+from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 from tests.models.huggingface import golden
@@ -49,8 +49,8 @@ def _real(expected):
 
 def test_logits_are_those_of_transformers(model):
     config, params, expected = model
-    scores = tiny.forward(config, params, expected["tokens"])
-    _close(np.where(_real(expected)[..., None], scores, 0.0), expected["logits"])
+    found = tiny.forward(config, params, expected["tokens"])
+    _close(np.where(_real(expected)[..., None], found, 0.0), expected["logits"])
 
 
 def _assert_learns_alike(config, params, expected):
@@ -79,6 +79,6 @@ def test_cached_greedy_decoding_continues_as_transformers_does(model):
     engine = Engine(config, slots=len(lengths), layout=Layout.single())
     engine.load(params, version=0)
     prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
-    generated = engine.generate([Request(prompt, sampling) for prompt in prompts])
+    generated = engine.generate([CompletionRequest(prompt, sampling) for prompt in prompts])
     for (completion,), greedy in zip(generated, expected["greedy"], strict=True):
         np.testing.assert_array_equal(completion.tokens, greedy)

@@ -1,4 +1,4 @@
-"""Place of a process in the run: the other processes' addresses, and its program's devices."""
+"""Resources of a process in the run: the other processes' addresses, and its program's devices."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Addresses(NamedTuple):
     team: str
 
 
-class Place(NamedTuple):
-    """Place of a program, or of one of its processes.
+class Resources(NamedTuple):
+    """Resources of a program, or of one of its processes.
 
     Attributes:
       layout: the program's devices, and the sharding of arrays on them.
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     weights: LocalPublisher | None = None
 
 
-def join(settings: RunSettings, addresses: Addresses, member: Member) -> Place:
+def join(settings: RunSettings, addresses: Addresses, member: Member) -> Resources:
     """Starts JAX with the devices of a process, in its cluster.
 
     Raises:
@@ -69,7 +69,7 @@ def join(settings: RunSettings, addresses: Addresses, member: Member) -> Place:
             indices[member.process],
             timeout_secs=settings.launch.start_secs,
         )
-    return Place(layout_of(settings, program), team, indices)
+    return Resources(layout_of(settings, program), team, indices)
 
 
 def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:

@@ -1,4 +1,4 @@
-"""A run without explorers, which imitates demonstrations."""
+"""A run without explorers, which learns from demonstrations alone."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def test_a_supervised_run_trains_on_demonstrations_alone_and_learns(runs):
     assert losses[-1] < 0.5 * losses[0]
     assert [len(step["groups"]) for step in run.consumed] == [32] * 200
     assert run.ledger[-1]["leased"] == run.ledger[-1]["trained"] == 0
-    assert "Held-out accuracy after imitation" in run.output
+    assert "Held-out accuracy after SFT" in run.output
     assert "nothing is generated" in run.output
