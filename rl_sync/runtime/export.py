@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,11 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizer_files import token_ids, tokenizer_files
 
-_LEAST_POSITIONS = 2048
-
 
 def export(workdir: Path, target: Path, dtype: str | None, named: str | None = None) -> int:
     """Writes the policy of a run's snapshot, or its reward model, to a new directory.
 
-    Its max_position_embeddings are those of the checkpoint that the run began with. Of a model that
-    began at random they are 2,048, or as many as its rows have if those are longer: RoPE has no
-    last position, and who reads the model should not be kept to the lengths that it was trained on.
+    Its max_position_embeddings are the `max_length` of `model_of_run`.
 
     Args:
       dtype: float32, bfloat16 or float16; None for as imported, or float32.
@@ -48,8 +43,6 @@ def export(workdir: Path, target: Path, dtype: str | None, named: str | None = N
         policy = policy_of_run(workdir, layout, step_named(workdir, named))
     model, task = policy.model, policy.task
     path = settings.model.path
-    if path is None:
-        model = dataclasses.replace(model, max_length=max(model.max_length, _LEAST_POSITIONS))
     try:
         write_checkpoint(
             target,

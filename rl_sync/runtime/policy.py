@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from rl_sync.types import Params
 from rl_sync.workdir import Workdir
 
 BEST = "best"
+_LEAST_POSITIONS = 2048
 
 
 class Policy(NamedTuple):
@@ -28,7 +30,7 @@ class Policy(NamedTuple):
     Attributes:
       settings, task: of the run.
       step: the finished trainer steps.
-      model, params: the model, adapters merged.
+      model, params: the model, adapters merged; see `model_of_run`.
     """
 
     settings: RunSettings
@@ -134,4 +136,17 @@ def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> Policy:
         params = lora.merge(model, params) if model.lora else params
     else:
         step, params = load_policy(workdir, settings, task, layout, step)
-    return Policy(settings, task, step, lora.merged_config(model), params)
+    return Policy(settings, task, step, model_of_run(settings, task), params)
+
+
+def model_of_run(settings: RunSettings, task: Task) -> ModelConfig:
+    """Describes a run's model for use after it, adapters merged.
+
+    Its `max_length` is that of the checkpoint that the run began with. Of a model that began at
+    random it is 2,048, or as many as its rows have if those are longer: RoPE has no last position,
+    and who uses the model should not be kept to the lengths that it was trained on.
+    """
+    model = lora.merged_config(wiring.model_config(settings, task))
+    if settings.model.path is not None:
+        return model
+    return dataclasses.replace(model, max_length=max(model.max_length, _LEAST_POSITIONS))

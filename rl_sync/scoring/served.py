@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import multiprocessing
@@ -18,7 +19,7 @@ from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import like_cast, param_like, put
 from rl_sync.models.sharding import Layout, MeshShape, using
 from rl_sync.runtime import wiring
-from rl_sync.runtime.policy import policy_of_run, settings_of_run, step_named
+from rl_sync.runtime.policy import model_of_run, policy_of_run, settings_of_run, step_named
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks import pretrained
@@ -68,12 +69,15 @@ class Site:
         Raises:
           ValueError: there are too few.
         """
+        shape = MeshShape(self.data, self.fsdp, self.tensor)
         if self.platform and multiprocessing.parent_process() is not None:
             # A worker has no other models. Without this, JAX would take the accelerators, too.
             jax.config.update("jax_platforms", self.platform)
+            if self.platform == "cpu" and shape.devices > 1:
+                with contextlib.suppress(RuntimeError):  # It has begun; `mesh` tells of too few.
+                    jax.config.update("jax_num_cpu_devices", shape.devices)
         devices = jax.local_devices(backend=self.platform or None)
-        mesh = MeshShape(self.data, self.fsdp, self.tensor).mesh(devices)
-        return Layout(mesh, ShardingSettings().rules)
+        return Layout(shape.mesh(devices), ShardingSettings().rules)
 
 
 class Served:
@@ -192,7 +196,7 @@ def model_of(path: str, step: Step = None) -> ModelConfig:
         return load_config(locate(path))
     _numbered(path, step)
     settings = settings_of_run(_workdir(path))
-    return wiring.model_config(settings, wiring.load_task(settings))
+    return model_of_run(settings, wiring.load_task(settings))
 
 
 def tokenizer_of(path: str, chat: str, system: str | None) -> Tokenizer:

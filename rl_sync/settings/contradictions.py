@@ -249,6 +249,12 @@ def _require_pairs(settings: RunSettings) -> None:
         " cannot: it has a scalar head in place of an output for tokens. Use warm_up.steps=0, and"
         " begin with a checkpoint (model.path) if there is one.",
     )
+    require(
+        settings.evaluation.samples == 1,
+        f"evaluation.samples={settings.evaluation.samples} does not fit algorithm.name="
+        f"{settings.algorithm.name}, whose evaluations compare the held-out pairs once each: use"
+        " evaluation.samples=1.",
+    )
 
 
 def _check_microbatches(settings: RunSettings) -> None:

@@ -6,18 +6,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rl_sync.algorithms.named import named
 from rl_sync.processes.session import RunStoppedError
-from rl_sync.runtime.demonstrations import DataReader, demonstrations_of, preferences_of
+from rl_sync.runtime.demonstrations import DataReader, drawing
 from rl_sync.types import NO_LEASE
 from tests.tasks.loading import load
 
 TASK = load(arithmetic__held_out_problems=9)
 
 
-def reader(seed=0, check=lambda: None, drawn=demonstrations_of):
+SFT, REWARD_MODEL = (named(name, staleness_bound=0) for name in ("sft", "reward_model"))
+
+
+def reader(seed=0, check=lambda: None, algorithm=SFT):
     trainer = SimpleNamespace(groups_per_step=3, group_size=2)
     settings = SimpleNamespace(seed=seed, trainer=trainer)
-    return DataReader(SimpleNamespace(settings=settings, check=check), drawn(TASK))
+    return DataReader(SimpleNamespace(settings=settings, check=check), drawing(algorithm, TASK))
 
 
 def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
@@ -56,7 +60,7 @@ def test_a_run_that_is_stopped_reads_no_more():
 
 def test_a_step_s_pairs_are_the_chosen_and_then_the_rejected_completion_of_a_problem():
     pairs = {(pair.prompt.text, pair.chosen, pair.rejected) for pair in TASK.preferences}
-    for group in reader(drawn=preferences_of).next(2).groups:
+    for group in reader(algorithm=REWARD_MODEL).next(2).groups:
         asked, answered = [], []
         for tokens, mask in zip(group.tokens, group.completion_mask, strict=True):
             asked.append(TASK.tokenizer.decode(tokens[: mask.argmax()].tolist()))
@@ -70,5 +74,5 @@ def test_a_pair_s_margin_is_the_reward_of_the_chosen_completion():
     wide = dataclasses.replace(
         TASK, preferences=[pair._replace(margin=0.5) for pair in TASK.preferences]
     )
-    _, _, rewards = preferences_of(wide)(4, [0])
+    _, _, rewards = drawing(REWARD_MODEL, wide)(4, [0])
     assert rewards.tolist() == [0.5, 0.0, 0.5, 0.0]

@@ -114,6 +114,27 @@ def test_a_worker_serves_it_in_a_sum(checkpoint):
     assert wrong.components["reward_model/raw"] == pytest.approx(expected(params, "2"), abs=1e-5)
 
 
+def test_a_worker_lays_the_model_over_devices_of_its_own(checkpoint):
+    path, params = checkpoint
+    expression = f"reward_model(path={path!r}, normalize=False, fsdp=2, rows=4)"
+    judges = Judges(expression, RewardSettings(workers=1, limit_secs=120))
+    try:
+        judged = judges.judge([Judgeable(ROW, Completion(text)) for text in TEXTS])
+    finally:
+        judges.close()
+    raw = [expected(params, text) for text in TEXTS]
+    np.testing.assert_allclose([one.score for one in judged], raw, atol=1e-5)
+
+
+def test_prompts_that_the_model_cannot_read_are_refused_before_the_run(checkpoint):
+    rubric = Rubric(f"reward_model(path={checkpoint[0]!r})")
+    rubric.check([ROW])
+    with pytest.raises(ValueError, match="tokenizer cannot encode it"):
+        rubric.check([{"prompt": "one and one", "answer": "2"}])
+    with pytest.raises(ValueError, match="it has 40 tokens for the model, which takes at most 40"):
+        rubric.check([{"prompt": "1" * 40, "answer": "2"}])
+
+
 def test_what_is_no_reward_model_is_refused(tmp_path, checkpoint):
     with pytest.raises(ValueError, match="neither a directory"):
         RewardModel(str(tmp_path / "nowhere"))

@@ -73,6 +73,17 @@ def test_a_run_s_policy_judges_as_it_began_and_as_it_is(tmp_path):
     assert scores[3] == pytest.approx(yes / (yes + no), rel=1e-3)
 
 
+def test_a_run_without_that_snapshot_or_with_another_tokenizer_is_refused(tmp_path):
+    run_in(tmp_path / "run")
+    path = str(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"no snapshot of step 7 \(there are \[1, 2\]\)"):
+        SelfJudge(path, step=7)
+    with pytest.raises(ValueError, match="no best snapshot"):
+        SelfJudge(path, step="best")
+    with pytest.raises(ValueError, match="tokenizer cannot encode it"):
+        Rubric(f"self_judge(path={path!r})").check([ROW])
+
+
 def test_what_is_too_long_is_unknown_and_the_others_are_judged():
     judge = SelfJudge(str(LLAMA), question=SHORT)
     long, good = judge([ROW] * 2, [Completion("1" * 600), Completion("2")])
