@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rl_sync.models.config import DTYPES, ModelConfig
+from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import like_cast, param_like, put
 from rl_sync.models.sharding import Layout, MeshShape, using
@@ -22,6 +23,7 @@ from rl_sync.runtime import wiring
 from rl_sync.runtime.policy import model_of_run, policy_of_run, settings_of_run, step_named
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.spelling import require_one_of
+from rl_sync.storage.snapshots import latest_snapshot
 from rl_sync.tasks import pretrained
 from rl_sync.tasks.tokenizer import Tokenizer
 from rl_sync.types import Params
@@ -170,8 +172,11 @@ class Served:
 
 def is_run(path: str) -> bool:
     """Says whether a path is the work directory of a run."""
-    workdir = Workdir(_workdir(path))
-    return workdir.config.exists() and workdir.snapshots.is_dir()
+    try:
+        values = read_object(Workdir(_workdir(path)).config)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return "trainer" in values and "model_type" not in values
 
 
 def _workdir(path: str) -> Path:
@@ -194,7 +199,11 @@ def model_of(path: str, step: Step = None) -> ModelConfig:
     """
     if not is_run(path):
         return load_config(locate(path))
-    _numbered(path, step)
+    if _numbered(path, step) is None and latest_snapshot(Workdir(_workdir(path)).snapshots) is None:
+        raise ValueError(
+            f"the run in {path} has no snapshot yet: wait for one, or use step=0 for the policy"
+            " that it began with."
+        )
     settings = settings_of_run(_workdir(path))
     return model_of_run(settings, wiring.load_task(settings))
 

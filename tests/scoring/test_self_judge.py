@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,10 @@ def test_a_run_without_that_snapshot_or_with_another_tokenizer_is_refused(tmp_pa
     path = str(tmp_path / "run")
     with pytest.raises(ValueError, match=r"no snapshot of step 7 \(there are \[1, 2\]\)"):
         SelfJudge(path, step=7)
+    run_in(tmp_path / "begun")
+    shutil.rmtree(tmp_path / "begun" / "checkpoints")
+    with pytest.raises(ValueError, match="no snapshot yet: wait for one, or use step=0"):
+        SelfJudge(str(tmp_path / "begun"))
     with pytest.raises(ValueError, match="no best snapshot"):
         SelfJudge(path, step="best")
     with pytest.raises(ValueError, match="tokenizer cannot encode it"):
