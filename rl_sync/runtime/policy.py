@@ -12,10 +12,10 @@ from rl_sync.models.sharding import Layout
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.reading import read_settings
-from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.records import ConfigError, read_config, require
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.best import read_best
-from rl_sync.storage.snapshots import SnapshotError, load_part, snapshot_path
+from rl_sync.storage.snapshots import SnapshotError, latest_snapshot, load_part, snapshot_path
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
@@ -84,6 +84,19 @@ def step_named(workdir: Path, name: str | None) -> int | None:
             f" these, {BEST}, or leave step out for the newest."
         )
     return int(name)
+
+
+def require_snapshot(workdir: Path) -> None:
+    """Refuses a run that has no snapshot.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    require(
+        latest_snapshot(Workdir(workdir).snapshots) is not None,
+        f"the run in {workdir} has no snapshot yet: wait for one, or use step=0 for the policy"
+        " that it began with.",
+    )
 
 
 def load_policy(

@@ -20,10 +20,15 @@ from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import like_cast, param_like, put
 from rl_sync.models.sharding import Layout, MeshShape, using
 from rl_sync.runtime import wiring
-from rl_sync.runtime.policy import model_of_run, policy_of_run, settings_of_run, step_named
+from rl_sync.runtime.policy import (
+    model_of_run,
+    policy_of_run,
+    require_snapshot,
+    settings_of_run,
+    step_named,
+)
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.spelling import require_one_of
-from rl_sync.storage.snapshots import latest_snapshot
 from rl_sync.tasks import pretrained
 from rl_sync.tasks.tokenizer import Tokenizer
 from rl_sync.types import Params
@@ -199,11 +204,8 @@ def model_of(path: str, step: Step = None) -> ModelConfig:
     """
     if not is_run(path):
         return load_config(locate(path))
-    if _numbered(path, step) is None and latest_snapshot(Workdir(_workdir(path)).snapshots) is None:
-        raise ValueError(
-            f"the run in {path} has no snapshot yet: wait for one, or use step=0 for the policy"
-            " that it began with."
-        )
+    if _numbered(path, step) is None:
+        require_snapshot(_workdir(path))
     settings = settings_of_run(_workdir(path))
     return model_of_run(settings, wiring.load_task(settings))
 
