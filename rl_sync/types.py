@@ -40,6 +40,21 @@ class Prompt(NamedTuple):
         return {**(self.row or {}), "prompt": self.text, "answer": self.answer}
 
 
+class Preference(NamedTuple):
+    """A pair of completions of a problem, of which one was preferred.
+
+    Attributes:
+      prompt: the problem, as in the task's problems.
+      chosen, rejected: the completions.
+      margin: by how much the chosen one's score is to be the higher one, at least; 0 for any.
+    """
+
+    prompt: Prompt
+    chosen: str
+    rejected: str
+    margin: float = 0.0
+
+
 class Lease(NamedTuple):
     """Assignment of one prompt to one explorer, which must turn it into one group.
 

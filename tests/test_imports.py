@@ -47,6 +47,7 @@ ALLOWED = {
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
     "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},
     "runtime": LOWEST | SIDE | {"actors", "settings", "processes", "storage", "transfers"},
+    "scoring": LOWEST | SIDE | {"settings", "runtime"},
 }
 
 

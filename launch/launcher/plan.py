@@ -49,12 +49,14 @@ def _supervised(settings: RunSettings) -> str:
     """Describes a run in which nothing is generated."""
     trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
     rows = trainer.groups_per_step * trainer.group_size
+    data = rows_are = "demonstrations"
+    if settings.algorithm.scores:
+        data, rows_are = "pairs of completions", "completions"
     return "\n".join(
         [
-            f"Algorithm {settings.algorithm.name}: the trainer learns from the task's"
-            " demonstrations; nothing is generated, so there are neither explorers nor a replay"
-            " server.",
-            f"  {trainer.steps} trainer steps of {rows} demonstrations"
+            f"Algorithm {settings.algorithm.name}: the trainer learns from the task's {data};"
+            " nothing is generated, so there are neither explorers nor a replay server.",
+            f"  {trainer.steps} trainer steps of {rows} {rows_are}"
             f" (trainer.groups_per_step · trainer.group_size) in {_count(updates, 'update')}",
         ]
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from launcher import workdir as work
 from launcher.plan import describe
+from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.observe import accuracy
 from rl_sync.observe import summary as span_summary
 from rl_sync.observe.spans import read_spans
@@ -31,7 +34,7 @@ def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
 def final_report(settings: RunSettings, summary: Summary) -> str:
     """Returns the results of a run, its speed, and where to find more."""
     result, balance = summary
-    lines = ["", *_accuracy(result, settings.algorithm.demonstrations_only)]
+    lines = ["", *_accuracy(result, settings.algorithm)]
     if warning := unsolved.alarm(settings, result.evaluations):
         lines.append(warning)
     lines += _throughput(settings)
@@ -55,27 +58,22 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def _accuracy(result: Result, demonstrations_only: bool) -> list[str]:
-    lines = []
+def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
+    lines, pairs = [], algorithm.scores
     if result.resumed is not None:
         lines.append(f"Went on from the snapshot of trainer step {result.resumed}.")
     if (values := result.warm_up) is not None:
         lines.append(f"Warm-up: {values['step']} steps, loss {values['loss']:.3f}")
     for moment, values in result.evaluations.items():
         lines.append(
-            f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']} problems"
+            f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']}"
+            f" {'pairs' if pairs else 'problems'}"
             f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
         )
     if (best := result.best) is not None:
         lines.append(f"Best snapshot: of step {best.step}, {best.metric} {best.value:.1%}")
     if (values := result.rl) is not None:
-        lines.append(
-            f"SFT: {values['step']} steps; in the last one loss {values['loss']:.3f},"
-            f" entropy {values['entropy']:.3f}"
-            if demonstrations_only
-            else f"RL: {values['step']} steps; in the last one reward {values['reward_mean']:.3f},"
-            f" entropy {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
-        )
+        lines.append(_last_step(values, algorithm))
     for phase, what in PHASES.items():
         if found := result.skipped.get(phase):
             lines.append(
@@ -91,6 +89,22 @@ def _accuracy(result: Result, demonstrations_only: bool) -> list[str]:
             f" {gap.greatest:.3f}: data too stale, or two engines that compute differently."
         )
     return lines
+
+
+def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
+    """Describes the last trainer step."""
+    steps, loss = f"{values['step']} steps; in the last one", f"loss {values['loss']:.3f}"
+    if algorithm.scores:
+        return (
+            f"Reward model: {steps} {loss}, pair accuracy {values['pair_accuracy']:.3f}, score"
+            f" {values['reward_mean']:.3f} ± {values['reward_std']:.3f}"
+        )
+    if algorithm.demonstrations_only:
+        return f"SFT: {steps} {loss}, entropy {values['entropy']:.3f}"
+    return (
+        f"RL: {steps} reward {values['reward_mean']:.3f}, entropy {values['entropy']:.3f}, clip"
+        f" fraction {values['clip_fraction']:.3f}"
+    )
 
 
 def _throughput(settings: RunSettings) -> list[str]:

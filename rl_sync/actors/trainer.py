@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -200,7 +200,7 @@ class Trainer:
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._trained_like))
-        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        known, of_batch = self._known(state, trained, frozen, batch)
         shares = jax.tree.map(self._share, (known, batch.demonstrations))
         learns = state.step >= self._critic_steps
 
@@ -220,7 +220,7 @@ class Trainer:
         (trained, opt_state, critic), of_updates = jax.lax.scan(update, learned, shares)
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
-        metrics = objective.summary(of_updates) | of_batch
+        metrics = self._summary(of_updates) | of_batch
         metrics["skipped_updates"] = skipped.sum()
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         if self.algorithm.refresh_reference_steps:
@@ -284,6 +284,16 @@ class Trainer:
     def _share(self, rows: Array) -> Array:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
         return constrain(shared, None, "batch")
+
+    def _known(
+        self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
+    ) -> tuple[Any, Metrics]:
+        """Prepares a batch for the losses of a step; returns metrics of the batch, too."""
+        return self._preparation.experience(state, trained, frozen, batch)
+
+    def _summary(self, of_updates: dict[str, Array]) -> Metrics:
+        """Makes the metrics of a step from those of its updates."""
+        return objective.summary(of_updates)
 
     @functools.cached_property
     def _forward(self) -> Forward:

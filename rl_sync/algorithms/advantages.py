@@ -94,6 +94,11 @@ def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     return (chosen.astype(rewards.dtype) - rejected).reshape(-1)
 
 
+def preference(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
+    """1 for the first trajectory of a group, which was preferred, and −1 for the others."""
+    return jnp.where(jnp.arange(rewards.size) % group_size == 0, 1.0, -1.0)
+
+
 def demonstration(rewards: Float[Array, " B"]) -> Float[Array, " B"]:
     """1: every demonstration counts alike."""
     return jnp.ones_like(rewards)

@@ -40,7 +40,7 @@ class Algorithm(Composition):
                 " token that became much likelier since it was drawn counts as often. Use at most"
                 f" {_LOOSEST_BOUND:g}"
             )
-        if self.corrections or ADVANTAGES[self.advantage].is_positive:
+        if self.corrections or ADVANTAGES[self.advantage].is_positive or self.scores:
             return None
         if self.proximal != "behavior":
             return (
@@ -100,7 +100,20 @@ class Algorithm(Composition):
                 f" it, which needs algorithm.proximal=start, not {self.proximal}."
             )
         if self.demonstrations_only:
-            self._check_demonstrations()
+            self._check_data("reinforce", "whose completions nobody has drawn or judged")
+        if advantage.of_preferences != loss.of_scores:
+            raise ValueError(
+                f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: a reward"
+                " model learns from preferences, and nothing else does. Use both"
+                " algorithm.loss=bradley_terry and algorithm.advantage=preference, or neither."
+            )
+        if self.scores:
+            self._check_data("bradley_terry", "whose completions nobody has drawn")
+            if self.kl_coefficient or self.entropy_coefficient:
+                raise ValueError(
+                    "algorithm.kl_coefficient and algorithm.entropy_coefficient must be 0 with"
+                    " algorithm.loss=bradley_terry: a reward model has no probabilities."
+                )
         if loss.of_pairs != advantage.of_pairs:
             raise ValueError(
                 f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
@@ -119,10 +132,10 @@ class Algorithm(Composition):
                 " algorithm.advantage=reinforce_pp_baseline, or dr_grpo."
             )
 
-    def _check_demonstrations(self) -> None:
+    def _check_data(self, loss: str, reason: str) -> None:
         """Refuses what needs tokens that a policy drew, or rewards."""
         expected = {
-            "loss": "reinforce",
+            "loss": loss,
             "correction": "",
             "expert_rows": 0,
             "need_spread": False,
@@ -134,6 +147,5 @@ class Algorithm(Composition):
             if getattr(self, field) != value:
                 raise ValueError(
                     f"algorithm.{field}={getattr(self, field)!r} does not fit algorithm.advantage="
-                    f"demonstration, whose completions nobody has drawn or judged: it takes"
-                    f" algorithm.{field}={value!r}."
+                    f"{self.advantage}, {reason}: it takes algorithm.{field}={value!r}."
                 )

@@ -222,6 +222,16 @@ class Composition:
         return ADVANTAGES[self.advantage].of_demonstrations
 
     @property
+    def scores(self) -> bool:
+        """Says whether a run trains a reward model, which scores completions, not a policy."""
+        return LOSSES[self.loss].of_scores
+
+    @property
+    def generates(self) -> bool:
+        """Says whether a run generates completions, rather than train on those of the data."""
+        return not (self.demonstrations_only or self.scores)
+
+    @property
     def needs_reference(self) -> bool:
         """Says whether there is a reference model."""
         return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference

@@ -55,6 +55,7 @@ class Advantage:
       is_positive: whether no advantage is below 0, so that no token is pushed down.
       of_demonstrations: whether the trajectories are demonstrations, which nobody has drawn or
         judged.
+      of_preferences: whether they are pairs of the data, of which one was preferred.
     """
 
     function: Function
@@ -62,6 +63,7 @@ class Advantage:
     of_pairs: bool = False
     is_positive: bool = False
     of_demonstrations: bool = False
+    of_preferences: bool = False
 
     @property
     def compares_groups(self) -> bool:
@@ -89,6 +91,8 @@ class Loss:
       clipped: tells which tokens the loss bounds; None where it bounds none.
       of_trajectories: whether it takes one advantage a trajectory.
       of_pairs: whether it compares the trajectories of a pair.
+      of_scores: whether it is one of the scores of a reward model, not of a policy; see
+        `rl_sync.learning.pairs`.
       has_ratio: whether it has the ratio to another policy in it, which bounds what becomes of a
         stale token.
     """
@@ -97,6 +101,7 @@ class Loss:
     clipped: Function | None = None
     of_trajectories: bool = False
     of_pairs: bool = False
+    of_scores: bool = False
     has_ratio: bool = True
 
     @property
@@ -136,6 +141,7 @@ ADVANTAGES = {
     "best": Advantage(advantages.best, is_positive=True),
     "pair": Advantage(advantages.pair, of_pairs=True),
     "demonstration": Advantage(advantages.demonstration, is_positive=True, of_demonstrations=True),
+    "preference": Advantage(advantages.preference, of_pairs=True, of_preferences=True),
     "gae": Advantage(returns.gae, of_tokens=True),
     "n_step": Advantage(returns.n_step, of_tokens=True),
 }
@@ -153,6 +159,7 @@ LOSSES = {
     "opmd": Loss(sequence_losses.opmd),
     "topr": Loss(sequence_losses.topr, of_trajectories=True),
     "dpo": Loss(preference.dpo_of_groups, of_pairs=True),
+    "bradley_terry": Loss(preference.bradley_terry, of_pairs=True, of_scores=True, has_ratio=False),
 }
 
 PROXIMAL: dict[str, Function] = {

@@ -35,6 +35,22 @@ def dpo(
     return -jax.nn.log_sigmoid(temperature * (chosen - rejected))
 
 
+def bradley_terry(
+    chosen_scores: Float[Array, " P"],
+    rejected_scores: Float[Array, " P"],
+    margins: Float[Array, " P"],
+) -> Float[Array, " P"]:
+    """−log σ(r(chosen) − r(rejected) − m): the negative log-likelihood of a preference under the
+    model of Bradley and Terry (1952), as in arXiv:2203.02155, eq. 1; with the margin m of
+    arXiv:2307.09288, eq. 2.
+
+    Args:
+      chosen_scores, rejected_scores: r, of P pairs.
+      margins: m, by how much a pair's chosen completion is to be the better one; 0 for no margin.
+    """
+    return -jax.nn.log_sigmoid(chosen_scores - rejected_scores - margins)
+
+
 def dpo_of_groups(
     logprobs: Float[Array, "B T"],
     ref_logprobs: Float[Array, "B T"],

@@ -39,6 +39,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "dpo": dict(_NO_KL, advantage="pair", loss="dpo", aggregation="sequence_sum_mean"),
     "sft": dict(_NO_KL, advantage="demonstration", loss="reinforce", aggregation="token_mean",
                 logprob_gap_alarm=0.0),
+    "reward_model": dict(_NO_KL, advantage="preference", loss="bradley_terry",
+                         aggregation="sequence_sum_mean", logprob_gap_alarm=0.0),
     "raft": dict(_NO_KL, advantage="best", loss="reinforce", aggregation="token_mean"),
 }  # fmt: skip
 """By the name that a config uses."""

@@ -78,6 +78,17 @@ class Forward:
         trunk = trained if _is_head(critic) else critic
         return _values(critic, self._hidden(self.join(trunk, frozen), tokens, packing))
 
+    def scalars(
+        self,
+        trained: Params,
+        frozen: Params,
+        tokens: Int[Array, "B T"],
+        packing: Packing | None = None,
+    ) -> Float[Array, "B T"]:
+        """Computes a reward model's score of each prefix; see `token_scalars`."""
+        params = self.join(trained, frozen)
+        return hidden_scalars(params, self._hidden(params, tokens, packing))
+
     def outputs(
         self,
         trained: Params,

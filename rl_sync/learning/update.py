@@ -16,7 +16,7 @@ from rl_sync.learning import imitation, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
-from rl_sync.learning.objective import Experience, Metrics, Totals, policy_loss
+from rl_sync.learning.objective import Metrics, policy_loss
 from rl_sync.learning.opt_state import Descent, all_finite
 from rl_sync.models.placement import constrain_like
 from rl_sync.types import Demonstrations, Params
@@ -55,7 +55,7 @@ class Update:
     def take(
         self,
         learned: Learned,
-        share: Experience,
+        share: Any,
         demonstrations: Demonstrations | None,
         frozen: Params,
         *,
@@ -66,24 +66,17 @@ class Update:
         """Takes one update; `skipped` of its metrics is true where it was not finite.
 
         Args:
-          share: the rows of the update.
+          share: the rows of the update, an `Experience` unless the loss takes another record.
           demonstrations: those that are mixed in; None for none.
           frozen: the parameters that nothing changes.
           sequence_count: trajectories of the update.
           kl_coefficient: see `TrainState`.
           learns: whether the policy learns yet.
         """
-        totals = objective.totals(
-            self.algorithm,
-            share,
-            sequence_count,
-            self.max_completion_tokens,
-            self.group_size,
-            kl_coefficient=kl_coefficient,
-        )
+        totals = self._totals(share, sequence_count, kl_coefficient)
 
         def loss(
-            params: tuple[Params, Params | None], some: Experience
+            params: tuple[Params, Params | None], some: Any
         ) -> tuple[Float[Array, ""], Metrics]:
             return self._loss(*params, frozen, some, totals)
 
@@ -126,13 +119,26 @@ class Update:
             *self.policy.update(before.trained, before.opt_state, descent[0], held), critic
         )
 
+    def _totals(
+        self, share: Any, sequence_count: int, kl_coefficient: Float[Array, ""] | None
+    ) -> Any:
+        """Computes the figures that all rows of an update have in common."""
+        return objective.totals(
+            self.algorithm,
+            share,
+            sequence_count,
+            self.max_completion_tokens,
+            self.group_size,
+            kl_coefficient=kl_coefficient,
+        )
+
     def _loss(
         self,
         trained: Params,
         critic: Params | None,
         frozen: Params,
-        known: Experience,
-        totals: Totals,
+        known: Any,
+        totals: Any,
     ) -> tuple[Float[Array, ""], Metrics]:
         trained, rows = self._held(trained), known.rows
         if self.critic is not None and critic is not None:

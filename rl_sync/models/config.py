@@ -13,6 +13,8 @@ Remat = Literal["none", "full", "dots", "dots_no_batch"]
 AttentionPath = Literal["auto", "einsum", "dot_product"]
 LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
 _MLP_TARGETS = ("gate", "up", "down")
+HEAD = "scalar_head"
+"""The name of a scalar head among a model's parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +124,8 @@ class ModelConfig:
       local_rope_base: θ of sliding layers, without scaling; None for the same RoPE in all layers.
       experts: a mixture of experts; None for a dense MLP in each layer.
       lora: low-rank adapters; None for none.
+      scalar_head: whether a scalar head without a bias takes the place of the output projection, as
+        in a reward model.
       dtype: the dtype that the blocks compute in. Log-probabilities are always float32.
       remat: activations that the backward pass recomputes: `none`, `full` all of a block from its
         input, `dots` all but matrix products, `dots_no_batch` all but products with parameters.
@@ -156,6 +160,7 @@ class ModelConfig:
     local_rope_base: float | None = None
     experts: Experts | None = None
     lora: Lora | None = None
+    scalar_head: bool = False
     dtype: str = "float32"
     remat: Remat = "none"
     attention: AttentionPath = "auto"

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rl_sync.models.config import ModelConfig
+from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.transformer import hidden_states
 from rl_sync.types import Params
-
-HEAD = "scalar_head"
 
 
 def with_scalar_head(config: ModelConfig, params: Params, key: Array) -> Params:
@@ -50,11 +48,14 @@ def token_scalars(
 
 
 def hidden_scalars(params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    """Computes `token_scalars` of tokens whose hidden states are known."""
+    """Computes `token_scalars` of tokens whose hidden states are known.
+
+    A reward model's head has no bias.
+    """
     head = params[HEAD]
     kernel = head["kernel"].astype(hidden.dtype)
     scalars = jnp.einsum("BTD,D->BT", hidden, kernel, preferred_element_type=jnp.float32)
-    return scalars + head["bias"]
+    return scalars + head["bias"] if "bias" in head else scalars
 
 
 def last_scalars(scalars: Float[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:

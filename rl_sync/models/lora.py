@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rl_sync.models.config import LoraTarget, ModelConfig
+from rl_sync.models.config import HEAD, LoraTarget, ModelConfig
 from rl_sync.types import Params
 
 _SUFFIX = "_lora"
@@ -17,12 +17,12 @@ _SUFFIX = "_lora"
 def split(params: Params) -> tuple[Params, Params]:
     """Splits a model's parameters into (adapters, base).
 
-    Adapters are the parameters under a name that ends in `_lora`; base is the rest. Each is a dict
-    nested like `params`, without empty branches.
+    Adapters are the parameters under a name that ends in `_lora`, and a scalar head; base is the
+    rest. Each is a dict nested like `params`, without empty branches.
     """
     adapters, base = {}, {}
     for name, value in params.items():
-        if name.endswith(_SUFFIX):
+        if name.endswith(_SUFFIX) or name == HEAD:
             adapters[name] = value
         elif not isinstance(value, dict):
             base[name] = value
@@ -64,7 +64,8 @@ def merge(config: ModelConfig, params: Params) -> Params:
         for name, adapter in found.items():
             _MERGES[name](config, kernels, adapter)
         blocks[part] = kernels
-    return {**base, "blocks": blocks}
+    head = {name: adapters[name] for name in (HEAD,) if name in adapters}
+    return {**base, "blocks": blocks, **head}
 
 
 def _delta(

@@ -50,7 +50,9 @@ def activation_bytes(
     logits_bytes: int = LOGITS_BYTES,
     own_critic: bool = False,
 ) -> int:
-    """Returns the bytes of activations that the forward pass of a loss on log-probabilities keeps.
+    """Returns the bytes of activations that the forward pass of a loss keeps.
+
+    It is a loss on log-probabilities, or on scores for a model with a scalar head.
 
     These are the residuals that JAX's differentiation keeps for the backward pass, without
     parameters and tokens. XLA may need less by fusing, or more for temporary values.
@@ -62,6 +64,8 @@ def activation_bytes(
 
     def loss(params: Any, tokens: Any) -> Any:
         policy, *critic = params
+        if config.scalar_head:
+            return token_scalars(config, policy, tokens).sum()
         logprobs, entropy = token_logprobs(config, policy, tokens, logits_bytes=logits_bytes)
         values = [token_scalars(config, one, tokens).sum() for one in critic]
         return logprobs.sum() + entropy.sum() + sum(values)

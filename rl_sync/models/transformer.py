@@ -25,8 +25,8 @@ from jaxtyping import Array, Float, Int
 
 from rl_sync.models.attention import Attention, Context, Layer
 from rl_sync.models.cache import KVCache
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.layers import GatedMLP, MixtureMLP, RMSNorm, param
+from rl_sync.models.config import HEAD, ModelConfig
+from rl_sync.models.layers import GatedMLP, MixtureMLP, RMSNorm, fan_in, param
 from rl_sync.models.rope import rotations
 from rl_sync.models.sharding import constrain
 from rl_sync.types import Params
@@ -80,6 +80,20 @@ def _run(block: Block, carry: Any, layer: Layer, context: Context) -> Any:
     return block(carry, layer, context)
 
 
+class ScalarHead(nn.Module):
+    """The parameters of a scalar head, normal with variance 1/(D + 1).
+
+    (Learning to summarize from human feedback, arXiv:2009.01325, appendix B.)
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self) -> Float[Array, " D"]:
+        width = self.config.embed_dim
+        return param(self, "kernel", fan_in(width + 1), (width,), ("embed",))
+
+
 class Transformer(nn.Module):
     """Maps tokens to normalized hidden states; a given cache is updated and returned.
 
@@ -100,7 +114,9 @@ class Transformer(nn.Module):
         shape, axes = (config.vocab_size, config.embed_dim), ("vocab", "embed")
         start = initializers.normal(config.embed_dim**-0.5)
         embedding = param(self, "embedding", start, shape, axes)
-        if not config.tie_embeddings:
+        if config.scalar_head and self.is_initializing():
+            ScalarHead(config, name=HEAD)()  # `rl_sync.models.heads` takes it apart.
+        elif not (config.scalar_head or config.tie_embeddings):
             param(self, "unembedding", start, shape, axes)  # For `logits`.
         run = _run
         # A loop would copy all residuals of its backward pass, twice.

@@ -228,6 +228,20 @@ class HandInEvaluation(Call[None]):
 
 
 @dataclasses.dataclass(frozen=True)
+class HandInMeasured(Call[None]):
+    """Hands in an evaluation that needs no judging.
+
+    Attributes:
+      moment, step: see `HandInEvaluation`.
+      values: its metrics.
+    """
+
+    moment: str
+    step: int
+    values: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class AskEvaluations(Call[Pending | None]):
     """Asks whether evaluations are being judged; None if all are measured.
 

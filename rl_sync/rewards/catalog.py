@@ -77,6 +77,13 @@ REWARDS = {
         "rl_sync.rewards.llm_judge:LlmJudge",
         "Asks a language model behind an OpenAI-compatible endpoint.",
     ),
+    "reward_model": Kind(
+        "rl_sync.scoring.reward_model:RewardModel", "Scores completions by a model with a head."
+    ),
+    "self_judge": Kind(
+        "rl_sync.scoring.self_judge:SelfJudge",
+        "Asks a model, such as the policy's earlier self, how likely a verdict is.",
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
@@ -75,6 +75,22 @@ class Examination:
             for prompt, completions in zip(self.prompts, generated, strict=True)
             for sample, completion in enumerate(completions)
         ]
+
+
+class Measure(Protocol):
+    """Evaluations of a model on held-out problems."""
+
+    def hand_in(self, params: Params, moment: str, step: int) -> None:
+        """Evaluates the model after a step; the master publishes the result.
+
+        Args:
+          moment: names the evaluation; see `HandInEvaluation`.
+        """
+        ...
+
+    def accuracy(self, params: Params, problems: int) -> dict[str, float]:
+        """Returns the accuracy on at most so many problems, and what else describes it."""
+        ...
 
 
 class Evaluator(NamedTuple):

@@ -7,7 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, Pending, Written
+from rl_sync.processes.calls import (
+    AskEvaluations,
+    HandInEvaluation,
+    HandInMeasured,
+    Pending,
+    Written,
+)
 from rl_sync.processes.results import Best
 from rl_sync.runtime.evaluation import Examination, Sheet
 from rl_sync.runtime.judging import Judging
@@ -84,6 +90,11 @@ class Evaluations:
             if items:
                 self._pending[call.moment] = call.step
                 self._desk.submit(self._take, call.moment, call.step, items)
+
+    def publish(self, call: HandInMeasured) -> None:
+        """Publishes an evaluation that is measured already."""
+        moment, step, values = call.moment, call.step, call.values
+        self._publish(Measured(moment, step, values, self._compared(step, values)))
 
     def ask(self, call: AskEvaluations) -> Pending | None:
         """Says whether evaluations are being judged; waits until they are not."""

@@ -106,6 +106,7 @@ class MasterServer:
             calls.AskStatus.answered_by(self._status),
             calls.Report.answered_by(self._report),
             calls.HandInEvaluation.answered_by(self._evaluations.hand_in),
+            calls.HandInMeasured.answered_by(self._evaluations.publish),
             calls.AskEvaluations.answered_by(self._evaluations.ask),
             calls.AskKeptSnapshots.answered_by(lambda call: self._evaluations.kept),
             calls.WriteMetrics.answered_by(self._write_metrics),

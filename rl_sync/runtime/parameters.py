@@ -10,8 +10,8 @@ import jax
 from jaxtyping import Array
 
 from rl_sync.models import lora
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.huggingface.reading import load_params, locate
+from rl_sync.models.config import HEAD, ModelConfig
+from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import init_sharded, like_cast, param_like, shardings, zeros
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
@@ -53,11 +53,11 @@ class Parameters:
         """
         if self.path is None:
             return init_sharded(self.model, jax.random.key(self.seed), self.layout)
-        adapters = self._drawn(0) if self.model.lora else {}
-        return lora.join(adapters, self.base())
+        drawn = self._drawn(0) if self.model.lora or self.model.scalar_head else {}
+        return lora.join(drawn | self._stored_head(), self.base())
 
     def base(self) -> Params:
-        """The initial parameters without the adapters.
+        """The initial parameters without adapters and scalar head.
 
         Raises:
           ConfigError: see `initial`.
@@ -120,8 +120,17 @@ class Parameters:
             return puller
         return MergingPuller(puller, self.model, self.base(), self._held_like)
 
+    def _stored_head(self) -> Params:
+        """The scalar head of a checkpoint that has one, which goes before one that is drawn."""
+        if self.path is None or not self.model.scalar_head:
+            return {}
+        directory = locate(self.path)
+        if not load_config(directory).scalar_head:
+            return {}
+        return load_params(directory, lora.merged_config(self.model), {HEAD: self.like[HEAD]})
+
     def _drawn(self, part: Literal[0, 1]) -> Params:
-        """The adapters (0), or the rest (1), of a random start."""
+        """Adapters and scalar head (0), or the rest (1), of a random start."""
 
         def draw(key: Array) -> Params:
             return lora.split(init_params(self.model, key))[part]

@@ -1,23 +1,43 @@
-"""The policy of a run's snapshot, for what comes after the run."""
+"""The policy of a run: that of a snapshot, or the one that it began with."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 from rl_sync.models import lora
+from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.reading import read_settings
-from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.records import ConfigError, read_config, require
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.best import read_best
-from rl_sync.storage.snapshots import SnapshotError, load_part, snapshot_path
+from rl_sync.storage.snapshots import SnapshotError, latest_snapshot, load_part, snapshot_path
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
 
 BEST = "best"
+_LEAST_POSITIONS = 2048
+
+
+class Policy(NamedTuple):
+    """A run's policy, or its reward model, after some trainer step.
+
+    Attributes:
+      settings, task: of the run.
+      step: the finished trainer steps.
+      model, params: the model, adapters merged; see `model_of_run`.
+    """
+
+    settings: RunSettings
+    task: Task
+    step: int
+    model: ModelConfig
+    params: Params
 
 
 def settings_of_run(workdir: Path) -> RunSettings:
@@ -51,19 +71,32 @@ def step_named(workdir: Path, name: str | None) -> int | None:
         if best is None:
             raise ConfigError(
                 f"The run in {workdir} has no best snapshot: it is kept where checkpoint.best names"
-                " a metric of evaluations. Give --step=NUMBER, or leave it out for the newest."
+                " a metric of evaluations. Give step=NUMBER, or leave step out for the newest."
             )
         return best.step
     if not name.isdecimal():
-        raise ConfigError(f"--step={name} must be a trainer step, or {BEST}.")
+        raise ConfigError(f"step={name} must be a trainer step, or {BEST}.")
     snapshots = Workdir(workdir).snapshots
     if not snapshot_path(snapshots, int(name)).exists():
         there = sorted(int(path.name.rpartition("_")[2]) for path in snapshots.glob("snapshot_*"))
         raise ConfigError(
             f"The run in {workdir} has no snapshot of step {name} (there are {there}): give one of"
-            f" these, {BEST}, or leave --step out for the newest."
+            f" these, {BEST}, or leave step out for the newest."
         )
     return int(name)
+
+
+def require_snapshot(workdir: Path) -> None:
+    """Refuses a run that has no snapshot.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    require(
+        latest_snapshot(Workdir(workdir).snapshots) is not None,
+        f"the run in {workdir} has no snapshot yet: wait for one, or use step=0 for the policy"
+        " that it began with.",
+    )
 
 
 def load_policy(
@@ -96,3 +129,37 @@ def load_policy(
         ) from error
     params = parameters.completed(part["params"], metadata.get("base_digest"))
     return step, lora.merge(model, params) if model.lora else params
+
+
+def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> Policy:
+    """Loads the policy of a run as its own settings describe it.
+
+    Args:
+      layout: where the parameters go.
+      step: see `step_named`; 0 for the policy that the run began with, before any warm-up.
+
+    Raises:
+      ConfigError: see `load_policy`.
+    """
+    settings = settings_of_run(workdir)
+    task = wiring.load_task(settings)
+    model = wiring.model_config(settings, task)
+    if step == 0:
+        params = parameters_of(settings, task, layout).initial()
+        params = lora.merge(model, params) if model.lora else params
+    else:
+        step, params = load_policy(workdir, settings, task, layout, step)
+    return Policy(settings, task, step, model_of_run(settings, task), params)
+
+
+def model_of_run(settings: RunSettings, task: Task) -> ModelConfig:
+    """Describes a run's model for use after it, adapters merged.
+
+    Its `max_length` is that of the checkpoint that the run began with. Of a model that began at
+    random it is 2,048, or as many as its rows have if those are longer: RoPE has no last position,
+    and who uses the model should not be kept to the lengths that it was trained on.
+    """
+    model = lora.merged_config(wiring.model_config(settings, task))
+    if settings.model.path is not None:
+        return model
+    return dataclasses.replace(model, max_length=max(model.max_length, _LEAST_POSITIONS))

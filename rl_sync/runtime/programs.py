@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
 from rl_sync.actors.explorer import Explorer
+from rl_sync.actors.reward_trainer import RewardTrainer
 from rl_sync.actors.trainer import Trainer
+from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.spans import SpanKind, sync_kind
 from rl_sync.processes.calls import AskNewest
@@ -21,9 +24,10 @@ from rl_sync.runtime import wiring
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.delivery import Delivery
-from rl_sync.runtime.demonstrations import DemonstrationReader
-from rl_sync.runtime.evaluation import Evaluator
+from rl_sync.runtime.demonstrations import DataReader, drawing
+from rl_sync.runtime.evaluation import Evaluator, Measure
 from rl_sync.runtime.explorer import ExplorerLoop
+from rl_sync.runtime.pair_evaluation import PairEvaluator
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.stepping import DemonstrationsOf
 from rl_sync.runtime.trainer import TrainerLoop
@@ -39,6 +43,7 @@ from rl_sync.weights.cluster import leave_cluster
 from rl_sync.workdir import Workdir
 
 _POLL_SECS = 0.1
+_SCORED_ROWS = 64
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +68,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
 
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> Reader:
             if not settings.explorers:
-                return DemonstrationReader(session, task)
+                return DataReader(session, drawing(settings.algorithm, task))
             _await_replay(session, replay)
             # A server that is not ours may hold another run's groups.
             session.agree("reset", lambda: replay.reset(TABLE))
@@ -96,15 +101,16 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
 
 def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     """The trainer actor of a run."""
-    return Trainer(
+    kind = RewardTrainer if settings.algorithm.scores else Trainer
+    return kind(
         model=wiring.trainer_model(settings, task),
         algorithm=settings.algorithm,
         optimizer=settings.optimizer,
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_completion_tokens,
         end_ids=wiring.sampling(settings, task).stop_ids,
-        # No temperature has shaped demonstrations.
-        temperature=1.0 if settings.algorithm.demonstrations_only else settings.rollout.temperature,
+        # No temperature has shaped the task's own data.
+        temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
         steps=settings.trainer.steps,
         warm_up_steps=settings.warm_up.steps,
         microbatch_rows=settings.trainer.microbatch_rows,
@@ -116,8 +122,12 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Evaluator:
+def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Measure:
     settings = session.settings
+    if isinstance(trainer, RewardTrainer):
+        problems, shards = settings.evaluation.problems, layout.batch_shards
+        rows = min(PAIR * problems, math.ceil(_SCORED_ROWS / shards) * shards)
+        return PairEvaluator(session, trainer, task, pairs=problems, rows=rows)
     examination = wiring.examination(settings, task)
     return Evaluator(
         session=session,

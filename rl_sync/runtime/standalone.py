@@ -21,7 +21,7 @@ from rl_sync.runtime.evaluation import Examination, Sheet, completed
 from rl_sync.runtime.judging import solves
 from rl_sync.runtime.policy import load_policy, step_named
 from rl_sync.runtime.programs import parameters_of
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params
@@ -67,6 +67,12 @@ def evaluate(settings: RunSettings, source: Source, say: Callable[[str], None]) 
       ConfigError: the policy cannot be loaded, or the reward cannot be made.
       RunError: the weights are broken.
     """
+    require(
+        not settings.algorithm.scores,
+        f"algorithm.name={settings.algorithm.name} trains a reward model, which completes nothing:"
+        " its accuracy on held-out pairs is in the run's metrics.jsonl, between steps as often as"
+        " evaluation.every_steps says.",
+    )
     task = wiring.load_task(settings)
     wiring.check_reward(task)
     wiring.check_reward_servers(settings, task)

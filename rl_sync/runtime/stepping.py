@@ -148,7 +148,8 @@ class Stepping:
         leases = tuple(_leases(groups))
         trained = BatchTrained(step, leases, tuple(left_out), tuple(kept))
         self._session.tell(Trained(trained, values))
-        self._compare(step, values["logprob_gap"])
+        if "logprob_gap" in values:
+            self._compare(step, values["logprob_gap"])
         updates = self._session.settings.optimizer.updates_per_batch
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
         try:

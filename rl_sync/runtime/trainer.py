@@ -23,7 +23,7 @@ from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import ReplayError
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
-from rl_sync.runtime.evaluation import Evaluator, await_evaluations
+from rl_sync.runtime.evaluation import Measure, await_evaluations
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.shares import BatchPlacer
 from rl_sync.runtime.stepping import DemonstrationsOf, Stepping
@@ -60,7 +60,7 @@ class TrainerLoop:
       batching: the layout of its batches.
       parameters: where they start, and what of them is published.
       warm_up: the supervised steps before the first rollout.
-      evaluator: completes held-out problems.
+      evaluator: measures accuracy on held-out problems.
       end: from the schedule, which knows where the run starts, to the end that publishes weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
@@ -73,7 +73,7 @@ class TrainerLoop:
     batching: Batching
     parameters: Parameters
     warm_up: WarmUp
-    evaluator: Evaluator
+    evaluator: Measure
     end: Callable[[SyncSchedule], TrainerEnd]
     reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
     snapshots: Path
@@ -233,7 +233,10 @@ class TrainerLoop:
     @property
     def _learning(self) -> str:
         """One word for what the trainer steps do."""
-        return "SFT" if self.session.settings.algorithm.demonstrations_only else "RL"
+        algorithm = self.session.settings.algorithm
+        if algorithm.scores:
+            return "training"
+        return "SFT" if algorithm.demonstrations_only else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
         self.evaluator.hand_in(state.params, moment, int(state.step))

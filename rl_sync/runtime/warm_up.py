@@ -14,7 +14,7 @@ from rl_sync.processes.calls import EnterPhase, Report, WriteMetrics
 from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError, Session
-from rl_sync.runtime.evaluation import Evaluator
+from rl_sync.runtime.evaluation import Measure
 from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.tasks.demonstrations import draw
@@ -37,7 +37,7 @@ class WarmUp:
 
     session: Session
     trainer: Trainer
-    evaluator: Evaluator
+    evaluator: Measure
     task: Task
     snapshots: Path
     processes: Sequence[int]

@@ -49,6 +49,7 @@ def load_task(settings: RunSettings) -> Task:
     model_config(settings, task)
     sampling(settings, task)
     _require_demonstrations(settings, task)
+    _require_preferences(settings, task)
     return task
 
 
@@ -86,6 +87,17 @@ def _require_demonstrations(settings: RunSettings, task: Task) -> None:
         f"algorithm.name={algorithm.name} trains on demonstrations, but the task has none: name the"
         " field that they are in, or another algorithm.",
     )
+
+
+def _require_preferences(settings: RunSettings, task: Task) -> None:
+    """Refuses a task without pairs of preference where a reward model is trained."""
+    for name, pairs in {"train": task.preferences, "hold out": task.held_out_preferences}.items():
+        require(
+            bool(pairs) or not settings.algorithm.scores,
+            f"algorithm.name={settings.algorithm.name} compares pairs of completions, but the task"
+            f" has none to {name}: use task.dataset.format=preference, or name the fields with"
+            " task.dataset.chosen and task.dataset.rejected. " + " ".join(task.notes),
+        )
 
 
 def check_reward(task: Task) -> None:
@@ -182,7 +194,14 @@ def model_config(settings: RunSettings, task: Task) -> ModelConfig:
     Raises:
       ConfigError: `model.path` is no checkpoint of ours, or does not fit the task.
     """
-    return settings.model.config(task.tokenizer.vocab_size, task.row_tokens)
+    model = settings.model.config(task.tokenizer.vocab_size, task.row_tokens)
+    scores = settings.algorithm.scores
+    require(
+        scores or not model.scalar_head,
+        f"config.model.path={settings.model.path!r} is a reward model, which cannot generate: give"
+        " a language model, or train it further with algorithm.name=reward_model.",
+    )
+    return dataclasses.replace(model, scalar_head=scores)
 
 
 def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:

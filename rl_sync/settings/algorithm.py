@@ -94,5 +94,5 @@ def require_no_explorers(algorithm: Algorithm, explorer: ExplorerSettings) -> No
     require(
         not explorer.count,
         f"explorer.count={explorer.count} explorers would have nothing to generate:"
-        f" algorithm.name={algorithm.name} trains on demonstrations alone.",
+        f" algorithm.name={algorithm.name} trains on the task's own data alone.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rl_sync.learning.pairs import PAIR
 from rl_sync.observe.accuracy import metric_names
 from rl_sync.roles import process_name
 from rl_sync.schedule import MODES
@@ -134,7 +135,7 @@ def _check_evaluation(settings: RunSettings) -> None:
 def _check_explorers(settings: RunSettings) -> None:
     mode = MODES[settings.sync.mode]
     count, least, most = settings.explorers, mode.least_explorers, mode.most_explorers
-    if settings.algorithm.demonstrations_only:
+    if not settings.algorithm.generates:
         require_no_explorers(settings.algorithm, settings.explorer)
         least = 0
     require(
@@ -219,6 +220,8 @@ def _check_algorithm(settings: RunSettings) -> None:
     )
     require_bearing(settings.algorithm, settings.schedule.staleness_bound, settings.sync.mode)
     require_shares(settings.algorithm, settings.trainer, updates)
+    if settings.algorithm.scores:
+        _require_pairs(settings)
     require(
         settings.trainer.group_size >= 2 or not settings.algorithm.compares_groups,
         f"trainer.group_size must be at least 2, not {settings.trainer.group_size}:"
@@ -230,6 +233,27 @@ def _check_algorithm(settings: RunSettings) -> None:
         or settings.critic.warm_up_steps < settings.trainer.steps,
         f"critic.warm_up_steps={settings.critic.warm_up_steps} leaves the policy none of"
         f" trainer.steps={settings.trainer.steps} to learn in: use fewer.",
+    )
+
+
+def _require_pairs(settings: RunSettings) -> None:
+    """Refuses settings that a reward model cannot be trained with."""
+    require(
+        settings.trainer.group_size == PAIR,
+        f"trainer.group_size={settings.trainer.group_size} does not fit algorithm.name="
+        f"{settings.algorithm.name}, whose groups are pairs: use trainer.group_size={PAIR}.",
+    )
+    require(
+        not settings.warm_up.steps,
+        f"warm_up.steps={settings.warm_up.steps} would imitate demonstrations, which a reward model"
+        " cannot: it has a scalar head in place of an output for tokens. Use warm_up.steps=0, and"
+        " begin with a checkpoint (model.path) if there is one.",
+    )
+    require(
+        settings.evaluation.samples == 1,
+        f"evaluation.samples={settings.evaluation.samples} does not fit algorithm.name="
+        f"{settings.algorithm.name}, whose evaluations compare the held-out pairs once each: use"
+        " evaluation.samples=1.",
     )
 
 

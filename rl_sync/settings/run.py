@@ -166,7 +166,7 @@ class RunSettings:
     @property
     def explorers(self) -> int:
         """The number of explorers; 0 where there is nothing to generate."""
-        if self.algorithm.demonstrations_only:
+        if not self.algorithm.generates:
             return 0
         least, count = MODES[self.sync.mode].least_explorers, self.explorer.count
         return least if count is None else count
@@ -174,7 +174,7 @@ class RunSettings:
     @property
     def transfer(self) -> str:
         """The transfer by which weights travel."""
-        if self.algorithm.demonstrations_only:
+        if not self.algorithm.generates:
             return "checkpoint"  # Nothing travels.
         return self.sync.transfer or MODES[self.sync.mode].transfer
 

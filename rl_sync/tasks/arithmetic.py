@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
+from collections.abc import Sequence
 
 import numpy as np
 
 from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems
-from rl_sync.types import Prompt
+from rl_sync.types import Preference, Prompt
 
 _OPERATORS = {"+": operator.add, "-": operator.sub}
 _DEMONSTRATIONS_PER_PROBLEM = 4
@@ -100,9 +101,37 @@ def load(config: ArithmeticConfig, seed: int) -> Problems:
             for _ in range(_DEMONSTRATIONS_PER_PROBLEM)
             for i, (a, name, b) in enumerate(train)
         ],
+        preferences=_preferences(train, config, seed),
+        held_out_preferences=_preferences(held_out, config, seed),
         reward="exact",
         charset="0123456789+-=",
     )
+
+
+def _preferences(
+    problems: Sequence[tuple[int, str, int]], config: ArithmeticConfig, seed: int
+) -> list[Preference]:
+    """Prefers the right answer of each problem to one of the pupil, or to one with a slip."""
+    random = np.random.default_rng([seed, len(problems), 1])
+    return [
+        Preference(
+            Prompt(i, _text(*problem), answer(*problem)),
+            chosen=answer(*problem),
+            rejected=_wrong_answer(*problem, config.forgotten, random),
+        )
+        for i, problem in enumerate(problems)
+    ]
+
+
+def _wrong_answer(a: int, name: str, b: int, forgotten: float, random: np.random.Generator) -> str:
+    """Returns the pupil's answer; if it is right, one with another digit."""
+    right = answer(a, name, b)
+    careless = careless_answer(a, name, b, forgotten, random)
+    if careless != right:
+        return careless
+    place = int(random.integers(len(right)))
+    digit = (int(right[place]) + int(random.integers(1, 10))) % 10
+    return f"{right[:place]}{digit}{right[place + 1 :]}"
 
 
 def _text(a: int, name: str, b: int) -> str:

@@ -161,6 +161,7 @@ def _tokenizer(config: TokenizerConfig, problems: Problems) -> Tokenizer:
     if problems.charset is not None:
         return CharacterTokenizer(problems.charset)
     prompts = [*problems.train, *problems.held_out, *problems.demonstrations]
-    return CharacterTokenizer.of_texts(
-        text for prompt in prompts for text in (prompt.text, prompt.answer)
-    )
+    pairs = [*problems.preferences, *problems.held_out_preferences]
+    completions = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
+    asked = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
+    return CharacterTokenizer.of_texts([*asked, *completions])

@@ -13,7 +13,7 @@ from rl_sync.tasks.formats import FORMATS, RowFormat
 from rl_sync.tasks.mapping import Example, example
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.rows import Row, Source, read_rows
-from rl_sync.types import Prompt
+from rl_sync.types import Preference, Prompt
 
 _WAY_OUT = (
     "Give --config.task.dataset.path=PATH: a .jsonl, .json or .parquet file, a directory, or the"
@@ -102,6 +102,21 @@ class DatasetConfig:
         "Field that is imitated in the warm-up; empty for the answer.",
         implied="the format's",
     )
+    chosen: str | None = setting(
+        None,
+        "Field of the preferred completion of a pair, for algorithm.name=reward_model: a text, or"
+        " a list of messages, the last of which counts; empty for no pairs.",
+        implied="the format's",
+    )
+    rejected: str | None = setting(
+        None, "Field of the other completion of a pair; empty for no pairs.", implied="the format's"
+    )
+    margin: str | None = setting(
+        None,
+        "Field of the least difference between the scores of a pair, a number from 0; empty for"
+        " none.",
+        implied="the format's",
+    )
 
     def __post_init__(self) -> None:
         check(self, "task.dataset")
@@ -179,8 +194,18 @@ def problems_of(
         train=_numbered(train),
         held_out=_numbered(held_out),
         demonstrations=demonstrations,
+        preferences=_preferences(train),
+        held_out_preferences=_preferences(held_out),
         notes=notes,
     )
+
+
+def _preferences(examples: Sequence[Example]) -> list[Preference]:
+    return [
+        Preference(Prompt(i, one.prompt, one.answer), *one.pair)
+        for i, one in enumerate(examples)
+        if one.pair is not None
+    ]
 
 
 def _held_out_source(config: DatasetConfig, path: str) -> Source | None:

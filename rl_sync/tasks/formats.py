@@ -27,6 +27,9 @@ class RowFormat:
         template too, and the answer becomes the letter of the right option.
       demonstration: the field of the demonstration, which the warm-up imitates; None for the
         answer.
+      chosen, rejected: the fields of a preferred completion and of the other one: texts, or lists
+        of messages, the last of which counts. None for no pairs.
+      margin: the field of the least difference between their scores; None for none.
 
     Raises:
       ValueError: a name, a template or a pattern is not valid.
@@ -38,9 +41,25 @@ class RowFormat:
     answer_pattern: str | None = None
     choices: str | None = None
     demonstration: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    margin: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("prompt", "answer", "choices", "demonstration"):
+        if (self.chosen is None) != (self.rejected is None):
+            raise ValueError(
+                f"chosen={self.chosen!r} and rejected={self.rejected!r} are the completions of a"
+                " pair: name both fields, or none."
+            )
+        for name in (
+            "prompt",
+            "answer",
+            "choices",
+            "demonstration",
+            "chosen",
+            "rejected",
+            "margin",
+        ):
             value = getattr(self, name)
             if value is not None and not _FIELD.fullmatch(value):
                 raise ValueError(
@@ -107,5 +126,10 @@ FORMATS = {
         choices="choices|options",
         answer="answer|answerKey|label",
     ),
+    "preference": RowFormat(
+        prompt="prompt|question|instruction", chosen="chosen", rejected="rejected"
+    ),
 }
-"""Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC."""
+"""Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC, and
+pairs {"prompt", "chosen", "rejected"} such as UltraFeedback's.
+"""

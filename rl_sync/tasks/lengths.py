@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
-from rl_sync.types import Prompt
+from rl_sync.types import Preference, Prompt
 
 TOO_LONG_CHOICES = ("drop", "truncate")
 
@@ -62,8 +62,11 @@ def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
         )
     if limits.max_completion_tokens is not None:
         problems = _with_short_demonstrations(problems, tokenizer, limits.max_completion_tokens)
+        problems = _with_short_pairs(problems, tokenizer, limits.max_completion_tokens)
     asked = [*problems.train, *problems.held_out]
-    answered = [*asked, *problems.demonstrations]
+    pairs = [*problems.preferences, *problems.held_out_preferences]
+    answers = [one.answer for one in (*asked, *problems.demonstrations)]
+    answers += [text for pair in pairs for text in (pair.chosen, pair.rejected)]
     return Task(
         train=problems.train,
         held_out=problems.held_out,
@@ -72,7 +75,9 @@ def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
         reward=problems.reward,
         max_prompt_tokens=max(prompt_tokens(tokenizer, one.text) for one in asked),
         max_completion_tokens=limits.max_completion_tokens
-        or max(completion_tokens(tokenizer, one.answer) for one in answered),
+        or max(completion_tokens(tokenizer, answer) for answer in answers),
+        preferences=problems.preferences,
+        held_out_preferences=problems.held_out_preferences,
         notes=problems.notes,
     )
 
@@ -109,6 +114,7 @@ def _with_short_prompts(
     train = shorten("training", problems.train)
     held_out = shorten("held-out", problems.held_out)
     renumbered = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(train)}
+    kept_out = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(held_out)}
     return dataclasses.replace(
         problems,
         train=[prompt._replace(prompt_id=i) for i, prompt in enumerate(train)],
@@ -118,6 +124,8 @@ def _with_short_prompts(
             for demonstration in problems.demonstrations
             if demonstration.prompt_id in renumbered
         ],
+        preferences=_of_kept(problems.preferences, renumbered),
+        held_out_preferences=_of_kept(problems.held_out_preferences, kept_out),
         notes=notes,
     )
 
@@ -135,6 +143,38 @@ def _with_short_demonstrations(
     )
     notes = [*problems.notes, *([note] if left_out else [])]
     return dataclasses.replace(problems, demonstrations=kept, notes=notes)
+
+
+def _of_kept(
+    pairs: Sequence[Preference], numbered: Mapping[int, tuple[int, str]]
+) -> list[Preference]:
+    """Returns the pairs of the prompts that are left, with their new numbers and texts."""
+    return [
+        pair._replace(prompt=Prompt(*numbered[pair.prompt.prompt_id], pair.prompt.answer))
+        for pair in pairs
+        if pair.prompt.prompt_id in numbered
+    ]
+
+
+def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int) -> Problems:
+    """Leaves out pairs with a longer completion: where it was cut, its score would mean nothing."""
+
+    def fits(pair: Preference) -> bool:
+        both = (pair.chosen, pair.rejected)
+        return max(completion_tokens(tokenizer, text) for text in both) <= max_tokens
+
+    every = [*problems.preferences, *problems.held_out_preferences]
+    short = [[pair for pair in of if fits(pair)] for of in (problems.preferences,
+             problems.held_out_preferences)]  # fmt: skip
+    left_out = len(every) - sum(map(len, short))
+    note = (
+        f"{left_out} of {len(every)} pairs of preference are left out: with the end of sequence a"
+        f" completion of theirs is longer than task.max_completion_tokens={max_tokens}."
+    )
+    notes = [*problems.notes, *([note] if left_out else [])]
+    return dataclasses.replace(
+        problems, preferences=short[0], held_out_preferences=short[1], notes=notes
+    )
 
 
 def truncated(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:

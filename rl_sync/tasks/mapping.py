@@ -26,12 +26,14 @@ class Example(NamedTuple):
       answer: the answer, for rewards; empty if the format has none.
       demonstration: the text to imitate; None if the row lacks it.
       fields: the row.
+      pair: a preferred completion, the other one, and the margin; None if the format has no pairs.
     """
 
     prompt: str
     answer: str
     demonstration: str | None
     fields: Mapping[str, Any]
+    pair: tuple[str, str, float] | None = None
 
 
 def example(row: Row, row_format: RowFormat) -> Example:
@@ -53,9 +55,11 @@ def example(row: Row, row_format: RowFormat) -> Example:
     if row_format.demonstration is not None:
         there = _lookup(row.fields, row_format.demonstration) not in (_MISSING, None, "")
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
-    found = Example(_prompt(row, row_format, choices), answer, demonstration, row.fields)
-    for name in ("prompt", "answer", "demonstration"):
-        text = getattr(found, name)
+    pair = _pair(row, row_format)
+    found = Example(_prompt(row, row_format, choices), answer, demonstration, row.fields, pair)
+    texts = {name: getattr(found, name) for name in ("prompt", "answer", "demonstration")}
+    texts |= dict(zip(("chosen completion", "rejected completion"), pair or (), strict=False))
+    for name, text in texts.items():
         if text is not None and (half := _HALF_CHARACTER.search(text)):
             raise ValueError(
                 f"{row.where}: the {name} holds half a character, \\u{ord(half[0]):04x}: a"
@@ -85,6 +89,27 @@ def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
             there = _shown(_value(row, field))
             raise _refusal(row, field, f"is {there}, which has no {row_format.answer_pattern}")
     return text if choices is None else _letter(row, field, choices, text)
+
+
+def _pair(row: Row, row_format: RowFormat) -> tuple[str, str, float] | None:
+    if row_format.chosen is None or row_format.rejected is None:
+        return None
+    margin: Any = 0.0
+    if row_format.margin is not None:
+        margin = _value(row, row_format.margin)
+        number = isinstance(margin, int | float) and not isinstance(margin, bool)
+        if not number or not math.isfinite(margin) or margin < 0:
+            raise _refusal(row, row_format.margin, f"is {_shown(margin)}; it must be 0 or more.")
+    return _reply(row, row_format.chosen), _reply(row, row_format.rejected), float(margin)
+
+
+def _reply(row: Row, field: str) -> str:
+    """Returns a completion: a text, or the content of the last of a list of messages."""
+    value = _value(row, field)
+    last = value[-1] if isinstance(value, list) and value else None
+    if isinstance(last, Mapping) and isinstance(last.get("content"), str):
+        return last["content"]
+    return _text(row, field)
 
 
 def _last_match(pattern: str, text: str) -> str:

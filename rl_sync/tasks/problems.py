@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from rl_sync.types import Prompt
+from rl_sync.types import Preference, Prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Problems:
       demonstrations: training problems whose answer is the text to imitate; `prompt_id` is the id
         of the training problem.
       reward: the expression of the task's own reward; see `rl_sync.expression`.
+      preferences: pairs of completions of training problems.
+      held_out_preferences: pairs of held-out problems.
       charset: the characters of a tokenizer of characters, in order; None for those in the texts.
       notes: sentences about data that was left out.
     """
@@ -26,5 +28,7 @@ class Problems:
     held_out: Sequence[Prompt]
     demonstrations: Sequence[Prompt]
     reward: str = "exact"
+    preferences: Sequence[Preference] = ()
+    held_out_preferences: Sequence[Preference] = ()
     charset: str | None = None
     notes: Sequence[str] = ()

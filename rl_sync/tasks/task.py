@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from rl_sync.images import images_of
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
-from rl_sync.types import Prompt
+from rl_sync.types import Preference, Prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Task:
       max_prompt_tokens: P, the number of tokens of the longest prompt, chat template included.
       max_completion_tokens: C, the largest number of tokens of a completion, end of sequence
         included.
+      preferences, held_out_preferences: pairs of completions of training problems and of held-out
+        ones; may be empty.
       notes: sentences for the user about data that was left out or changed.
 
     Raises:
@@ -40,6 +42,8 @@ class Task:
     reward: str
     max_prompt_tokens: int
     max_completion_tokens: int
+    preferences: Sequence[Preference] = ()
+    held_out_preferences: Sequence[Preference] = ()
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -116,7 +120,7 @@ class Task:
     def encode_demonstrations(
         self, prompts: Sequence[Prompt]
     ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
-        """Encodes rows of prompt, answer and end of sequence, and the mask of tokens to imitate."""
+        """Encodes rows of prompt, answer and end of sequence, and the mask of answer and end."""
         tokens = np.full((len(prompts), self.row_tokens), self.tokenizer.pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
         for row, prompt in enumerate(prompts):
@@ -124,6 +128,18 @@ class Task:
             ids = [*asked, *self.tokenizer.encode(prompt.answer), self.tokenizer.eos_id]
             tokens[row, : len(ids)], mask[row, len(asked) : len(ids)] = ids, True
         return tokens, mask
+
+    def encode_preferences(
+        self, preferences: Sequence[Preference]
+    ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
+        """Encodes two rows of each pair, as demonstrations are: the chosen, then the rejected."""
+        return self.encode_demonstrations(
+            [
+                pair.prompt._replace(answer=text)
+                for pair in preferences
+                for text in (pair.chosen, pair.rejected)
+            ]
+        )
 
 
 def _shown(prompt: Prompt) -> Hashable:

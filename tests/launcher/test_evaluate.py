@@ -96,7 +96,7 @@ def test_what_cannot_be_evaluated_is_told_in_one_line(arguments, message, capsys
 def test_snapshots_that_are_not_there_are_named(run, tmp_path):
     with pytest.raises(ConfigError, match=r"no snapshot of step 7 \(there are \[1, 2\]\)"):
         step_named(run, "7")
-    with pytest.raises(ConfigError, match=r"--step=last must be a trainer step, or best"):
+    with pytest.raises(ConfigError, match=r"step=last must be a trainer step, or best"):
         step_named(run, "last")
     run_in(tmp_path / "other")
     with pytest.raises(ConfigError, match="has no best snapshot"):

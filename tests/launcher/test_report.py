@@ -2,6 +2,7 @@ import dataclasses
 
 from launcher.report import _accuracy, final_report
 
+from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.processes.results import Balance, Result, Summary
 from tests.runtime.test_unsolved import CHECKPOINT
 from tests.settings.changed import settings_with
@@ -12,7 +13,7 @@ def test_the_report_gives_both_accuracies_where_held_out_prompts_are_trained_on_
     parts = {"accuracy_seen": 0.9, "problems_seen": 20}
     parts |= {"accuracy_unseen": 0.1, "problems_unseen": 30}
     result = Result(evaluations={"before RL": before, "after RL": {**before, **parts}})
-    assert _accuracy(result, demonstrations_only=False) == [
+    assert _accuracy(result, Algorithm()) == [
         "Held-out accuracy before RL: 40.0% of 50 problems",
         "Held-out accuracy after RL: 40.0% of 50 problems (90.0% of 20 whose prompts are trained on"
         " too, 10.0% of 30 others)",

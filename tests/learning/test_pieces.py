@@ -18,7 +18,11 @@ KNOWN = Experience(Rows(*[None] * 4), None, Estimate(None), None).named()
 UPDATE = SETTINGS | {*KNOWN, *Totals._fields, "logprobs", "old_logprobs"}
 FUNCTIONS = {
     **{f"advantage={name}": (one.function, BATCH) for name, one in pieces.ADVANTAGES.items()},
-    **{f"loss={name}": (one.function, UPDATE) for name, one in pieces.LOSSES.items()},
+    **{
+        f"loss={name}": (one.function, UPDATE)
+        for name, one in pieces.LOSSES.items()
+        if not one.of_scores
+    },
     **{
         f"clipped by {name}": (one.clipped, UPDATE)
         for name, one in pieces.LOSSES.items()

@@ -1,22 +1,27 @@
 """Batches of demonstrations."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from rl_sync.algorithms.named import named
 from rl_sync.processes.session import RunStoppedError
-from rl_sync.runtime.demonstrations import DemonstrationReader
+from rl_sync.runtime.demonstrations import DataReader, drawing
 from rl_sync.types import NO_LEASE
 from tests.tasks.loading import load
 
 TASK = load(arithmetic__held_out_problems=9)
 
 
-def reader(seed=0, check=lambda: None):
+SFT, REWARD_MODEL = (named(name, staleness_bound=0) for name in ("sft", "reward_model"))
+
+
+def reader(seed=0, check=lambda: None, algorithm=SFT):
     trainer = SimpleNamespace(groups_per_step=3, group_size=2)
     settings = SimpleNamespace(seed=seed, trainer=trainer)
-    return DemonstrationReader(SimpleNamespace(settings=settings, check=check), TASK)
+    return DataReader(SimpleNamespace(settings=settings, check=check), drawing(algorithm, TASK))
 
 
 def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
@@ -51,3 +56,23 @@ def test_a_run_that_is_stopped_reads_no_more():
 
     with pytest.raises(RunStoppedError):
         reader(check=check).next(1)
+
+
+def test_a_step_s_pairs_are_the_chosen_and_then_the_rejected_completion_of_a_problem():
+    pairs = {(pair.prompt.text, pair.chosen, pair.rejected) for pair in TASK.preferences}
+    for group in reader(algorithm=REWARD_MODEL).next(2).groups:
+        asked, answered = [], []
+        for tokens, mask in zip(group.tokens, group.completion_mask, strict=True):
+            asked.append(TASK.tokenizer.decode(tokens[: mask.argmax()].tolist()))
+            answered.append(TASK.tokenizer.decode(tokens[mask].tolist()))
+        assert asked[0] == asked[1]
+        assert (asked[0], *answered) in pairs
+        assert group.rewards.tolist() == [0.0, 0.0]
+
+
+def test_a_pair_s_margin_is_the_reward_of_the_chosen_completion():
+    wide = dataclasses.replace(
+        TASK, preferences=[pair._replace(margin=0.5) for pair in TASK.preferences]
+    )
+    _, _, rewards = drawing(REWARD_MODEL, wide)(4, [0])
+    assert rewards.tolist() == [0.5, 0.0, 0.5, 0.0]

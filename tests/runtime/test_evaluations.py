@@ -4,7 +4,13 @@ import contextlib
 import threading
 import types
 
-from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, Pending, Written
+from rl_sync.processes.calls import (
+    AskEvaluations,
+    HandInEvaluation,
+    HandInMeasured,
+    Pending,
+    Written,
+)
 from rl_sync.processes.results import Best
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.sampling import Sampling
@@ -109,3 +115,11 @@ def test_what_was_judged_is_measured_by_problem(tmp_path):
         (one,) = measured
         assert one.values["accuracy"] == 1.0
         assert one.values["problems"] == 2
+
+
+def test_an_evaluation_that_is_measured_already_is_published_and_may_be_the_best(tmp_path):
+    with evaluations(tmp_path) as (made, _, measured):
+        made.publish(HandInMeasured("after step 2", 2, {"accuracy": 0.75}))
+        made.publish(HandInMeasured("after step 4", 4, {"accuracy": 0.5}))
+    assert [one.values["accuracy"] for one in measured] == [0.75, 0.5]
+    assert [one.best for one in measured] == [Best(2, "accuracy", 0.75)] * 2

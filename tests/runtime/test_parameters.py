@@ -6,9 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rl_sync.models import lora
-from rl_sync.models.config import Lora
+from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import shardings
 from rl_sync.runtime.parameters import Parameters
@@ -143,3 +144,22 @@ def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
         found,
         wide,
     )
+
+
+@pytest.mark.parametrize("adapters", [None, Lora(2, 4.0, ("q", "down"))])
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_score"])
+def test_a_reward_model_begins_with_the_head_of_its_checkpoint_or_else_a_drawn_one(name, adapters):
+    path = CHECKPOINT.parent / name
+    model = dataclasses.replace(load_config(path), scalar_head=True, lora=adapters)
+    parameters = Parameters(model, str(path), 3, layout(), "float32")
+    initial, other = parameters.initial(), dataclasses.replace(parameters, seed=4).initial()
+    stored = load_file(path / "model.safetensors")
+    np.testing.assert_array_equal(initial["final_norm"]["scale"], stored["model.norm.weight"])
+    kernels = [np.asarray(params[HEAD]["kernel"]) for params in (initial, other)]
+    if name == "qwen2_score":
+        np.testing.assert_array_equal(kernels, [stored["score.weight"][0]] * 2)
+    else:
+        assert np.abs(kernels[0] - kernels[1]).max() > 0.01
+    kept = parameters.kept(initial)
+    assert HEAD in kept
+    assert same(parameters.completed(kept, parameters.base_digest(initial)), initial)

@@ -298,3 +298,45 @@ def test_held_out_prompts_that_are_trained_on_too_once_they_are_cut_are_said(tmp
         dataset__path=str(path), dataset__held_out_path=str(held_out),
     )  # fmt: skip
     assert "1 of 1 held-out problems have a prompt that is trained on too" in task.describe()
+
+
+def test_preferences_are_pairs_of_texts_or_of_the_last_messages_with_a_margin(tmp_path):
+    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    row = {"prompt": "Why?", "chosen": messages, "rejected": "No.", "by": 0.5}
+    task = _one(tmp_path, row, format="preference", margin="by")
+    for pairs in (task.preferences, task.held_out_preferences):
+        assert [(pair.prompt.text, *pair[1:]) for pair in pairs] == [("Why?", "So.", "No.", 0.5)]
+    tokens, mask = task.encode_preferences(task.preferences)
+    shown = [task.tokenizer.decode(row[of].tolist()) for row, of in zip(tokens, mask, strict=True)]
+    assert shown == ["So.", "No."]
+    assert task.max_completion_tokens == 4
+    assert not task.demonstrations
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "a"}, "'rejected' is missing"),
+        ({"chosen": "", "rejected": "b"}, "'chosen' is ''"),
+        ({"chosen": "a", "rejected": "b", "margin": -1}, "'margin' is -1; it must be 0 or more"),
+    ],
+)
+def test_a_pair_that_is_none_is_named(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message):
+        _one(
+            tmp_path,
+            {"prompt": "p", **row},
+            format="preference",
+            margin="margin" * ("margin" in row),
+        )
+
+
+def test_a_pair_with_a_long_completion_is_left_out_and_counted(tmp_path):
+    rows = [
+        {"prompt": f"p{i}", "chosen": "x" * (3 + 5 * (i == 1)), "rejected": "y"} for i in range(9)
+    ]
+    path = write_lines(tmp_path / "pairs.jsonl", rows)
+    fields = {"dataset__format": "preference", "dataset__held_out_fraction": 0.2}
+    task = load(name="dataset", dataset__path=str(path), max_completion_tokens=5, **fields)
+    assert len(task.preferences) + len(task.held_out_preferences) == 8
+    assert any("1 of 9 pairs of preference are left out" in note for note in task.notes)

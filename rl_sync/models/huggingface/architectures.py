@@ -25,6 +25,7 @@ _NUMBERS = (
     "rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar",
     "max_window_layers",
 )  # fmt: skip
+_LM, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # The values that these keys may have, where they are given.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -100,6 +101,7 @@ def model_config(values: Values) -> ModelConfig:
         "norm_eps": values["rms_norm_eps"],
         "tie_embeddings": values["tie_word_embeddings"],
         "activation": _ACTIVATIONS[values[activation]],
+        "scalar_head": _has_scalar_head(values),
         **family.traits,
         **_rope(values),
         **_sliding(family, values),
@@ -146,6 +148,17 @@ def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
         "transformers has no such model among "
         f"{', '.join(FAMILIES)}{but}. A model with these traits can only be used here."
     )
+
+
+def _has_scalar_head(values: Values) -> bool:
+    """Says whether the model scores sequences by one number, as reward models do."""
+    if not any(str(name).endswith(_CLASSIFIER) for name in values.get("architectures") or ()):
+        return False
+    labels = values.get("id2label") or {}
+    count = values.get("num_labels") or len(labels) or 2  # As in transformers.
+    if count != 1:
+        raise _refusal("num_labels", count, "1")
+    return True
 
 
 def _check_kinds(values: Values) -> None:
@@ -280,6 +293,8 @@ def _written(name: str, config: ModelConfig, torch_dtype: str) -> dict[str, Any]
         values["rope_local_base_freq"] = config.local_rope_base or config.rope_base
         values["query_pre_attn_scalar"] = round(config.attention_scale**-2)
         values |= {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    if config.scalar_head:
+        values |= classifier_values(values)
     if config.experts:
         values |= {
             "num_experts": config.experts.count,
@@ -290,6 +305,12 @@ def _written(name: str, config: ModelConfig, torch_dtype: str) -> dict[str, Any]
             "mlp_only_layers": [],
         }
     return values
+
+
+def classifier_values(values: Values) -> dict[str, Any]:
+    """Returns the changes to a language model's config.json that give it a scalar head."""
+    names = [str(name).replace(_LM, _CLASSIFIER) for name in values["architectures"]]
+    return {"architectures": names, "id2label": {"0": "score"}, "label2id": {"score": 0}}
 
 
 def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:

@@ -15,10 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl_sync.models.config import ModelConfig
+from rl_sync.models.config import HEAD, ModelConfig
 
 EMBEDDING = "embed_tokens.weight"
 UNEMBEDDING = "lm_head.weight"
+SCORE = "score.weight"
+"""The head of a model for the classification of sequences, here with one label."""
 
 
 class Piece(NamedTuple):
@@ -27,7 +29,7 @@ class Piece(NamedTuple):
     Attributes:
       tensor: the name of the tensor.
       dims: for each of its dimensions our axes that it holds, slowest first: `KCH D` has two
-        dimensions.
+        dimensions. `1` is a dimension of length 1 that we do not have.
       box: the slice of each of our axes that it fills; an axis that is not named is filled whole.
     """
 
@@ -78,7 +80,9 @@ def assemblies(config: ModelConfig, prefix: str = "model.", head: str = UNEMBEDD
         "final_norm": {"scale": Assembly("D", [Piece(prefix + "norm.weight", "D", {})])},
         "blocks": _blocks(config, prefix),
     }
-    if not config.tie_embeddings:
+    if config.scalar_head:
+        tree[HEAD] = {"kernel": Assembly("D", [Piece(SCORE, "1 D", {})])}
+    elif not config.tie_embeddings:
         tree["unembedding"] = Assembly("VD", [Piece(head, "V D", {})])
     return tree
 
@@ -172,6 +176,7 @@ def tensor_shape(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> tupl
       shape: the shape of the parameter.
     """
     extents = {axis: high - low for axis, (low, high) in _box(assembly, piece, shape).items()}
+    extents["1"] = 1
     return tuple(math.prod(extents[axis] for axis in dim) for dim in piece.dims.split())
 
 
@@ -199,6 +204,9 @@ def overlap(
     single = [axis for axis in assembly.axes if axis not in piece.dims]
     view, cut = dict.fromkeys(single, 1), dict.fromkeys(single, (0, 1))
     for dim in dims:
+        if dim == "1":
+            read.append(slice(0, 1))
+            continue
         slowest, others = dim[0], dim[1:]
         # Only the slowest axis of a dimension is read in part. The others are cut after reading.
         stride = math.prod(extents[axis] for axis in others)

@@ -16,10 +16,11 @@ import numpy as np
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from jaxtyping import Array
 
-from rl_sync.models.config import ModelConfig
+from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.huggingface import architectures, files
 from rl_sync.models.huggingface.names import (
     EMBEDDING,
+    SCORE,
     UNEMBEDDING,
     Assembly,
     Overlap,
@@ -231,6 +232,8 @@ class TensorFiles:
 def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
     """Loads the parameters of a directory, each directly into its own shards.
 
+    Only those parameters are loaded that `like` has at its top; it may lack the scalar head.
+
     The host never holds more than one tensor of the files. For each tensor, the parts that this
     process's devices need are read, copied into their buffers, and dropped.
 
@@ -244,25 +247,30 @@ def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
       ValueError: a tensor is missing, unknown, or of another shape than config.json implies.
     """
     tensors = TensorFiles(directory)
-    _check(directory, tensors, config)
+    _check(directory, tensors, config, needs_head=HEAD in like)
     tree = assemblies(config, tensors.prefix, tensors.head)
+    tree = {name: tree[name] for name in like}
     return jax.tree.map(functools.partial(_assemble, tensors), tree, like)
 
 
-def _check(directory: Path, tensors: TensorFiles, config: ModelConfig) -> None:
+def _check(
+    directory: Path, tensors: TensorFiles, config: ModelConfig, needs_head: bool = True
+) -> None:
     sizes = axis_sizes(config)
     wanted = {
         piece.tensor: tensor_shape(assembly, piece, [sizes[axis] for axis in assembly.axes])
         for assembly in jax.tree.leaves(assemblies(config, tensors.prefix, tensors.head))
         for piece in assembly.pieces
     }
+    if not needs_head and SCORE not in tensors.names:
+        wanted.pop(SCORE, None)
     missing = sorted(set(wanted) - tensors.names)
     if missing:
         raise ValueError(
             f"{directory} lacks {len(missing)} of {len(wanted)} tensors that its {CONFIG_FILE}"
             f" implies, such as {missing[0]}."
         )
-    known = {*wanted, *([tensors.head] if config.tie_embeddings else [])}
+    known = {*wanted, *([tensors.head] if config.tie_embeddings or config.scalar_head else [])}
     extra = sorted(name for name in tensors.names - known if not _IGNORED.fullmatch(name))
     if extra:
         raise ValueError(

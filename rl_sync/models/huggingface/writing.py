@@ -21,6 +21,8 @@ from rl_sync.models.huggingface import architectures
 from rl_sync.models.huggingface.families import FAMILIES
 from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.names import (
+    SCORE,
+    UNEMBEDDING,
     Assembly,
     Piece,
     assemblies,
@@ -110,6 +112,7 @@ def write_checkpoint(
     dtype: str | None = None,
     files: Mapping[str, str] | None = None,
     token_ids: TokenIds | None = None,
+    notes: Mapping[str, str] | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Writes a checkpoint. The host never holds more than one tensor of the files.
@@ -124,6 +127,7 @@ def write_checkpoint(
       dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32.
       files: the files of a tokenizer of our own by name, in place of those of `source`.
       token_ids: special tokens for config.json and generation_config.json, such as `eos_token_id`.
+      notes: other files, by name.
       max_file_bytes: the largest size of a file; more tensors are split into several files with an
         index.
 
@@ -150,7 +154,7 @@ def write_checkpoint(
         generation = unfinished / GENERATION_FILE
         copied = read_object(generation) if generation.exists() else {}
         _write_json(generation, copied | dict(token_ids))
-    for name, text in (files or {}).items():
+    for name, text in {**(files or {}), **(notes or {})}.items():
         (unfinished / name).write_text(text)
     _write_tensors(unfinished, tensors, max_file_bytes)
     unfinished.rename(target)
@@ -167,6 +171,8 @@ def _config_values(
     values = dict(architectures.text_values(read_values(source)))
     values["architectures"] = [FAMILIES[values["model_type"]].architecture]
     values["tie_word_embeddings"] = config.tie_embeddings  # The weights may overrule it.
+    if config.scalar_head:
+        values |= architectures.classifier_values(values)
     if dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = dtype
     return values | dict(token_ids)
@@ -185,7 +191,9 @@ def _tensors(
             kept = dtype or "float32"
             if stored:
                 inner = piece.tensor.removeprefix("model.")
-                kept = stored.dtype(head if inner == piece.tensor else prefix + inner)
+                there = head if piece.tensor == UNEMBEDDING else prefix + inner
+                there = SCORE if piece.tensor == SCORE else there
+                kept = stored.dtype(there) if there in stored.names else kept
             shape = tensor_shape(assembly, piece, parameter.shape)
             found.append(Tensor(piece.tensor, parameter, assembly, piece, shape, jnp.dtype(kept)))
     return sorted(found, key=lambda tensor: tensor.name)

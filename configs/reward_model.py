@@ -1,0 +1,22 @@
+"""A small reward model learns to prefer right sums to those of a careless pupil.
+
+    python -m launcher --config=configs/reward_model.py
+
+A pair is a problem of the arithmetic run with its right answer and a wrong one: the pupil's, who
+forgets carries, or one with a slip.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults with the algorithm of reward models, and a batch of pairs."""
+    config = base.get_config()
+    config.name = "reward_model"
+    config.algorithm.name = "reward_model"
+    config.warm_up.steps = 0
+    config.trainer.update({"steps": 400, "groups_per_step": 128, "group_size": 2})
+    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine", "updates_per_batch": 1})
+    return config

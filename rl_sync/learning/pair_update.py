@@ -1,0 +1,38 @@
+"""One update of a reward model: the update of a trainer step, with the loss of pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxtyping import Array, Float
+
+from rl_sync.learning import pairs
+from rl_sync.learning.objective import Metrics
+from rl_sync.learning.pairs import Pairs
+from rl_sync.learning.update import Update
+from rl_sync.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class PairUpdate(Update):
+    """Updates of a reward model; its shares are `Pairs`."""
+
+    def _totals(
+        self, share: Pairs, sequence_count: int, kl_coefficient: Float[Array, ""] | None
+    ) -> int:
+        """Counts the pairs of an update."""
+        del share, kl_coefficient
+        return sequence_count // pairs.PAIR
+
+    def _loss(
+        self,
+        trained: Params,
+        critic: Params | None,
+        frozen: Params,
+        known: Pairs,
+        totals: int,
+    ) -> tuple[Float[Array, ""], Metrics]:
+        del critic
+        rows = known.rows
+        scores = self.forward.scalars(self._held(trained), frozen, rows.tokens, rows.packing)
+        return pairs.pair_loss(scores, known, totals)

@@ -1,0 +1,117 @@
+"""Pairs of preference: the loss and the metrics of a reward model.
+
+A group is a pair: the chosen trajectory, then the rejected one. Letters in shapes: B rows, T
+positions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rl_sync.algorithms.preference import bradley_terry
+from rl_sync.algorithms.sequences import (
+    OfSequence,
+    Sequences,
+    is_last,
+    to_tokens,
+    trajectory_totals,
+)
+from rl_sync.types import Rows, TrainBatch
+
+Metrics = dict[str, Float[Array, ""]]
+PAIR = 2
+"""Trajectories of a pair."""
+
+
+class Pairs(NamedTuple):
+    """Pairs, and the margins between their scores.
+
+    Attributes:
+      rows: the tokens; each trajectory has its score at its last one.
+      margins: of each pair, at the chosen trajectory; 0 at the rejected one.
+    """
+
+    rows: Rows
+    margins: OfSequence
+
+
+def prepare(batch: TrainBatch) -> tuple[Pairs, Metrics]:
+    """Makes the pairs of a batch, whose rewards are the margins, and metrics that describe it."""
+    rows, mask = batch.rows, batch.rows.completion_mask
+    lengths = trajectory_totals(jnp.ones(mask.shape), mask, rows.sequences, batch.rewards.size)
+    metrics = {
+        "completion_tokens_mean": lengths.mean(),
+        "completion_tokens_max": lengths.max(),
+        "chosen_tokens_mean": lengths[::PAIR].mean(),
+        "rejected_tokens_mean": lengths[1::PAIR].mean(),
+        "staleness_mean": jnp.zeros(()),
+        "staleness_max": jnp.zeros(()),
+    }
+    return Pairs(rows, to_tokens(batch.rewards, rows.sequences)), metrics
+
+
+def pair_loss(
+    scalars: Float[Array, "B T"], pairs: Pairs, pair_count: int
+) -> tuple[Float[Array, ""], Metrics]:
+    """Computes the mean of `bradley_terry` over the pairs of an update.
+
+    Every result is a sum over constants of the update, so those of its parts add up.
+
+    Args:
+      scalars: of each prefix.
+      pairs: some rows of the update, or all, with both trajectories of a pair.
+      pair_count: of the whole update.
+    """
+    rows = pairs.rows
+    here = PAIR * pair_count if rows.packing is not None else rows.tokens.shape[0]
+    sequences = _renumbered(rows.sequences)
+    last = is_last(rows.completion_mask, sequences)
+
+    def of_pairs(values: Array) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+        values = jnp.broadcast_to(values, last.shape)
+        both = trajectory_totals(values, last, sequences, here).reshape(-1, PAIR)
+        return both[:, 0], both[:, 1]
+
+    chosen, rejected = of_pairs(scalars)
+    loss = bradley_terry(chosen, rejected, of_pairs(pairs.margins)[0]).sum() / pair_count
+    return loss, {"loss": loss} | _metrics(
+        jax.lax.stop_gradient(chosen), jax.lax.stop_gradient(rejected), pair_count
+    )
+
+
+def _renumbered(sequences: Sequences) -> Int[Array, "B T"] | None:
+    """Numbers trajectories from the first that is here."""
+    if sequences is None:
+        return None
+    first = jnp.where(sequences < 0, jnp.iinfo(sequences.dtype).max, sequences).min()
+    return jnp.where(sequences < 0, -1, sequences - first)
+
+
+def _metrics(chosen: Float[Array, " P"], rejected: Float[Array, " P"], pair_count: int) -> Metrics:
+    gap = chosen - rejected
+    right = jnp.where(gap == 0, 0.5, gap > 0)  # Equal scores are right by chance.
+
+    def mean(values: Array) -> Float[Array, ""]:
+        return values.sum() / pair_count
+
+    return {
+        "pair_accuracy": mean(right),
+        "score_gap": mean(gap),
+        "score_mean": mean(chosen + rejected) / PAIR,
+        "score_square": mean(jnp.square(chosen) + jnp.square(rejected)) / PAIR,
+    }
+
+
+def summary(of_updates: dict[str, Array]) -> Metrics:
+    """Makes the metrics of a step from those of its updates, which have a leading axis.
+
+    `reward_mean` and `reward_std` are those of all scores.
+    """
+    means = {name: values.mean(axis=0) for name, values in of_updates.items()}
+    mean, square = means.pop("score_mean"), means.pop("score_square")
+    spread = jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0.0))
+    return means | {"reward_mean": mean, "reward_std": spread}
