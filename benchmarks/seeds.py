@@ -98,7 +98,8 @@ def run(case: Case, every_steps: int) -> dict[str, Any]:
         workdir = Path(directory, "run")
         command = [sys.executable, "-m", "launcher", *case.flags()]
         command += [f"--config.workdir={workdir}", "--config.checkpoint.every_steps=0"]
-        command += [f"--config.trainer.evaluate_every_steps={every_steps}"]
+        command += [f"--config.evaluation.every_steps={every_steps}"]
+        command += ["--config.evaluation.by=trainer"]  # Of these very steps, in every mode.
         started = time.monotonic()
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         total_secs = time.monotonic() - started

@@ -76,11 +76,11 @@ def publisher_of(case: Case, endpoints: Endpoints) -> Any:
         return CheckpointPublisher(Path(endpoints.directory))
     if case.transfer == "server":
         from rl_sync.transfers.server import HolderServer
-        from rl_sync.weights.regions import places_of
+        from rl_sync.weights.regions import mesh_regions
         from rl_sync.weights.server_publisher import ServerPublisher
 
-        there = places_of(like_of(case, 1))
-        publisher = ServerPublisher(like_of(case, 0), host=HOST, places=there)
+        there = mesh_regions(like_of(case, 1))
+        publisher = ServerPublisher(like_of(case, 0), host=HOST, expected=there)
         address = Path(endpoints.directory, "address")
         temporary = address.with_suffix(".tmp")
         temporary.write_text(HolderServer(publisher, HOST, SECRET).address)

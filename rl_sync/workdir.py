@@ -11,6 +11,11 @@ import os
 from pathlib import Path
 
 
+def snapshot_name(step: int) -> str:
+    """Returns the name of the folder of a trainer step's snapshot, in the folder of snapshots."""
+    return f"snapshot_{step:08d}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Workdir:
     """Paths of a run's files and folders, whether they exist or not; a path itself.
@@ -49,6 +54,11 @@ class Workdir:
     def snapshots(self) -> Path:
         """Snapshots of the trainer."""
         return self._at("checkpoints")
+
+    @property
+    def best(self) -> Path:
+        """The step of the best snapshot; see `rl_sync.storage.best`."""
+        return self.snapshots / "best.json"
 
     @property
     def warm_up_snapshots(self) -> Path:

@@ -24,7 +24,7 @@ if jaxlib.version.__version_info__ < (0, 11):
 jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiling is nearly all that these folders' tests do, and what is compiled runs a few times.
-QUICKLY_COMPILED = ("actors", "models", "rollout", "runtime")
+QUICKLY_COMPILED = ("actors", "learning", "models", "rollout", "runtime")
 _QUICK = "jax_disable_most_optimizations"
 
 
@@ -64,16 +64,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spreads the files of whole runs among the others, the longest of which come first.
+    """Spreads the files of whole runs among the others; those with most tests come first.
 
-    Side by side, whole runs would compete for the cores. All of them at the end would leave
-    processes idle.
+    Side by side, whole runs would compete for the cores. All of them at the end, or a long one,
+    would leave processes idle.
     """
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(_scope(item.nodeid), []).append(item)
-    runs = [scope for scope in scopes if scope.startswith(RUNS)]
-    others = sorted(scopes.keys() - set(runs), key=lambda scope: (-len(scopes[scope]), scope))
+    longest = sorted(scopes, key=lambda scope: (-len(scopes[scope]), scope))
+    runs = [scope for scope in longest if scope.startswith(RUNS)]
+    others = [scope for scope in longest if not scope.startswith(RUNS)]
     stride = max(1, len(others) * 3 // 4 // max(1, len(runs)))
     order = []
     for number, scope in enumerate(others):

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAVES = {"spelling", "setting", "references", "expression", "transfer", "roles", "workdir"}
+LEAVES = {
+    "spelling",
+    "setting",
+    "references",
+    "expression",
+    "images",
+    "transfer",
+    "roles",
+    "workdir",
+}
 LOWEST = {"types", "schedule", "algorithms", "models", "rollout", "learning"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
@@ -16,6 +25,7 @@ ALLOWED = {
     "setting": set(),
     "references": set(),
     "expression": set(),
+    "images": set(),
     "transfer": set(),
     "roles": set(),
     "types": set(),
@@ -25,13 +35,14 @@ ALLOWED = {
     "models": {"types", "algorithms"},
     "rollout": {"types", "models"},
     "learning": {"types", "algorithms", "models"},
-    "rewards": {"types"},
+    "sandbox": set(),
+    "rewards": {"types", "sandbox"},
     "tasks": {"types", "models", "rewards"},
     "replay": {"types", "models"},
     "weights": {"types", "models"},
     "observe": {"types", "models"},
     "actors": LOWEST | SIDE - {"replay", "observe"},
-    "settings": LOWEST - {"types"} | {"tasks", "rewards", "weights", "replay"},
+    "settings": LOWEST - {"types"} | {"tasks", "rewards", "weights", "replay", "observe"},
     "processes": {"types", "models", "weights", "observe", "settings", "actors"},
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
     "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},
@@ -78,7 +89,9 @@ def test_no_module_imports_one_that_imports_it():
     list(graphlib.TopologicalSorter(graph).static_order())  # Raises where there is a cycle.
 
 
-@pytest.mark.parametrize("part", ["rewards", "replay", "schedule.py", "actors/events.py"])
+@pytest.mark.parametrize(
+    "part", ["rewards", "sandbox", "replay", "schedule.py", "actors/events.py"]
+)
 def test_parts_that_serve_without_a_model_do_not_import_jax(part):
     path = ROOT / "rl_sync" / part
     for file in [path] if path.is_file() else path.rglob("*.py"):

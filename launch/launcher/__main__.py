@@ -3,7 +3,10 @@
 python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchronous …]
 python -m launcher plan --config=configs/arithmetic.py
 python -m launcher timeline --workdir=runs/… [--steps=1:8]
-python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16]
+python -m launcher eval --workdir=runs/… [--step=best] [--config.evaluation.samples=8 …]
+python -m launcher eval --config=configs/arithmetic.py --model=…
+python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16] [--step=best]
+python -m launcher reward --config=… [--host=…] [--port=…] [--secret-path=…]
 python -m launcher settings [PATTERN]
 """
 
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import logging
+from ml_collections import ConfigDict
 
 from launcher import command_line
 from rl_sync.settings.records import ConfigError
@@ -50,8 +54,12 @@ def _execute(arguments: command_line.Arguments) -> int:
         return _export(arguments.flags)
     if arguments.command == "settings":
         return _settings(arguments.words)
+    if arguments.command == "eval":
+        return _evaluate(arguments.config, arguments.flags)
     assert arguments.config is not None
     config = arguments.config.to_dict()
+    if arguments.command == "reward":
+        return _reward(config, arguments.flags)
     return _plan(config) if arguments.command == "plan" else _run(config)
 
 
@@ -111,9 +119,23 @@ def _export(flags: Mapping[str, str]) -> int:
 
     from rl_sync.runtime.export import export
 
-    step = export(Path(workdir), Path(target), flags.get("dtype"))
+    step = export(Path(workdir), Path(target), flags.get("dtype"), flags.get("step"))
     print(f"The policy after trainer step {step} is in {target}.")
     return 0
+
+
+def _evaluate(config: ConfigDict | None, flags: Mapping[str, str]) -> int:
+    from launcher import evaluate
+
+    return evaluate.run(None if config is None else config.to_dict(), flags)
+
+
+def _reward(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
+    from launcher import reward
+
+    return reward.serve(
+        config, flags.get("host"), flags.get("port"), secret_path=flags.get("secret-path")
+    )
 
 
 def _settings(pattern: str) -> int:

@@ -6,6 +6,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from absl import flags
@@ -53,10 +54,20 @@ COMMANDS = {
         ("workdir", "out", "steps"),
         "--workdir=runs/… --steps=1:8",
     ),
+    "eval": Command(
+        "Measures a policy on held-out problems: a run's snapshot, or a checkpoint.",
+        (CONFIG, "workdir", "model", "step", "out"),
+        "--workdir=runs/… --step=best --config.evaluation.samples=8",
+    ),
     "export": Command(
         "Writes a run's policy as a checkpoint that transformers loads.",
-        ("workdir", "to", "dtype"),
+        ("workdir", "to", "dtype", "step"),
         "--workdir=runs/… --to=DIRECTORY --dtype=bfloat16",
+    ),
+    "reward": Command(
+        "Serves the config's reward to runs, here or elsewhere.",
+        (CONFIG, "host", "port", "secret-path"),
+        "--config=configs/arithmetic.py --port=8100 --secret-path=~/reward.secret",
     ),
     "settings": Command(
         "Lists all settings and their meanings, or those that a PATTERN fits.",
@@ -66,9 +77,15 @@ COMMANDS = {
     ),
 }
 FLAGS = {
-    CONFIG: ("FILE", "A config file; configs/ has some. run, plan."),
-    "workdir": ("DIRECTORY", "The work directory of a run. timeline, export."),
-    "out": ("DIRECTORY", "Where the pictures go; the work directory if not set. timeline."),
+    CONFIG: ("FILE", "A config file; configs/ has some. run, plan, eval, reward."),
+    "workdir": ("DIRECTORY", "The work directory of a run. timeline, eval, export."),
+    "out": (
+        "PATH",
+        "The directory of the pictures, the work directory if not set; or the file of an"
+        " evaluation, evaluation.json if not set. timeline, eval.",
+    ),
+    "model": ("DIRECTORY", "A checkpoint, as model.path takes it. eval."),
+    "step": ("STEP", "The step of a snapshot, or best; the newest if not set. eval, export."),
     "steps": ("FIRST:LAST", "The trainer steps to draw, such as 3:8, 3: or all. timeline."),
     "to": ("DIRECTORY", "A new directory for the checkpoint. export."),
     "dtype": (
@@ -76,8 +93,15 @@ FLAGS = {
         "What parameters are stored as: float32, bfloat16 or float16; as imported, or float32, if"
         " not set. export.",
     ),
+    "host": ("ADDRESS", "The address to serve at; only this machine's own if not set. reward."),
+    "port": ("PORT", "The port to serve at; any free one if not set. reward."),
+    "secret-path": (
+        "FILE",
+        "The secret that the runs share, made if there is none; reward.secret_path if not set."
+        " reward.",
+    ),
 }
-_PATHS = ("workdir", "out", "to")
+_PATHS = ("workdir", "out", "to", "model", "secret-path")
 _PROGRAM = "python -m launcher"
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 _SETTING = re.compile(r"--?(?:no)?config\.([^=]*)(=.*)?", re.DOTALL)
@@ -116,7 +140,9 @@ def help_text() -> str:
     lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
     lines += ["", "flags:"]
     entries = {f"--{name}={value}": text for name, (value, text) in FLAGS.items()}
-    entries["--config.NAME=VALUE"] = "Changes a setting; `settings` lists them all. run, plan."
+    entries["--config.NAME=VALUE"] = (
+        "Changes a setting; `settings` lists them all. run, plan, eval, reward."
+    )
     entries["-h, --help"], entries["--version"] = "Prints this.", "Prints the version."
     for flag, text in entries.items():
         lines += textwrap.wrap(text, 96, initial_indent=f"  {flag:<22}", subsequent_indent=" " * 24)
@@ -132,7 +158,7 @@ def parse(words: Sequence[str]) -> Arguments:
       ConfigError: it is not valid; one line says why, and what was probably meant.
     """
     path, rest = _split_config(words)
-    config = None if path is None else config_file.load(path)
+    config = _of_run(rest) if path is None else config_file.load(path)
     given = [match for match in map(_SETTING.fullmatch, rest) if match]
     if config is not None:
         _check_names(given, config)
@@ -150,7 +176,7 @@ def parse(words: Sequence[str]) -> Arguments:
     if path is not None:
         used = {CONFIG: path, **used}
     _check_used(command, used)
-    if CONFIG in COMMANDS[command].flags and config is None:
+    if command != "eval" and CONFIG in COMMANDS[command].flags and path is None:
         raise ConfigError(_GIVE_CONFIG)
     used.pop(CONFIG, None)
     return Arguments(
@@ -162,6 +188,14 @@ def parse(words: Sequence[str]) -> Arguments:
 
 
 _GIVE_CONFIG = "Give a config, such as --config=configs/arithmetic.py; --help tells more."
+
+
+def _of_run(words: Sequence[str]) -> ConfigDict | None:
+    """Returns the config of the run that `eval` is to evaluate, so that settings can be changed."""
+    named = [match[1] for match in map(re.compile(r"--?workdir=(.+)").fullmatch, words) if match]
+    if "eval" not in words or not named:
+        return None
+    return config_file.of_run(Path(os.path.expanduser(named[-1])))
 
 
 def _command(words: Sequence[str]) -> tuple[str, str]:
@@ -241,11 +275,16 @@ def _check_used(command: str, used: Mapping[str, str]) -> None:
     for name, value in used.items():
         if name in takes:
             continue
-        users = " and ".join(n for n, one in COMMANDS.items() if name in one.flags)
+        users = _listed([n for n, one in COMMANDS.items() if name in one.flags])
         own = f"{command} takes {COMMANDS[command].words or ', '.join(f'--{f}' for f in takes)}."
         if CONFIG in takes:
             own = did_you_mean(name, list(_all_settings()), f"={value}") or own
         raise ConfigError(f"--{name}={value} is for {users}, not for {command}; {own}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Writes names as `a`, `a and b`, or `a, b and c`."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _unknown_flag(words: Sequence[str], name: str, config: ConfigDict | None) -> str:

@@ -6,11 +6,13 @@ import os
 import traceback
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.spelling import nearest, question
+from rl_sync.workdir import Workdir
 
 _MODEL = "configs/arithmetic.py shows what a config file looks like."
 
@@ -44,6 +46,26 @@ def load(given: str) -> ConfigDict:
             f"{path}: get_config() returned {returned}, not an ml_collections ConfigDict: start"
             " from configs.base.get_config(), change it, and return it."
         )
+    return config
+
+
+def of_run(workdir: Path) -> ConfigDict:
+    """Loads the config that a run has left in its work directory.
+
+    Raises:
+      ConfigError: there is none, or it is of another version of the code.
+    """
+    from configs import base
+
+    path, config = Workdir(workdir).config, base.get_config()
+    try:
+        config.update(read_config(path))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{workdir} is not the work directory of a run: it holds no {path.name}."
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} does not fit this version of the code: {error}") from error
     return config
 
 

@@ -60,8 +60,10 @@ def _accuracy(result: Result, demonstrations_only: bool) -> list[str]:
     for moment, values in result.evaluations.items():
         lines.append(
             f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']} problems"
-            f"{accuracy.describe_parts(values)}"
+            f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
         )
+    if (best := result.best) is not None:
+        lines.append(f"Best snapshot: of step {best.step}, {best.metric} {best.value:.1%}")
     if (values := result.rl) is not None:
         lines.append(
             f"SFT: {values['step']} steps; in the last one loss {values['loss']:.3f},"

@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from launcher import report, stopping
 from launcher import workdir as work
-from launcher.remote import remote_command
-from launcher.supervisor import Death, RoleProcess, Supervisor, likeliest_first
+from launcher.processes import RunFailedError, RunProcesses
+from launcher.supervisor import Death, Supervisor, likeliest_first
 from launcher.vigil import Vigil
 from rl_sync.actors.events import ExplorerDied, StopRequested
 from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.calls import AskStatus, Close, Happened
-from rl_sync.processes.devices import VISIBLE, role_environment
 from rl_sync.processes.hosts import check_own
-from rl_sync.processes.ports import HeldPorts
 from rl_sync.processes.results import Summary
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.processes.secret import forget, is_open, secret_of
-from rl_sync.processes.topology import members_of, programs_of
+from rl_sync.processes.topology import members_of
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.interface import Backend, ReplayError
-from rl_sync.replay.process import ReplayServerError, ServerProcess, start_server
-from rl_sync.roles import MASTER, is_explorer, number_of, role_of
+from rl_sync.replay.interface import ReplayError
+from rl_sync.roles import is_explorer, number_of, role_of
 from rl_sync.runtime import wiring
-from rl_sync.runtime.buffer import check_replay, replay_tables
+from rl_sync.runtime.buffer import check_replay
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.workdir import Workdir
@@ -45,30 +37,6 @@ from rl_sync.workdir import Workdir
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
 _ANSWER_SECS = 10.0
-_KILL_SECS = 0.5
-_LOOPBACK = "127.0.0.1"
-
-
-class RunFailedError(RuntimeError):
-    """A run failed; the message is for the user."""
-
-
-@dataclasses.dataclass
-class _ReplayProcess:
-    """The replay server, as a process of the supervisor."""
-
-    name: str
-    log: Path
-    server: ServerProcess
-
-    def poll(self) -> int | None:
-        return self.server.poll()
-
-    def terminate(self) -> None:
-        self.server.stop()
-
-    def kill(self) -> None:
-        self.server.stop(_KILL_SECS)
 
 
 class LocalRun:
@@ -81,16 +49,12 @@ class LocalRun:
     def __init__(self, settings: RunSettings):
         self._settings = settings
         self._workdir = Workdir(settings.workdir)
-        self._host = settings.launch.host or _LOOPBACK
-        self._ports = HeldPorts(self._host)
         self._supervisor = Supervisor()
+        self._processes = RunProcesses(settings, self._supervisor)
         self._vigil = Vigil(settings, self._supervisor)
         self._master: RpcClient | None = None
-        self._server: ServerProcess | None = None
         self._signals: list[int] = []
         self._last: RunStatus | None = None
-        self._addresses: list[str] = []
-        self._devices: dict[str, dict[str, str]] = {}
         self._restarts: collections.Counter[str] = collections.Counter()
 
     def run(self) -> int:
@@ -105,99 +69,18 @@ class LocalRun:
         """
         before = {number: signal.signal(number, self._interrupt) for number in _REASONS}
         try:
-            self._start()
+            self._master = self._processes.start()
             self._watch()
             return self._finish()
         finally:
             self._supervisor.end_all()
-            self._ports.close()
-            forget(self._workdir)
+            self._processes.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._signals.append(number)
-
-    def _start(self) -> None:
-        settings = self._settings
-        secret = self._new_secret()
-        try:
-            free = self._ports.take(2)
-        except OSError as error:
-            raise ConfigError(
-                f"launch.host={self._host} must be an address of this machine: {error}"
-            ) from error
-        master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
-        replay = settings.replay.address
-        if not replay and settings.explorers:
-            # The replay server takes longest to start, so it is started first.
-            replay = self._start_replay(free[1])
-        # If nothing is generated, there is no replay server, and nobody connects to this address.
-        replay = replay or f"{self._host}:{free[1]}"
-        self._devices = role_environment(settings, os.environ.get(VISIBLE))
-        self._addresses = [f"--master={master}", f"--replay={replay}"]
-        self._start_role(MASTER, MASTER, self._addresses)
-        self._start_programs(programs_of(settings))
-        self._master = RpcClient(master, "master", secret)
-
-    def _new_secret(self) -> str:
-        """Makes the secret that only the processes of this run know."""
-        forget(self._workdir)
-        secret = secret_of(self._workdir)
-        if is_open(self._workdir):
-            print(
-                f"Others on this machine can read {self._workdir.secret}, with which they"
-                " can call the run's processes: its file system keeps no modes."
-            )
-        return secret
-
-    def _start_programs(self, programs: Sequence[str]) -> None:
-        """Starts all processes of programs, at new ports: dead ones may leave theirs in use."""
-        free = self._ports.take(2 * len(programs))
-        elsewhere = self._settings.launch.elsewhere
-        # The host of each program's first process, at which its other processes find it.
-        hosts = [elsewhere.get(program, self._host) for program in programs]
-        addresses = [f"{host}:{port}" for host, port in zip(hosts * 2, free, strict=True)]
-        clusters = dict(zip(programs, addresses, strict=False))
-        teams = dict(zip(programs, addresses[len(programs) :], strict=True))
-        for member in members_of(self._settings):
-            if member.program not in programs:
-                continue
-            # With collective transfer all programs are in the trainer's cluster.
-            head = programs[0] if self._settings.is_joint else member.program
-            own = [f"--process={member.process}", f"--coordinator={clusters[head]}"]
-            own += [f"--team={teams[member.program]}"]
-            self._start_role(member.name, member.program, [*self._addresses, *own])
-
-    def _start_role(self, name: str, role: str, arguments: Sequence[str]) -> None:
-        """Starts one process of a role."""
-        command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
-        command += [f"--workdir={self._workdir}", *arguments, "--lifeline"]
-        log = self._workdir.log(name)
-        environment = self._devices.get(name, {})
-        launch = self._settings.launch
-        if (host := launch.elsewhere.get(name)) is not None:
-            command = remote_command(launch.remote_shell, host, command)
-        self._supervisor.add(RoleProcess.start(name, command, log, environment))
-
-    def _start_replay(self, free: int) -> str:
-        """Starts the replay server and returns its address, before it is ready."""
-        settings, log = self._settings.replay, self._workdir.log("replay")
-        port = _port(settings.port, "replay.port", free, self._host)
-        try:
-            self._server = start_server(
-                cast(Backend, settings.backend),
-                replay_tables(self._settings),
-                port,
-                host=self._host,
-                log_path=log,
-                checkpoint_dir=self._workdir.replay,
-            )
-        except ReplayServerError as error:
-            raise RunFailedError(str(error)) from error
-        self._supervisor.add(_ReplayProcess("replay", log, self._server))
-        return f"{self._host}:{port}"
 
     def _watch(self) -> None:
         """Waits until all roles have ended well, one has died, or the user stops the run."""
@@ -208,7 +91,7 @@ class LocalRun:
         with LiveDisplay() as display:
             while self._supervisor.living(roles):
                 # A server that never was ready knows why, and what to do.
-                ready = ready or self._replay_ready(time.monotonic() - started)
+                ready = ready or self._processes.replay_ready(time.monotonic() - started)
                 deaths = self._supervisor.deaths() or self._vigil.look(self._master)
                 if deaths and not self._start_again(deaths):
                     self._fail(deaths)
@@ -245,20 +128,9 @@ class LocalRun:
                 self._master.call(Happened(died), _ANSWER_SECS)
             except PeerLostError:
                 return False
-            self._start_programs([program])
+            self._processes.start_programs([program])
             why = next(death for death in deaths if role_of(death.name) == program)
             print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
-        return True
-
-    def _replay_ready(self, waited_secs: float) -> bool:
-        if self._server is None:
-            return True
-        try:
-            self._server.wait_ready(_LOOK_SECS)
-        except ReplayServerError as error:
-            if self._server.poll() is None and waited_secs < self._settings.launch.start_secs:
-                return False
-            raise RunFailedError(str(error)) from error
         return True
 
     def _status(self) -> RunStatus | None:
@@ -308,7 +180,7 @@ class LocalRun:
     def _fail(self, deaths: Sequence[Death]) -> None:
         """Handles the death of a role: lets the others save, then raises a report."""
         assert self._master is not None
-        deaths = [*self._vigil.suspects(self._master, self._server), *deaths]
+        deaths = [*self._vigil.suspects(self._master, self._processes.server), *deaths]
         before = ""
         if all(death.name != "master" for death in deaths):
             # A trainer that has lost a process cannot save.
@@ -362,22 +234,6 @@ _REASONS = {
 }
 
 
-def _port(wanted: int, setting: str, free: int, host: str) -> int:
-    """Returns the wanted port if it is free; the free one if the wanted port is 0."""
-    if wanted == 0:
-        return free
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"Port {wanted} ({setting}) cannot be used: {error}. Choose another with"
-                f" --config.{setting}, or 0 for any free one."
-            ) from error
-    return wanted
-
-
 def _check_replay(settings: RunSettings, address: str) -> None:
     """Raises ConfigError unless the user's replay server can serve the run."""
     with ReplayClient(address) as replay:
@@ -394,6 +250,7 @@ def start(config: Mapping[str, Any]) -> int:
     settings = work.settings_of(config)
     task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
     wiring.check_reward(task)
+    wiring.check_reward_servers(settings, task)
     if settings.launch.host:
         check_own("launch.host", settings.launch.host)
     if settings.replay.address:

@@ -30,6 +30,7 @@ class MasterSettings:
         rollouts; under latest pulls.
       screening: which groups are replaced before they reach the replay buffer.
       times_sampled: how many steps may train on a group; more than one under latest pulls.
+      evaluate_every_steps: trainer steps between two evaluations by explorers; 0 for none.
     """
 
     schedule: SyncSchedule
@@ -41,6 +42,7 @@ class MasterSettings:
     carries_over: bool = False
     screening: Screening = NO_SCREENING
     times_sampled: int = 1
+    evaluate_every_steps: int = 0
 
     def step_of(self, ordinal: int) -> int:
         """Returns the explorer step of an ordinal under exact pulls."""
@@ -92,6 +94,18 @@ class LiveLease(NamedTuple):
           replaced: whether the prompt is replaced by another.
         """
         return Assignment(self.ordinal, self.attempt + 1, self.replacement + replaced)
+
+
+class DueEvaluation(NamedTuple):
+    """An evaluation that explorers are to do.
+
+    Attributes:
+      version: the oldest version of the weights that it may be of.
+      explorer: the explorer that has it; None while nobody does.
+    """
+
+    version: int
+    explorer: int | None = None
 
 
 class Position(NamedTuple):
@@ -227,6 +241,19 @@ class GrantLeases(NamedTuple):
     leases: tuple[LiveLease, ...]
 
 
+class GrantEvaluation(NamedTuple):
+    """Answers `LeaseRequested`: complete the held-out problems, then ask again.
+
+    Attributes:
+      step, version: the version of the weights that is due, or any newer one.
+      exactly: false; see `GrantLeases`.
+    """
+
+    step: int
+    version: int
+    exactly: bool = False
+
+
 class HoldBack(NamedTuple):
     """Answers `LeaseRequested`: wait."""
 
@@ -253,4 +280,4 @@ class Record(NamedTuple):
     reason: str = ""
 
 
-Command = GrantLeases | HoldBack | Finish | Admit | Record
+Command = GrantLeases | GrantEvaluation | HoldBack | Finish | Admit | Record

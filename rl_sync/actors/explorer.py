@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,6 +119,26 @@ class Explorer:
         whole = [self._group(group) for group in groups if self._is_whole(group)]
         unfinished = tuple(group for group in groups if not self._is_whole(group))
         return state._replace(unfinished=unfinished), whole
+
+    def complete(
+        self, state: ExplorerState, requests: Sequence[CompletionRequest]
+    ) -> tuple[ExplorerState, list[list[Completion]]]:
+        """Completes other requests with the state's weights, beside the unfinished groups.
+
+        Returns:
+          The state, whose groups have all their completions, so that the next rollout returns
+          them; and the completions of each request.
+        """
+        if self.engine.version != state.version:
+            self.engine.load(state.params, state.version)
+        tickets = self.engine.submit(requests)
+        finished = sorted(self.engine.advance(), key=lambda completion: completion.index)
+        unfinished = tuple(_with_more(group, finished) for group in state.unfinished)
+        by_ticket: dict[int, list[Completion]] = {ticket: [] for ticket in tickets}
+        for completion in finished:
+            if completion.ticket in by_ticket:
+                by_ticket[completion.ticket].append(completion)
+        return state._replace(unfinished=unfinished), list(by_ticket.values())
 
     def compile(self, params: Params) -> None:
         """Compiles the programs that a full rollout begins with, by a rollout that is dropped."""

@@ -24,10 +24,12 @@ from rl_sync.actors.events import (
     Assignment,
     BatchTrained,
     Command,
+    DueEvaluation,
     Event,
     ExplorerDied,
     ExplorerSeen,
     Finish,
+    GrantEvaluation,
     GrantLeases,
     GroupsBuffered,
     GroupsJudged,
@@ -57,6 +59,7 @@ class MasterState:
       leased, trained, dropped: the number of leases given, trained, and dropped for each reason.
       out_of_attempts: the number of groups that teach nothing, but were admitted since no further
         prompt is tried in their place.
+      evaluation: the evaluation that an explorer does, or that is to be done.
       stopping: the reason why the run is being stopped; None while it goes on.
     """
 
@@ -71,6 +74,7 @@ class MasterState:
     trained: int = 0
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     out_of_attempts: int = 0
+    evaluation: DueEvaluation | None = None
     stopping: str | None = None
 
     @property
@@ -110,7 +114,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
         case GroupsRefused(lease_ids, reason):
             return _drop(state, lease_ids, reason)
         case VersionPublished(version):
-            return dataclasses.replace(state, newest=version), ()
+            return _publish(state, version), ()
         case ExplorerSeen(explorer, now):
             return _renew(state, explorer, now), ()
         case ExplorerDied(explorer):
@@ -119,6 +123,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
                 for lease in state.live.values()
                 if not lease.buffered and lease.explorer == explorer
             )
+            if (due := state.evaluation) and due.explorer == explorer:
+                state = dataclasses.replace(state, evaluation=due._replace(explorer=None))
             return _drop(state, lost, EXPLORER_DIED)
         case Ticked(now):
             late = tuple(
@@ -165,6 +171,20 @@ def _start(state: MasterState, position: Position) -> Outcome:
     ), ()
 
 
+def _publish(state: MasterState, version: int) -> MasterState:
+    """Notes the newest version, and whether it is to be evaluated.
+
+    An evaluation that nobody has begun, as explorers are slow, is replaced by the newer one.
+    """
+    every, before = state.settings.evaluate_every_steps, state.newest
+    state = dataclasses.replace(state, newest=version)
+    if not every or before is None or version >= state.settings.steps:
+        return state
+    if version // every == before // every:
+        return state
+    return dataclasses.replace(state, evaluation=DueEvaluation(version))
+
+
 def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
     if state.finished:
         return state, (Finish(state.stopping or RUN_ENDED),)
@@ -172,6 +192,12 @@ def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
         return state, (HoldBack("the first weights"),)
     if state.settings.schedule.pull == "exact":
         return _lease_exact(state, request)
+    if (due := state.evaluation) and due.explorer is None:
+        held = due._replace(explorer=request.explorer)
+        state = dataclasses.replace(state, evaluation=held)
+        return state, (GrantEvaluation(due.version, due.version),)
+    if due and due.explorer == request.explorer:  # Who asks again has done it.
+        state = dataclasses.replace(state, evaluation=None)
     return _lease_latest(state, request)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.learning import imitation, objective, reference
-from rl_sync.learning.critic import Critic, CriticConfig, CriticState, value_loss
+from rl_sync.learning import objective, reference
+from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.forward import Forward
-from rl_sync.learning.microbatches import gradient
-from rl_sync.learning.objective import Experience, Metrics, Totals, policy_loss
+from rl_sync.learning.objective import Experience, Metrics
 from rl_sync.learning.opt_state import Descent, all_finite
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.train_state import TrainState
+from rl_sync.learning.update import Learned, Update
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
     constrain_like,
@@ -37,9 +37,6 @@ from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
-_DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
-"""Metrics that have to be finite; else an update is skipped."""
-
 Of = ParamSpec("Of")
 Result = TypeVar("Result")
 
@@ -176,7 +173,9 @@ class Trainer:
         forward = dataclasses.replace(self._forward, temperature=1.0)
 
         def loss_of(trained: Params) -> Float[Array, ""]:
-            logprobs = forward.logprobs(self._held(trained), frozen, tokens, packing)
+            logprobs = forward.logprobs(
+                constrain_like(trained, self._trained_like), frozen, tokens, packing
+            )
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
         loss, descent = jax.value_and_grad(loss_of)(trained)
@@ -203,47 +202,21 @@ class Trainer:
             state = state._replace(ref_params=move(kept, self._trained_like))
         known, of_batch = self._preparation.experience(state, trained, frozen, batch)
         shares = jax.tree.map(self._share, (known, batch.demonstrations))
-        sequence_count = batch.rewards.size // self.optimizer.updates_per_batch
         learns = state.step >= self._critic_steps
-        plain = dataclasses.replace(self._forward, temperature=1.0)
 
         def update(
-            learned: _Learned, shares: tuple[Experience, Demonstrations | None]
-        ) -> tuple[_Learned, Metrics]:
-            share, demonstrations = shares
-            totals = objective.totals(
-                self.algorithm,
-                share,
-                sequence_count,
-                self.max_completion_tokens,
-                self.group_size,
+            learned: Learned, shares: tuple[Experience, Demonstrations | None]
+        ) -> tuple[Learned, Metrics]:
+            return self._update.take(
+                learned,
+                *shares,
+                frozen,
+                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
                 kl_coefficient=state.kl_coefficient,
+                learns=learns,
             )
 
-            def loss(
-                learned: tuple[Params, Params], some: Experience
-            ) -> tuple[Float[Array, ""], Metrics]:
-                return self._loss(*learned, frozen, some, totals)
-
-            params = learned.trained, learned.critic.params if learned.critic else None
-            descent, metrics = gradient(loss, params, share, self.microbatch_rows)
-            if demonstrations is not None:
-                mixed, more = imitation.mix_in(
-                    descent[0],
-                    lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
-                    learned.trained,
-                    demonstrations,
-                    self.algorithm.expert_coefficient,
-                    self.microbatch_rows,
-                )
-                descent, metrics = (mixed, descent[1]), metrics | more
-            metrics["gradient_norm"] = optax.tree.norm(descent[0])
-            if learned.critic is not None:
-                metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
-            finite = all_finite([metrics[name] for name in _DECISIVE if name in metrics])
-            return self._learn(learned, descent, learns, finite), metrics | {"skipped": ~finite}
-
-        learned = _Learned(trained, state.opt_state, state.critic)
+        learned = Learned(trained, state.opt_state, state.critic)
         (trained, opt_state, critic), of_updates = jax.lax.scan(update, learned, shares)
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
@@ -286,30 +259,6 @@ class Trainer:
             self.critic, self.model, self.optimizer, updates, self.layout, self.offload_optimizer
         )
 
-    def _held(self, trained: Params) -> Params:
-        """Keeps trained parameters, and their gradient, in their place."""
-        return constrain_like(trained, self._trained_like)
-
-    def _learn(
-        self,
-        before: _Learned,
-        descent: tuple[Params, Params],
-        learns: Bool[Array, ""],
-        finite: Bool[Array, ""],
-    ) -> _Learned:
-        """Takes one update; of the critic alone, where the policy is not to learn yet.
-
-        Args:
-          finite: whether loss and gradient are finite; if not, nothing changes.
-        """
-        critic = before.critic
-        if critic is not None:
-            critic = self._critic.learn(critic, descent[1], self._trained_like, finite)
-        held = finite & learns if self._critic_steps else finite
-        return _Learned(
-            *self._reinforcing.update(before.trained, before.opt_state, descent[0], held), critic
-        )
-
     @property
     def _critic_steps(self) -> int:
         """Steps at the start in which the critic alone learns."""
@@ -336,24 +285,6 @@ class Trainer:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
         return constrain(shared, None, "batch")
 
-    def _loss(
-        self,
-        trained: Params,
-        critic: Params | None,
-        frozen: Params,
-        known: Experience,
-        totals: Totals,
-    ) -> tuple[Float[Array, ""], Metrics]:
-        trained, rows = self._held(trained), known.rows
-        if critic is not None:
-            critic = self._critic.held(critic, self._trained_like)
-        found = self._forward.outputs(trained, critic, frozen, rows.tokens, rows.packing)
-        loss, metrics = policy_loss(self.algorithm, found.logprobs, found.entropy, known, totals)
-        if self.critic is None or found.values is None:
-            return loss, metrics
-        of_values, more = value_loss(self.critic, found.values, known, totals)
-        return loss + of_values, metrics | more
-
     @functools.cached_property
     def _forward(self) -> Forward:
         return Forward(self.model, self.temperature, self.logits_bytes * self.layout.mesh.size)
@@ -370,10 +301,14 @@ class Trainer:
             self.microbatch_rows,
         )
 
-
-class _Learned(NamedTuple):
-    """The parts of a state that an update changes."""
-
-    trained: Params
-    opt_state: Any
-    critic: CriticState | None
+    @functools.cached_property
+    def _update(self) -> Update:
+        return Update(
+            self.algorithm,
+            self._forward,
+            policy=self._reinforcing,
+            critic=self._critic if self.critic else None,
+            group_size=self.group_size,
+            max_completion_tokens=self.max_completion_tokens,
+            microbatch_rows=self.microbatch_rows,
+        )

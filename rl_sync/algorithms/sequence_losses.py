@@ -25,13 +25,14 @@ def gspo_logprobs(
     old_logprobs: Float[Array, "B T"],
     mask: Mask,
     sequences: Sequences = None,
-) -> Float[Array, "B T"]:
-    """log s = sg(mean_t log ρ_t) + log π − sg(log π): the value is a sequence's, the gradient a
-    token's (GSPO-token, arXiv:2507.18071, eq. 14).
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """(log s, 0), whose ratio is that of GSPO: log s = sg(mean_t log ρ_t) + log π − sg(log π). Its
+    value is a sequence's, its gradient a token's (GSPO-token, arXiv:2507.18071, eq. 14).
     """
     mean = means(logprobs - old_logprobs, mask, sequences)
     own = logprobs - jax.lax.stop_gradient(logprobs)
-    return jnp.minimum(own + jax.lax.stop_gradient(mean), GREATEST_LOG_RATIO)
+    log_ratio = jnp.minimum(own + jax.lax.stop_gradient(mean), GREATEST_LOG_RATIO)
+    return log_ratio, jnp.zeros_like(log_ratio)
 
 
 def gspo(
@@ -46,9 +47,8 @@ def gspo(
     """−min(sA, clip(s, 1 − ε_low, 1 + ε_high)A), s = (Π ρ_t)^(1/|o|) (GSPO, arXiv:2507.18071,
     eq. 5 and 13). To be reduced by `sequence_mean`.
     """
-    log_ratio = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
-    even = jnp.zeros_like(log_ratio)
-    return ppo_clip(log_ratio, even, advantages, clip_low=clip_low, clip_high=clip_high)
+    both = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
+    return ppo_clip(*both, advantages, clip_low=clip_low, clip_high=clip_high)
 
 
 def is_gspo_clipped(
@@ -61,9 +61,8 @@ def is_gspo_clipped(
     sequences: Sequences = None,
 ) -> Bool[Array, "B T"]:
     """Marks tokens where `gspo` takes its clipped branch, so that there is no gradient."""
-    log_ratio = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
-    even = jnp.zeros_like(log_ratio)
-    return is_clipped(log_ratio, even, advantages, clip_low=clip_low, clip_high=clip_high)
+    both = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
+    return is_clipped(*both, advantages, clip_low=clip_low, clip_high=clip_high)
 
 
 def gmpo(

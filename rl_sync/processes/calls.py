@@ -9,6 +9,7 @@ from rl_sync.actors.events import (
     BatchTrained,
     ExplorerDied,
     Finish,
+    GrantEvaluation,
     GroupsBuffered,
     GroupsJudged,
     GroupsRefused,
@@ -27,7 +28,7 @@ from rl_sync.weights.rendezvous import Grant, Request
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsJudged, GroupsRefused),
-    *(Finish, HoldBack, Position, StopRequested, VersionPublished),
+    *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
     *(RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
 ):
     record(_class)
@@ -47,7 +48,7 @@ class LeaseGrant(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AskLease(Call[LeaseGrant | HoldBack | Finish]):
+class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
     """Asks for work.
 
     Attributes:
@@ -71,6 +72,7 @@ class Written(NamedTuple):
       lease_id: of its group; `NO_LEASE` in evaluations.
       tokens: its token ids, the end of sequence included.
       truncated: whether it ends because it has the largest number of tokens.
+      sample: its number among the completions of a held-out problem, from 0.
     """
 
     prompt_id: int
@@ -79,6 +81,7 @@ class Written(NamedTuple):
     text: str
     tokens: list[int]
     truncated: bool
+    sample: int = 0
 
 
 @record
@@ -208,11 +211,36 @@ class Report(Call[None]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluated(Call[None]):
-    """An accuracy was measured; see `rl_sync.observe.accuracy.measure`."""
+class HandInEvaluation(Call[None]):
+    """Hands in the completions of an evaluation, which the master has judged and measures.
+
+    A completion that was handed in before, of the same moment, problem and sample, counts once.
+
+    Attributes:
+      moment: names the evaluation, such as "after step 20".
+      step: the trainer step of the weights.
+      items: the completions, or some of them.
+    """
 
     moment: str
-    values: dict[str, float]
+    step: int
+    items: list[Written]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskEvaluations(Call[Pending | None]):
+    """Asks whether evaluations are being judged; None if all are measured.
+
+    Attributes:
+      poll_secs: the longest wait for them.
+    """
+
+    poll_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AskKeptSnapshots(Call[list[int]]):
+    """Asks for the steps whose snapshots stay: the best, and those that may become it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
+from rl_sync.images import Image
 from rl_sync.types import Demonstrations, Packing, Rows, TrainBatch
 
 _TUPLE, _ARRAY, _RECORD, _ERROR = range(1, 5)
@@ -30,7 +31,7 @@ def record(cls: C) -> C:
     return cls
 
 
-for _class in (TrainBatch, Rows, Packing, Demonstrations):
+for _class in (TrainBatch, Rows, Packing, Demonstrations, Image):
     record(_class)
 
 

@@ -35,6 +35,20 @@ class LogprobGap(NamedTuple):
 
 
 @record
+class Best(NamedTuple):
+    """The evaluated snapshot with the greatest value of a metric.
+
+    Attributes:
+      step: the trainer step of the snapshot.
+      metric, value: see `rl_sync.observe.accuracy.measure`.
+    """
+
+    step: int
+    metric: str
+    value: float
+
+
+@record
 @dataclasses.dataclass(frozen=True)
 class Result:
     """The result of a run so far; None and empty stand for what has not happened.
@@ -44,6 +58,7 @@ class Result:
       transfer: why weights do not travel as the settings ask.
       warm_up, rl: the metrics of the last step, and its number as `step`.
       evaluations: by their moments, such as "after RL".
+      best: the best snapshot, if one is kept.
       skipped: by phase.
       digest: of the parameters.
       failed: why it has failed.
@@ -54,6 +69,7 @@ class Result:
     warm_up: Mapping[str, float] | None = None
     rl: Mapping[str, float] | None = None
     evaluations: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    best: Best | None = None
     skipped: Mapping[str, Skipped] = dataclasses.field(default_factory=dict)
     logprob_gap: LogprobGap | None = None
     digest: str | None = None

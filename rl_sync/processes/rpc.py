@@ -79,6 +79,10 @@ class RemoteError(RuntimeError):
     """The called role raised an exception; the message has its name and its message."""
 
 
+class RefusedError(RemoteError):
+    """The called role has another secret."""
+
+
 class PeerLostError(RuntimeError):
     """The called role has ended, or does not answer."""
 
@@ -182,7 +186,8 @@ class RpcClient:
         """Waits for the answer to a call.
 
         Raises:
-          RemoteError: the server refused, or belongs to another run.
+          RemoteError: the server refused.
+          RefusedError: it has another secret, as one that belongs to another run.
           PeerLostError: nobody answered within `deadline_secs`.
         """
         name = type(call).__name__
@@ -192,7 +197,7 @@ class RpcClient:
             )
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
             if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                raise RemoteError(
+                raise RefusedError(
                     f"{name} is refused by {self._peer}: {error.details()}. Another run has"
                     " that address, or this process was started with another work directory."
                 ) from error

@@ -27,11 +27,15 @@ def secret_of(workdir: str | os.PathLike[str]) -> str:
       OSError: the directory cannot be written, or another process began to make a secret and did
         not finish.
     """
-    path = Workdir(workdir).secret
+    return secret_in(Workdir(workdir).secret)
+
+
+def secret_in(path: Path) -> str:
+    """Reads the secret in a file; makes one if there is no file. Raises what `secret_of` does."""
     try:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return _read(path)
+        return read_secret(path)
     made = secrets.token_hex(_BYTES)
     with os.fdopen(opened, "w") as file:
         file.write(made)
@@ -49,14 +53,18 @@ def is_open(workdir: str | os.PathLike[str]) -> bool:
     return bool(Workdir(workdir).secret.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
-def _read(path: Path) -> str:
-    """Reads a secret that another process may be writing at this moment."""
+def read_secret(path: Path) -> str:
+    """Reads a secret that another process may be writing at this moment.
+
+    Raises:
+      OSError: it cannot be read, or holds no secret.
+    """
     deadline = time.monotonic() + _WRITTEN_SECS
     while len(found := path.read_text()) < 2 * _BYTES:
         if time.monotonic() > deadline:
             raise OSError(
                 f"{path} holds no secret of {2 * _BYTES} characters: whoever began to write it has"
-                " ended. Remove it, and start the run again."
+                " ended. Remove it, and start again."
             )
         time.sleep(_POLL_SECS)
     return found

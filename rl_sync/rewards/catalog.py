@@ -28,8 +28,43 @@ REWARDS = {
         "rl_sync.rewards.exact:ExactMatch", "Compares the completion with the answer as text."
     ),
     "final_answer": Kind(
-        "rl_sync.rewards.final:FinalAnswer",
-        "Compares the text after the last # with the answer.",
+        "rl_sync.rewards.final:FinalAnswer", "Compares the text after the last # with the answer."
+    ),
+    "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
+    "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
+    "code": Kind("rl_sync.rewards.code:Code", "Runs a program against tests, in a sandbox."),
+    "format": Kind("rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags."),
+    "length_band": Kind(
+        "rl_sync.rewards.shaping:LengthBand", "Prefers completions of a range of lengths."
+    ),
+    "soft_overlong": Kind(
+        "rl_sync.rewards.shaping:SoftOverlong", "Punishes the last tokens before the limit."
+    ),
+    "repetition": Kind("rl_sync.rewards.shaping:Repetition", "Punishes repeated n-grams."),
+    "language": Kind(
+        "rl_sync.rewards.shaping:Language", "Measures the share of letters of a script."
+    ),
+    "vision": Kind(
+        "rl_sync.rewards.vision:Vision", "Judges questions about images by `kind` of the row."
+    ),
+    "iou": Kind("rl_sync.rewards.grounding:BoxOverlap", "Compares boxes by their overlap."),
+    "point_in_box": Kind(
+        "rl_sync.rewards.grounding:PointInBox", "Counts the boxes that have a point in them."
+    ),
+    "count": Kind("rl_sync.rewards.visual_answers:Count", "Compares a number of things."),
+    "vqa": Kind(
+        "rl_sync.rewards.visual_answers:VqaAccuracy", "Counts the people who gave that answer."
+    ),
+    "anls": Kind(
+        "rl_sync.rewards.visual_answers:Anls", "Compares texts by their Levenshtein distance."
+    ),
+    "relaxed_number": Kind(
+        "rl_sync.rewards.visual_answers:RelaxedNumber", "Compares numbers within 5 %."
+    ),
+    "choice": Kind("rl_sync.rewards.visual_answers:Choice", "Compares the chosen option."),
+    "llm_judge": Kind(
+        "rl_sync.rewards.llm_judge:LlmJudge",
+        "Asks a language model behind an OpenAI-compatible endpoint.",
     ),
 }
 

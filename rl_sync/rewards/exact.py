@@ -15,5 +15,5 @@ class ExactMatch:
         """Judges a completion."""
         given, answer = completion.text.strip(), str(row["answer"]).strip()
         if given == answer:
-            return Judgement(1.0, "the same text")
-        return Judgement(0.0, f"the answer is {answer!r}")
+            return Judgement(1.0, "the same text", answer=given)
+        return Judgement(0.0, f"the answer is {answer!r}", answer=given)

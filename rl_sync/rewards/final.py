@@ -29,5 +29,6 @@ class FinalAnswer:
         _, marker, final = completion.text.rpartition(self.marker)
         if not marker:
             return Judgement(0.0, f"no {self.marker!r}")
-        right = final.strip() == str(row["answer"]).strip()
-        return Judgement(float(right), f"final answer {final.strip()!r}")
+        given = final.strip()
+        right = given == str(row["answer"]).strip()
+        return Judgement(float(right), f"final answer {given!r}", answer=given)

@@ -38,6 +38,8 @@ class Judgement:
       score: the reward, usually from 0 to 1; None if the completion could not be judged.
       why: a short reason, such as the extracted answer, the failing test or the time limit.
       components: scores by name that the score is made of. Each is logged as `reward/NAME`.
+      answer: the answer that was read from the completion, in a form in which equal answers are
+        equal texts; None if the reward reads none. Evaluations vote on it.
 
     Raises:
       ValueError: the score is not a finite number.
@@ -46,6 +48,7 @@ class Judgement:
     score: float | None
     why: str = ""
     components: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    answer: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in {"score": self.score, **self.components}.items():

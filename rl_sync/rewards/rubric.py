@@ -92,6 +92,12 @@ class Rubric:
                         f" ({_short(str(row.get('prompt', '')), 80)!r}): {error}"
                     ) from error
 
+    def warm_up(self) -> None:
+        """Prepares this process with every term that has `warm_up()`, before the clock starts."""
+        for part in self._parts:
+            if hasattr(part.reward, "warm_up"):
+                part.reward.warm_up()
+
     def judge(self, items: Sequence[Judgeable], limit_secs: float | None = None) -> list[Judgement]:
         """Judges completions, in their order.
 
@@ -109,13 +115,14 @@ class Rubric:
             several = len(self._parts) > 1
             if one.why:
                 reasons.append(f"{part.label}: {one.why}" if several else one.why)
+            components |= {f"{part.label}/{name}": of for name, of in one.components.items()}
             if one.score is None:
                 unknown = True
                 continue
             score += part.weight * one.score
             components[part.label] = one.score
-            components |= {f"{part.label}/{name}": of for name, of in one.components.items()}
-        return Judgement(None if unknown else score, "; ".join(reasons), components)
+        why, answer = "; ".join(reasons), judged[0].answer
+        return Judgement(None if unknown else score, why, components, answer)
 
 
 def _part(label: str, weight: float, reward: Callable[..., Any]) -> _Part:

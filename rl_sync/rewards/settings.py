@@ -15,22 +15,26 @@ class RewardSettings:
 
     workers: int = setting(
         1,
-        "Processes that judge, beside the master; 0 judges in the master's own process, without"
-        " limits of time and memory.",
+        "Processes that judge, beside the master or in a reward server; 0 judges in that process"
+        " itself, without limits of time and memory.",
         least=0,
         greatest=1024,
+        free="always",
     )
     addresses: str | None = setting(
         None,
         "Addresses of reward servers (`python -m launcher reward`), separated by commas, which"
         " then judge in place of the run's own workers.",
         implied="the run's own workers judge",
+        free="always",
     )
     secret_path: str | None = setting(
         None,
-        "File with the secret that the run shares with reward servers.",
-        implied="none, and reward.addresses needs one",
+        "File with the secret that the run shares with reward servers; a server makes it if there"
+        " is none.",
+        implied="none, and reward servers need one",
         is_path=True,
+        free="always",
     )
     limit_secs: float = setting(
         30.0,
@@ -55,6 +59,7 @@ class RewardSettings:
         4096,
         "Most completions that are judged or wait for it; explorers wait while there are more.",
         least=1,
+        free="always",
     )
     attempts: int = setting(
         2,
@@ -73,7 +78,14 @@ class RewardSettings:
         "all",
         "Judgements that are written to judgements.jsonl in the work directory.",
         choices=RECORDS,
+        free="always",
     )
+
+    @property
+    def server_addresses(self) -> list[str]:
+        """The addresses of reward servers; none where the run has workers of its own."""
+        parts = (part.strip() for part in (self.addresses or "").split(","))
+        return [part for part in parts if part]
 
     def __post_init__(self) -> None:
         check(self, "reward")

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import logging
 import math
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from pebble import ProcessExpired, ProcessFuture
 
 from rl_sync.references import reference_of
 from rl_sync.rewards.judgement import Judgement
+from rl_sync.rewards.room import Room
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings
 
@@ -30,10 +32,7 @@ _PR_SET_PDEATHSIG = 1
 _SHARE_SECS = 0.05
 """The time that a worker is given work for at once; more would leave others idle at the end."""
 _MOST_REBUILDS = 3
-
-
-class QueueTimeoutError(TimeoutError):
-    """No room in the queue of completions to judge within the time."""
+_log = logging.getLogger(__name__)
 
 
 class Judges:
@@ -61,8 +60,7 @@ class Judges:
         if settings.workers and not isinstance(reward, str):
             self._name = reference_of(reward)
         self._secs = _Mean()
-        self._room = threading.Condition()
-        self._queued = 0
+        self._room = Room(settings.queue)
         self.judged = 0
         # Linux considers a process's parent dead when the thread that started the process ends. So
         # one thread submits all requests, which starts the workers. It lives as long as they do.
@@ -83,7 +81,7 @@ class Judges:
         Raises:
           QueueTimeoutError: there was no room.
         """
-        with self._queue(len(items), timeout_secs):
+        with self._room.taken(len(items), timeout_secs):
             judged = self._tried(items)
             for _ in range(self._settings.attempts - 1):
                 again = [i for i, one in enumerate(judged) if not one.is_known]
@@ -99,26 +97,6 @@ class Judges:
             self._pool.stop()
             self._pool.join()
         self._door.shutdown()
-
-    @contextlib.contextmanager
-    def _queue(self, count: int, timeout_secs: float | None) -> Any:
-        """Takes room in the queue; more completions than it holds wait until it is empty."""
-        most = self._settings.queue
-        with self._room:
-            if not self._room.wait_for(
-                lambda: not self._queued or self._queued + count <= most, timeout_secs
-            ):
-                raise QueueTimeoutError(
-                    f"{count} completions waited {timeout_secs:g} s for room among"
-                    f" reward.queue={most} that are being judged."
-                )
-            self._queued += count
-        try:
-            yield
-        finally:
-            with self._room:
-                self._queued -= count
-                self._room.notify_all()
 
     def _tried(self, items: Sequence[Judgeable]) -> list[Judgement]:
         """Judges each completion once."""
@@ -180,7 +158,7 @@ class Judges:
         return pebble.ProcessPool(
             self._settings.workers,
             initializer=_begin,
-            initargs=(self._settings.memory_bytes,),
+            initargs=(self._name, self._settings.memory_bytes),
             # The parent has threads; a fork would copy them in the middle of their work.
             context=multiprocessing.get_context("spawn"),
         )
@@ -214,14 +192,18 @@ def _judge(name: str, items: list[Judgeable], limit_secs: float) -> tuple[float,
     return time.perf_counter() - start, judged
 
 
-def _begin(memory_bytes: int) -> None:
-    """Prepares a worker: its limits, and its end when its parent ends, in whatever way."""
+def _begin(name: str, memory_bytes: int) -> None:
+    """Prepares a worker: its limits, its reward, and its end when its parent ends in any way."""
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     if sys.platform == "linux":
         # A judge may hold the interpreter's lock, so that no thread of ours can run.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_follow_parent, name="lifeline", daemon=True).start()
+    try:
+        _rubric(name).warm_up()
+    except Exception:
+        _log.exception("A worker could not prepare the reward %s", name)
 
 
 def _follow_parent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
 _POLL_SECS = 1.0
-_ROLLOUTS_AHEAD = 2
-"""Rollouts whose groups may wait to be judged while the explorer generates the next ones."""
+_ROLLOUTS_AHEAD = 4
+"""Rollouts whose groups may be judged at once while the explorer generates the next ones."""
 
 
 class Delivery:
@@ -31,7 +32,8 @@ class Delivery:
       session: the explorer's part in the run. Its first process delivers.
       task, explorer: the problems, and the actor that generated the groups.
       replay, table: where groups go.
-      beside: whether a thread delivers, beside the generation of the next groups.
+      beside: whether threads deliver, beside the generation of the next groups. The groups of
+        several rollouts are then judged at once, and inserted in the order of the rollouts.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class Delivery:
     ) -> None:
         self._session, self._task, self._explorer = session, task, explorer
         self._replay, self._table = replay, table
-        self._waiting: queue.Queue[list[Group] | None] = queue.Queue(_ROLLOUTS_AHEAD)
+        self._room = threading.Semaphore(_ROLLOUTS_AHEAD)
+        self._scored: queue.Queue[Future[list[Group]]] = queue.Queue()
+        self._judging = ThreadPoolExecutor(_ROLLOUTS_AHEAD, thread_name_prefix="judging")
         self._fault: BaseException | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -55,10 +59,10 @@ class Delivery:
         self._beside = beside
 
     def deliver(self, groups: list[Group]) -> None:
-        """Delivers groups, or hands them to the thread as soon as it can take them.
+        """Delivers groups, or hands them to the threads as soon as these can take them.
 
         Raises:
-          TimeoutError: a wait passed its deadline, now or in the thread.
+          TimeoutError: a wait passed its deadline, now or in a thread.
         """
         if self._beside:
             self._session.agree("delivery", lambda: self._hand_over(groups))
@@ -66,46 +70,46 @@ class Delivery:
             self._session.agree("insert", lambda: self._insert(self._judge(groups)))
 
     def check(self) -> None:
-        """Raises what the thread has failed with, if it has; for the first process."""
+        """Raises what a thread has failed with, if one has; for the first process."""
         if self._fault is not None:
             raise self._fault
 
     def close(self) -> None:
-        """Ends the thread; groups that it holds are not delivered."""
+        """Ends the threads; groups that they hold are not delivered."""
         self._over.set()
+        self._judging.shutdown(wait=False, cancel_futures=True)
         if self._thread is not None:
             self._thread.join(timeout=2 * _POLL_SECS)
 
     def _hand_over(self, groups: list[Group]) -> None:
         patience = self._session.patience("groups to be judged", "the reward")
         wait = {"reason": "judgements", "for_whom": "the reward"}
-        try:
-            self._waiting.put_nowait(groups)
-        except queue.Full:
+        if not self._room.acquire(blocking=False):
             with self._session.spans.span(SpanKind.WAIT, **wait):
-                while True:
+                while not self._room.acquire(timeout=_POLL_SECS):
                     self.check()
                     patience()
-                    try:
-                        return self._waiting.put(groups, timeout=_POLL_SECS)
-                    except queue.Full:
-                        continue
+        self._scored.put(self._judging.submit(self._judge_alone, groups))
 
     def _work(self) -> None:
-        """Delivers what is handed over, one rollout's groups after the other."""
+        """Inserts what is judged, one rollout's groups after the other."""
         with self._session.alone():
             try:
                 while not self._over.is_set():
                     try:
-                        groups = self._waiting.get(timeout=_POLL_SECS / 4)
+                        scored = self._scored.get(timeout=_POLL_SECS / 4)
                     except queue.Empty:
                         continue
-                    assert groups is not None
-                    self._insert(self._judge(groups))
-            except RunStoppedError:
+                    self._insert(scored.result())
+                    self._room.release()
+            except (RunStoppedError, CancelledError):
                 pass  # The main thread hears of it, too.
             except BaseException as error:
                 self._fault = error
+
+    def _judge_alone(self, groups: list[Group]) -> list[Group]:
+        with self._session.alone():
+            return self._judge(groups)
 
     def _judge(self, groups: list[Group]) -> list[Group]:
         """Has groups judged; returns them with their rewards, but for those that are replaced."""

@@ -1,88 +1,226 @@
-"""Greedy accuracy on held-out problems."""
+"""Evaluations on held-out problems: their requests, and the completions to be judged."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.observe import accuracy
+from rl_sync.observe.accuracy import Answer, Problem
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import Verdict
+from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, Written
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import Session
+from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
-from rl_sync.rollout.request import CompletionRequest
+from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.verdicts import verdicts, written
+from rl_sync.runtime.verdicts import await_pending, verdicts, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
 
+_SEED = 0x65766C
+"""A word of the seeds of evaluations, so that their draws are not those of rollouts."""
 
-@dataclasses.dataclass
-class Evaluator:
-    """Measures how many held-out problems the policy solves without sampling.
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """The held-out problems of an evaluation, and how they are completed.
+
+    The same weights give the same completions at every evaluation.
+
+    Attributes:
+      task: the problems.
+      sampling: how completions are drawn.
+      problems: the most problems.
+      samples: completions of each problem.
+      seed: the seed of the run.
+    """
+
+    task: Task
+    sampling: Sampling
+    problems: int
+    samples: int = 1
+    seed: int = 0
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """The problems."""
+        return self.task.held_out[: self.problems]
+
+    @property
+    def requests(self) -> list[CompletionRequest]:
+        """A request for each problem, in their order."""
+        tokens, lengths = self.task.encode_prompts([prompt.text for prompt in self.prompts])
+        return [
+            CompletionRequest(
+                row[:length], self.sampling, self.samples, (_SEED, self.seed, prompt.prompt_id)
+            )
+            for prompt, row, length in zip(self.prompts, tokens, lengths, strict=True)
+        ]
+
+    def written(self, generated: Sequence[Sequence[Completion]]) -> list[Written]:
+        """Describes the completions of each problem to those that judge."""
+        return [
+            written(
+                self.task,
+                completion.tokens.tolist(),
+                prompt_id=prompt.prompt_id,
+                held_out=True,
+                sample=sample,
+            )
+            for prompt, completions in zip(self.prompts, generated, strict=True)
+            for sample, completion in enumerate(completions)
+        ]
+
+
+class Evaluator(NamedTuple):
+    """Completes held-out problems with an engine of its own.
 
     Attributes:
       session: the trainer's part in the run; the master has completions judged.
       model: the policy's shape.
-      task: the problems.
-      sampling: how completions are drawn, and what ends them.
-      problems: the most problems of an evaluation.
+      examination: the problems of an evaluation.
+      greedy: the sampling of a probe, which takes the likeliest tokens.
       rows: the most that are generated at once.
       layout: where the policy lies.
     """
 
     session: Session
     model: ModelConfig
-    task: Task
-    sampling: Sampling
-    problems: int
+    examination: Examination
+    greedy: Sampling
     rows: int
     layout: Layout
 
-    def accuracy(self, params: Params, problems: int | None = None) -> dict[str, float]:
-        """The share of problems that greedy completions solve; see `Verdict`.
+    def hand_in(self, params: Params, moment: str, step: int) -> None:
+        """Generates the completions of an evaluation, and leaves their judging to the master."""
+        with self.session.spans.span(SpanKind.EVALUATION, step=step):
+            items = self._completed(params, self.examination)
+            self.session.call(HandInEvaluation(moment, step, items))
+
+    def accuracy(self, params: Params, problems: int) -> dict[str, float]:
+        """Measures the accuracy of the likeliest completions, and waits for it.
 
         Args:
-          params: the policy's.
-          problems: fewer problems than the evaluator's own.
+          problems: the most problems.
 
         Returns:
           See `rl_sync.observe.accuracy.measure`.
         """
-        limit = min(problems or self.problems, self.problems, len(self.task.held_out))
-        prompts = self.task.held_out[:limit]
-        with self.session.spans.span(SpanKind.EVALUATION, problems=limit) as attributes:
-            judged = self._verdicts(params, prompts)
+        fewer = min(problems, self.examination.problems)
+        probe = dataclasses.replace(
+            self.examination, sampling=self.greedy, samples=1, problems=fewer
+        )
+        task = probe.task
+        with self.session.spans.span(SpanKind.EVALUATION, problems=len(probe.prompts)) as said:
+            judged = verdicts(self.session, self._completed(params, probe))
             values = accuracy.measure(
-                [None if one.score is None else one.solved for one in judged],
-                [self.task.is_seen(prompt) for prompt in prompts],
+                [
+                    Problem(
+                        [Answer(None if one.score is None else one.solved)], task.is_seen(asked)
+                    )
+                    for asked, one in zip(probe.prompts, judged, strict=True)
+                ]
             )
-            attributes.update(values)
+            said.update(values)
         return values
 
-    def _verdicts(self, params: Params, prompts: Sequence[Prompt]) -> list[Verdict]:
-        """Verdicts on greedy completions."""
-        tokens, lengths = self.task.encode_prompts([prompt.text for prompt in prompts])
-        requests = [
-            CompletionRequest(row[:length], self.sampling)
-            for row, length in zip(tokens, lengths, strict=True)
-        ]
+    def _completed(self, params: Params, examination: Examination) -> list[Written]:
         # A new one each time: it holds on to weights that train steps donate, and to its cache.
-        engine = Engine(
-            self.model, self.rows, decode=self.task.tokenizer.decode, layout=self.layout
-        )
-        engine.load(params, version=0)
-        try:
-            generated = engine.generate(requests)
-        except NonFiniteLogitsError as error:
-            raise RunError(f"The policy cannot be evaluated. {error}") from error
-        items = [
-            written(
-                self.task, completion.tokens.tolist(), prompt_id=prompt.prompt_id, held_out=True
+        decode = examination.task.tokenizer.decode
+        engine = Engine(self.model, self.rows, decode=decode, layout=self.layout)
+        return examination.written(completed(engine, params, examination))
+
+
+def completed(engine: Engine, params: Params, examination: Examination) -> list[list[Completion]]:
+    """Completes the problems of an evaluation; returns the completions of each.
+
+    Raises:
+      RunError: the weights are broken.
+    """
+    engine.load(params, version=0)
+    try:
+        return engine.generate(examination.requests)
+    except NonFiniteLogitsError as error:
+        raise RunError(f"The policy cannot be evaluated. {error}") from error
+
+
+def await_evaluations(session: Session) -> None:
+    """Waits until all evaluations that were handed in are measured.
+
+    Raises:
+      TimeoutError: nothing was judged for too long; see `rl_sync.runtime.verdicts.verdicts`.
+      RunStoppedError: the run is being stopped.
+    """
+    wait = {"reason": "evaluations to be judged", "for_whom": "the master"}
+    with session.spans.span(SpanKind.WAIT, **wait):
+        await_pending(session, AskEvaluations)
+
+
+class Sheet:
+    """The judged completions of an evaluation, each of which counts once.
+
+    Args:
+      examination: the problems.
+      category: the field of a row that names a problem's category.
+    """
+
+    def __init__(self, examination: Examination, category: str) -> None:
+        self._examination, self._category = examination, category
+        self._asked: set[tuple[int, int]] = set()
+        self.answers: dict[tuple[int, int], Answer] = {}
+
+    def new(self, items: Sequence[Written]) -> list[Written]:
+        """Returns those of some completions that were never here before, each once."""
+        fresh = []
+        for item in items:
+            if (key := (item.prompt_id, item.sample)) not in self._asked:
+                self._asked.add(key)
+                fresh.append(item)
+        return fresh
+
+    def add(self, item: Written, judgement: Judgement, solved: bool) -> None:
+        """Takes the judgement of a completion; another one of the same completion is ignored."""
+        answer = judgement.answer
+        vote = _normalized(item.text if answer is None else answer)
+        known = solved if judgement.is_known else None
+        self.answers.setdefault((item.prompt_id, item.sample), Answer(known, vote))
+
+    def forget(self) -> None:
+        """Drops the answers, which are measured; whatever comes after them is ignored."""
+        self.answers = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """True where every completion of every problem is judged."""
+        return len(self.answers) == len(self._examination.prompts) * self._examination.samples
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems with the answers so far, in their order."""
+        task, samples = self._examination.task, range(self._examination.samples)
+        return [
+            Problem(
+                [
+                    self.answers[prompt.prompt_id, sample]
+                    for sample in samples
+                    if (prompt.prompt_id, sample) in self.answers
+                ],
+                is_seen=task.is_seen(prompt),
+                category=str((prompt.row or {}).get(self._category) or ""),
             )
-            for prompt, (completion,) in zip(prompts, generated, strict=True)
+            for prompt in self._examination.prompts
         ]
-        return verdicts(self.session, items)
+
+    def measure(self) -> dict[str, float]:
+        """Computes the metrics; see `rl_sync.observe.accuracy.measure`."""
+        return accuracy.measure(self.problems, self._examination.samples)
+
+
+def _normalized(text: str) -> str:
+    """Returns a text without differences of case and of white space."""
+    return " ".join(text.casefold().split())

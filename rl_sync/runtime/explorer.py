@@ -6,14 +6,15 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from rl_sync.actors.events import Finish, HoldBack
+from rl_sync.actors.events import Finish, GrantEvaluation, HoldBack
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import AskLease, LeaseGrant
+from rl_sync.processes.calls import AskLease, HandInEvaluation, LeaseGrant
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.runtime.delivery import Delivery
+from rl_sync.runtime.evaluation import Examination, await_evaluations
 from rl_sync.types import Group, Params
 from rl_sync.weights.interface import Puller, WeightsTimeoutError
 
@@ -36,6 +37,7 @@ class ExplorerLoop:
       granted_secs: when the transfer of the last pull began, if the puller had to be let in.
       sync_kind: the kind of span that a pull is recorded as.
       delivery: has groups judged and inserts them.
+      examination: the held-out problems that it completes when it is asked to.
     """
 
     session: Session
@@ -46,6 +48,8 @@ class ExplorerLoop:
     granted_secs: Callable[[], float]
     sync_kind: SpanKind
     delivery: Delivery
+    examination: Examination
+    _has_evaluated: bool = False
     _next_look: float = 0.0
 
     def run(self) -> None:
@@ -62,20 +66,25 @@ class ExplorerLoop:
             while (grant := self._grant(state)) is not None:
                 if state is None or state.version != grant.version:
                     state = self._pull(grant, state)
+                if isinstance(grant, GrantEvaluation):
+                    state = self._evaluate(state)
+                    continue
                 state, groups = self._generate(grant, state)
                 if groups:
                     self.delivery.deliver(groups)
+            if self._has_evaluated:
+                await_evaluations(self.session)
         except RunStoppedError:
             pass  # The master's ledger says of what this explorer held that it was dropped.
         finally:
             self.delivery.close()
 
-    def _grant(self, state: ExplorerState | None) -> LeaseGrant | None:
+    def _grant(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | None:
         """Returns what is to be generated next; the first process asks."""
         answer = self.session.agree("grant", lambda: self._lease(state))
-        return answer if isinstance(answer, LeaseGrant) else None
+        return None if isinstance(answer, Finish) else answer
 
-    def _lease(self, state: ExplorerState | None) -> LeaseGrant | Finish:
+    def _lease(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | Finish:
         """The master's answer, once it does not hold the explorer back any more."""
         patience = self.session.patience("prompts", "the master, which waits for the trainer")
         call = AskLease(self.number, len(state.unfinished) if state else 0)
@@ -91,7 +100,9 @@ class ExplorerLoop:
                     answer = self.session.call(waiting)
         return answer
 
-    def _pull(self, grant: LeaseGrant, state: ExplorerState | None) -> ExplorerState:
+    def _pull(
+        self, grant: LeaseGrant | GrantEvaluation, state: ExplorerState | None
+    ) -> ExplorerState:
         """Waits for the version that is due, then receives it; keeps what is unfinished."""
         wanted = {"exactly" if grant.exactly else "at_least": grant.version}
         what = f"the weights of version {grant.version}"
@@ -146,6 +157,19 @@ class ExplorerLoop:
         rate = tokens / (time.monotonic() - started)
         self.session.facts.update(step=grant.step, version=state.version, tokens_per_sec=rate)
         return state, groups
+
+    def _evaluate(self, state: ExplorerState) -> ExplorerState:
+        """Completes the held-out problems with the weights in use; the master has them judged."""
+        version = state.version
+        with self.session.spans.span(SpanKind.EVALUATION, step=version, version=version):
+            try:
+                state, completions = self.explorer.complete(state, self.examination.requests)
+            except NonFiniteLogitsError as error:
+                raise RunError(f"With the weights of version {version}: {error}") from error
+            items = self.examination.written(completions)
+            self.session.call(HandInEvaluation(f"after step {version}", version, items))
+        self._has_evaluated = True
+        return state
 
     def _newer(self, state: ExplorerState) -> ExplorerState | None:
         """Weights that were published since, for completions that are under way."""

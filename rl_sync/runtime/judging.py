@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -74,6 +75,11 @@ class Judging:
         self._pending: dict[int, concurrent.futures.Future[list[Verdict]]] = {}
         self._tickets = 0
 
+    @property
+    def judged(self) -> int:
+        """A count that grows while completions are judged."""
+        return self._judge.judged
+
     def start(self) -> None:
         """Tries the reward on a few problems, in a thread; the run fails if it judges none."""
         threading.Thread(target=self._try, name="reward trial", daemon=True).start()
@@ -97,23 +103,36 @@ class Judging:
         if future is None:
             raise ValueError(f"Ticket {ticket} is unknown: its verdicts were given already.")
         concurrent.futures.wait([future], poll_secs)
-        if not future.done():
+        if future.done() and future.exception() is not None:
+            time.sleep(poll_secs)  # The run is being stopped, of which who asks will hear.
+        if not future.done() or future.exception() is not None:
             return Pending(self._judge.judged)
         with self._lock:
             self._pending.pop(ticket, None)
         return future.result()
 
     def _judged(self, items: Sequence[Written]) -> list[Verdict]:
+        return [Verdict(one.score, self.solves(one)) for one in self.judgements(items)]
+
+    def judgements(self, items: Sequence[Written]) -> list[Judgement]:
+        """Judges completions, in their order, and records the judgements.
+
+        Raises:
+          Exception: they cannot be judged; the run is then being stopped.
+        """
         prompts = [self._prompt(item) for item in items]
-        judged = self._judge.judge(
-            [
-                Judgeable(prompt.fields, Completion(item.text, item.tokens, item.truncated))
-                for prompt, item in zip(prompts, items, strict=True)
-            ],
-        )
+        asked = [
+            Judgeable(prompt.fields, Completion(item.text, item.tokens, item.truncated))
+            for prompt, item in zip(prompts, items, strict=True)
+        ]
+        try:
+            judged = self._judge.judge(asked)
+        except Exception as error:
+            self._fail(f"Completions cannot be judged: {error}")
+            raise
         for prompt, item, one in zip(prompts, items, judged, strict=True):
             self._keep(prompt, item, one)
-        return [Verdict(one.score, self._solves(one)) for one in judged]
+        return judged
 
     def metrics(self, trained: Iterable[int], over: Iterable[int]) -> dict[str, float]:
         """Returns the mean of each component over a step's groups, and forgets them.
@@ -143,8 +162,9 @@ class Judging:
         problems = self._task.held_out if item.held_out else self._task.train
         return problems[item.prompt_id]
 
-    def _solves(self, judgement: Judgement) -> bool:
-        return judgement.is_known and judgement.components.get(self._main, 0.0) >= _SOLVED
+    def solves(self, judgement: Judgement) -> bool:
+        """Says whether a judgement's completion solves its problem."""
+        return solves(judgement, self._main)
 
     def _keep(self, prompt: Prompt, item: Written, one: Judgement) -> None:
         """Records a judgement, and counts it."""
@@ -176,7 +196,7 @@ class Judging:
         items = example_rows([prompt.fields for prompt in self._task.train], _TRIED_ROWS)
         try:
             judged = self._judge.judge(items)
-        except (TimeoutError, OSError, RuntimeError) as error:
+        except (TimeoutError, OSError, RuntimeError, TypeError) as error:
             self._fail(f"The reward cannot be used: {error}")
             return
         if self._settings.unjudged_limit < 1 and not any(one.is_known for one in judged):
@@ -185,6 +205,11 @@ class Judging:
                 f"The reward {self._task.reward} judged none of the first problems, tried with"
                 f" their own answers. Of {_shown(prompt)}: {judged[0].why}"
             )
+
+
+def solves(judgement: Judgement, main: str) -> bool:
+    """Says whether the first term of a reward, called `main`, gives a completion 1 or more."""
+    return judgement.is_known and judgement.components.get(main, 0.0) >= _SOLVED
 
 
 def _record(item: Written, one: Judgement) -> Mapping[str, object]:

@@ -15,6 +15,7 @@ from rl_sync.actors.events import (
     ExplorerDied,
     ExplorerSeen,
     Finish,
+    GrantEvaluation,
     GrantLeases,
     GroupsBuffered,
     HoldBack,
@@ -36,11 +37,13 @@ from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
 from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.runtime import wiring
+from rl_sync.runtime.evaluations import Evaluations, Measured
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
 from rl_sync.tasks.order import prompt_at
 from rl_sync.types import Lease
 from rl_sync.weights.rendezvous import MeetingPoint
+from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
 
@@ -73,7 +76,15 @@ class MasterServer:
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
         self.closed = threading.Event()
-        self._judging = wiring.judging(settings, self._task, self._fail)
+        self._judging = wiring.judging(settings, self._task, self._fail, self._say)
+        self._evaluations = Evaluations(
+            wiring.examination(settings, self._task),
+            self._judging,
+            category=settings.evaluation.category,
+            metric=settings.checkpoint.best,
+            workdir=Workdir(settings.workdir),
+            publish=self._evaluated,
+        )
         self.answer = self._desk()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
@@ -94,7 +105,9 @@ class MasterServer:
             calls.EnterPhase.answered_by(self._enter),
             calls.AskStatus.answered_by(self._status),
             calls.Report.answered_by(self._report),
-            calls.Evaluated.answered_by(self._evaluated),
+            calls.HandInEvaluation.answered_by(self._evaluations.hand_in),
+            calls.AskEvaluations.answered_by(self._evaluations.ask),
+            calls.AskKeptSnapshots.answered_by(lambda call: self._evaluations.kept),
             calls.WriteMetrics.answered_by(self._write_metrics),
             calls.Fail.answered_by(lambda call: self._fail(call.reason)),
             calls.Close.answered_by(self._close),
@@ -156,13 +169,16 @@ class MasterServer:
         except RecordsError as error:
             self._fail(str(error))
         self._metrics.resume(call.step, call.warm_up)
+        self._evaluations.resume(call.step)
 
     def _begin(self, call: calls.Begin) -> None:
         # Leases that were given after the snapshot was taken have had their ids.
         next_lease = max(call.position.next_lease, self._first_lease)
         self._apply(Started(call.position._replace(next_lease=next_lease)))
 
-    def _lease(self, call: calls.AskLease) -> calls.LeaseGrant | HoldBack | Finish:
+    def _lease(
+        self, call: calls.AskLease
+    ) -> calls.LeaseGrant | GrantEvaluation | HoldBack | Finish:
         deadline = time.monotonic() + call.poll_secs
         with self._changed:
             while True:
@@ -255,10 +271,16 @@ class MasterServer:
         with self._changed:
             self._result = self._result.updated(result)
 
-    def _evaluated(self, call: calls.Evaluated) -> None:
-        self._add(Result(evaluations={call.moment: call.values}))
-        parts = accuracy.describe_parts(call.values)
-        self._message = f"held-out accuracy {call.moment}: {call.values['accuracy']:.1%}{parts}"
+    def _say(self, message: str) -> None:
+        """Shows a line on the display."""
+        self._message = message
+
+    def _evaluated(self, measured: Measured) -> None:
+        moment, step, values, best = measured
+        self._metrics.write("evaluation", step, values)
+        self._add(Result(evaluations={moment: values}, best=best))
+        parts = accuracy.describe_parts(values)
+        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}{parts}"
 
     def _status(self, call: calls.AskStatus) -> RunStatus:
         del call
@@ -299,6 +321,7 @@ class MasterServer:
                 self._keep(commands)
                 self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
+                self._evaluations.close()
                 self._metrics.close()
                 self._judging.close()
                 self.closed.set()

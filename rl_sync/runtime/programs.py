@@ -118,14 +118,13 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
 
 def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Evaluator:
     settings = session.settings
-    problems = settings.trainer.evaluation_problems
+    examination = wiring.examination(settings, task)
     return Evaluator(
         session=session,
         model=trainer.model,
-        task=task,
-        sampling=wiring.greedy_sampling(settings, task),
-        problems=problems,
-        rows=min(problems, settings.warm_up.probe_problems),
+        examination=examination,
+        greedy=wiring.greedy_sampling(settings, task),
+        rows=min(len(examination.prompts), settings.warm_up.probe_problems),
         layout=layout,
     )
 
@@ -169,6 +168,7 @@ def run_explorer(
             puller=parameters.receiving(end.puller),
             granted_secs=end.granted_secs,
             sync_kind=site.kind,
+            examination=wiring.examination(settings, task),
             delivery=Delivery(
                 session=session,
                 task=task,

@@ -15,7 +15,7 @@ from rl_sync.actors.trainer import Trainer, TrainState
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.opt_state import all_finite
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import AskPosition, Begin, EnterPhase, Evaluated, Report, WriteMetrics
+from rl_sync.processes.calls import AskKeptSnapshots, AskPosition, Begin, EnterPhase, Report
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
@@ -23,7 +23,7 @@ from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import ReplayError
 from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
-from rl_sync.runtime.evaluation import Evaluator
+from rl_sync.runtime.evaluation import Evaluator, await_evaluations
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.shares import BatchPlacer
 from rl_sync.runtime.stepping import DemonstrationsOf, Stepping
@@ -60,7 +60,7 @@ class TrainerLoop:
       batching: the layout of its batches.
       parameters: where they start, and what of them is published.
       warm_up: the supervised steps before the first rollout.
-      evaluator: measures greedy accuracy on held-out problems.
+      evaluator: completes held-out problems.
       end: from the schedule, which knows where the run starts, to the end that publishes weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
       snapshots: the folder of snapshots.
@@ -208,15 +208,18 @@ class TrainerLoop:
     def _look_after(self, state: TrainState, step: int, stepping: Stepping) -> None:
         """Evaluates and saves where the settings ask for it; the last step has its own."""
         settings = self.session.settings
-        evaluates = _is_due(step, settings.trainer.evaluate_every_steps)
+        evaluates = (
+            _is_due(step, settings.evaluation.every_steps) and not settings.evaluates_on_explorers
+        )
         saves = _is_due(step, settings.checkpoint.every_steps)
+        saves = saves or (evaluates and settings.checkpoint.best is not None)
         if step == settings.trainer.steps or not (evaluates or saves):
             return
         stepping.settle()
-        if evaluates:
-            self._evaluate(state, f"after step {step}")
         if saves:
             self._save(state)
+        if evaluates:
+            self._evaluate(state, f"after step {step}")
 
     def _finish(self, state: TrainState) -> None:
         """Saves; after the last step also evaluates, which another role's failure may prevent."""
@@ -224,6 +227,7 @@ class TrainerLoop:
         self._save(state)
         if int(state.step) == self.session.settings.trainer.steps:
             self._evaluate(state, f"after {self._learning}")
+            await_evaluations(self.session)
         self.session.call(Report(Result(digest=digest(state.params))))
 
     @property
@@ -232,9 +236,7 @@ class TrainerLoop:
         return "SFT" if self.session.settings.algorithm.demonstrations_only else "RL"
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
-        values = self.evaluator.accuracy(state.params)
-        self.session.call(WriteMetrics("evaluation", int(state.step), values))
-        self.session.call(Evaluated(moment, values))
+        self.evaluator.hand_in(state.params, moment, int(state.step))
 
     def _save(self, state: TrainState) -> None:
         step = int(state.step)
@@ -258,9 +260,15 @@ class TrainerLoop:
                 state._replace(params=self.parameters.kept(state.params)),
                 metadata,
                 keep=self.session.settings.checkpoint.keep,
+                kept=self._kept(),
                 processes=self.processes,
                 agree=self.session.agree,
             )
+
+    def _kept(self) -> list[int]:
+        """The steps whose snapshots stay, however many newer ones there are."""
+        best = self.session.settings.checkpoint.best
+        return [] if best is None else self.session.call(AskKeptSnapshots())
 
     def _latest(self) -> int | None:
         return self.session.agree("latest snapshot", lambda: latest_snapshot(self.snapshots))

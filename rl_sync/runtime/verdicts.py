@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rl_sync.processes.calls import AskVerdicts, Judge, Pending, Verdict, Written
+from rl_sync.processes.rpc import Call
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task
 from rl_sync.types import NO_LEASE
 
 _POLL_SECS = 1.0
+
+T = TypeVar("T")
 
 
 def written(
@@ -20,12 +24,13 @@ def written(
     prompt_id: int,
     held_out: bool = False,
     lease_id: int = NO_LEASE,
+    sample: int = 0,
 ) -> Written:
     """Describes a completion of a problem to those that judge.
 
     Args:
       tokens: the completion's ids, its end of sequence included.
-      prompt_id, held_out, lease_id: see `Written`.
+      prompt_id, held_out, lease_id, sample: see `Written`.
     """
     ids = [int(token) for token in tokens]
     has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
@@ -36,6 +41,7 @@ def written(
         text=task.tokenizer.decode(ids),
         tokens=ids,
         truncated=len(ids) >= task.max_completion_tokens and not has_end,
+        sample=sample,
     )
 
 
@@ -47,9 +53,18 @@ def verdicts(session: Session, items: Sequence[Written]) -> list[Verdict]:
       RunStoppedError: the run is being stopped.
     """
     ticket = session.call(Judge(list(items)))
+    return await_pending(session, lambda poll_secs: AskVerdicts(ticket, poll_secs))
+
+
+def await_pending(session: Session, ask: Callable[[float], Call[T | Pending]]) -> T:
+    """Asks the master until the answer is not `Pending`; raises what `verdicts` raises.
+
+    Args:
+      ask: makes the call, from the longest time that it may take.
+    """
     patience, judged = _patience(session), -1
     while True:
-        answer = session.call(AskVerdicts(ticket, _POLL_SECS))
+        answer = session.call(ask(_POLL_SECS))
         if not isinstance(answer, Pending):
             return answer
         if answer.judged > judged:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from rl_sync.actors.events import MasterSettings
@@ -11,11 +13,16 @@ from rl_sync.learning.batching import Batching
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
+from rl_sync.processes.rpc import PeerLostError
+from rl_sync.processes.secret import read_secret
 from rl_sync.rewards.rubric import Rubric
+from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.judging import Judging
+from rl_sync.runtime.evaluation import Examination
+from rl_sync.runtime.judging import Judge, Judging
+from rl_sync.runtime.remote_judges import RemoteJudges, check_server
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks import catalog
@@ -37,10 +44,28 @@ def load_task(settings: RunSettings) -> Task:
         task = catalog.load_task(settings.task, tokenizer, settings.seed)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
+    _require_text(settings, task)
     model_config(settings, task)
     sampling(settings, task)
     _require_demonstrations(settings, task)
     return task
+
+
+def _require_text(settings: RunSettings, task: Task) -> None:
+    """Refuses a task that shows images, which policies do not see yet."""
+    name = settings.task.name
+    section = getattr(settings.task, name, None)
+    has_text = hasattr(section, "as_text")
+    way_out = (
+        f"use --config.task.{name}.as_text=true, which writes the images as characters"
+        if has_text
+        else "name the field otherwise, and say in the prompt what the image shows"
+    )
+    require(
+        not task.shows_images,
+        f"task.name={name} asks about images (the field `images` of its rows), and policies read"
+        f" text alone: {way_out}.",
+    )
 
 
 def _require_demonstrations(settings: RunSettings, task: Task) -> None:
@@ -75,17 +100,64 @@ def check_reward(task: Task) -> None:
         raise ConfigError(str(error)) from error
 
 
-def judging(settings: RunSettings, task: Task, fail: Callable[[str], None]) -> Judging:
+def check_reward_servers(settings: RunSettings, task: Task) -> None:
+    """Refuses reward servers with another reward or another secret.
+
+    One that does not answer is not refused: it may come later.
+
+    Raises:
+      ConfigError: names the server, what is wrong and the way out.
+    """
+    if settings.reward.addresses is None:
+        return
+    secret = _reward_secret(settings.reward)
+    for address in settings.reward.server_addresses:
+        with contextlib.suppress(PeerLostError):
+            check_server(address, secret, task.reward)
+
+
+def _reward_secret(settings: RewardSettings) -> str:
+    assert settings.secret_path is not None, "checked with the settings"
+    try:
+        return read_secret(Path(settings.secret_path))
+    except OSError as error:
+        raise ConfigError(
+            f"reward.secret_path={settings.secret_path} cannot be read"
+            f" ({error.strerror or error}): `python -m launcher reward` makes it; copy it from the"
+            " server's machine."
+        ) from error
+
+
+def judge_of(settings: RunSettings, task: Task, say: Callable[[str], None]) -> Judge:
+    """Returns what judges a task's completions: workers, or reward servers if there are some.
+
+    Args:
+      say: gets a line for the user when no server answers.
+    """
+    if settings.reward.addresses is None:
+        return Judges(task.reward, settings.reward)
+    return RemoteJudges(
+        task.reward,
+        settings.reward,
+        secret=_reward_secret(settings.reward),
+        wait_secs=settings.launch.wait_secs,
+        say=say,
+    )
+
+
+def judging(
+    settings: RunSettings, task: Task, fail: Callable[[str], None], say: Callable[[str], None]
+) -> Judging:
     """The judging of a task's completions; the reward is tried at once, in a thread.
 
     Args:
       fail: called with a reason if it cannot be used.
+      say: see `judge_of`.
     """
-    judges = Judges(task.reward, settings.reward)
     made = Judging(
         task=task,
-        judge=judges,
-        main=judges.rubric.labels[0],
+        judge=judge_of(settings, task, say),
+        main=Rubric(task.reward).labels[0],
         settings=settings.reward,
         workdir=Workdir(settings.workdir),
         fail=fail,
@@ -137,8 +209,19 @@ def sampling(settings: RunSettings, task: Task) -> Sampling:
 
 
 def greedy_sampling(settings: RunSettings, task: Task) -> Sampling:
-    """The way of evaluations: as explorers do, but always with the likeliest token."""
+    """The way of probes: as explorers do, but always with the likeliest token."""
     return dataclasses.replace(sampling(settings, task), greedy=True)
+
+
+def examination(settings: RunSettings, task: Task) -> Examination:
+    """The held-out problems of an evaluation; several completions of each are drawn at random."""
+    evaluation = settings.evaluation
+    if evaluation.samples == 1:
+        drawn = greedy_sampling(settings, task)
+    else:
+        temperature = evaluation.temperature or settings.rollout.temperature
+        drawn = dataclasses.replace(sampling(settings, task), temperature=temperature)
+    return Examination(task, drawn, evaluation.problems, evaluation.samples, settings.seed)
 
 
 def engine(settings: RunSettings, task: Task, layout: Layout) -> Engine:
@@ -179,4 +262,7 @@ def master_settings(settings: RunSettings) -> MasterSettings:
         carries_over=settings.rollout.budget_tokens > 0,
         screening=settings.algorithm.screening,
         times_sampled=settings.replay.times_sampled,
+        evaluate_every_steps=(
+            settings.evaluation.every_steps if settings.evaluates_on_explorers else 0
+        ),
     )

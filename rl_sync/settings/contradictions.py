@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rl_sync.observe.accuracy import metric_names
 from rl_sync.roles import process_name
 from rl_sync.schedule import MODES
 from rl_sync.settings.algorithm import (
@@ -11,6 +12,8 @@ from rl_sync.settings.algorithm import (
     require_no_explorers,
     require_shares,
 )
+from rl_sync.settings.evaluation import EXPLORERS
+from rl_sync.settings.limits import require_address
 from rl_sync.settings.records import require
 from rl_sync.settings.run import RunSettings
 from rl_sync.spelling import require_one_of
@@ -30,6 +33,8 @@ def check(settings: RunSettings) -> None:
     _check_microbatches(settings)
     _check_processes(settings)
     _check_hosts(settings)
+    _check_reward_servers(settings)
+    _check_evaluation(settings)
     _check_meshes(settings)
     settings.model.config(vocab_size=1, max_length=1)  # Refuses what makes no model.
 
@@ -76,6 +81,54 @@ def _check_hosts(settings: RunSettings) -> None:
     ]
     for name in launch.elsewhere:
         require_one_of(f"launch.hosts={launch.hosts}: the process", name, tuple(names))
+
+
+def _check_reward_servers(settings: RunSettings) -> None:
+    reward = settings.reward
+    require(
+        reward.addresses is None or bool(reward.server_addresses),
+        f"reward.addresses={reward.addresses!r} names no server: give HOST:PORT,…, or leave it out"
+        " to have completions judged by workers of the run.",
+    )
+    for address in reward.server_addresses:
+        require_address("reward.addresses", address)
+        require(
+            reward.server_addresses.count(address) == 1,
+            f"reward.addresses names {address} twice: name each server once.",
+        )
+    require(
+        reward.addresses is None or reward.secret_path is not None,
+        f"reward.addresses={reward.addresses} needs reward.secret_path=FILE with the secret of"
+        " these servers, which `python -m launcher reward` makes.",
+    )
+
+
+def _check_evaluation(settings: RunSettings) -> None:
+    evaluation, best = settings.evaluation, settings.checkpoint.best
+    by = f"evaluation.by={evaluation.by}"
+    require(
+        evaluation.by != EXPLORERS
+        or (settings.schedule.pull == "latest" and settings.explorers > 0),
+        f"{by} needs explorers that run at their own pace, and sync.mode={settings.sync.mode} has"
+        " none: use sync.mode=asynchronous or multi_explorer, or evaluation.by=trainer.",
+    )
+    if best is None:
+        return
+    require_one_of(
+        f"checkpoint.best with evaluation.samples={evaluation.samples}: the metric",
+        best,
+        tuple(metric_names(evaluation.samples)),
+    )
+    require(
+        evaluation.every_steps > 0,
+        f"checkpoint.best={best} compares evaluations between steps, and there are none: set"
+        " evaluation.every_steps.",
+    )
+    require(
+        evaluation.by != EXPLORERS,
+        f"checkpoint.best={best} does not fit {by}: explorers may evaluate a version of which there"
+        " is no snapshot. Use evaluation.by=trainer.",
+    )
 
 
 def _check_explorers(settings: RunSettings) -> None:

@@ -20,6 +20,7 @@ from rl_sync.rewards.settings import RewardSettings
 from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.setting import check, section, setting
+from rl_sync.settings.evaluation import EXPLORERS, EvaluationSettings
 from rl_sync.settings.launch import LaunchSettings
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.settings.model import ModelSettings
@@ -99,7 +100,12 @@ class RunSettings:
         free="always",
     )
     reward: RewardSettings = section(
-        RewardSettings, "Judging of completions; `task.reward` says by which reward.", free="always"
+        RewardSettings, "Judging of completions; `task.reward` says by which reward."
+    )
+    evaluation: EvaluationSettings = section(
+        EvaluationSettings,
+        "Evaluations on held-out problems, before, during and after the run.",
+        free="always",
     )
     checkpoint: SnapshotSettings = section(
         SnapshotSettings, "Snapshots of the trainer, from which a run goes on.", free="always"
@@ -230,6 +236,13 @@ class RunSettings:
         """True where explorers have groups judged while they generate the next ones."""
         ahead = self.schedule.pull == "latest" or self.schedule.offset > 0
         return ahead and not self.algorithm.screening.replaces
+
+    @property
+    def evaluates_on_explorers(self) -> bool:
+        """True where explorers generate the completions of evaluations between steps."""
+        if self.evaluation.by is not None:
+            return self.evaluation.by == EXPLORERS
+        return self.schedule.pull == "latest" and not self.checkpoint.best and self.explorers > 0
 
     @property
     def meets(self) -> bool:

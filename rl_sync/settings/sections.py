@@ -50,16 +50,6 @@ class TrainerSettings:
         64, "Groups that a trainer step consumes; a group is one prompt's completions.", least=1
     )
     group_size: int = setting(8, "Completions of each prompt.", least=1)
-    evaluate_every_steps: int = setting(
-        0,
-        "Trainer steps between two measurements of greedy held-out accuracy; 0 for the first and"
-        " the last only.",
-        least=0,
-        free="always",
-    )
-    evaluation_problems: int = setting(
-        512, "The most held-out problems that an evaluation uses.", least=1, free="always"
-    )
     batching: str = setting(
         "padded",
         "Layout of trajectories, and of the warm-up's demonstrations, in the rows of a batch:"
@@ -316,6 +306,12 @@ class SnapshotSettings:
         50, "Trainer steps between two snapshots; 0 for one at the end only.", least=0
     )
     keep: int = setting(3, "Newest snapshots that are kept.", least=1)
+    best: str | None = setting(
+        None,
+        "Metric of evaluations, such as accuracy or pass@8: a snapshot is also taken at each"
+        " evaluation, and the one with the greatest value is kept.",
+        implied="no snapshot is kept for its metric",
+    )
 
     def __post_init__(self) -> None:
         check(self, "checkpoint")

@@ -19,7 +19,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +39,7 @@ from rl_sync.weights.storage import (
     placement,
     unflatten_named,
 )
+from rl_sync.workdir import snapshot_name
 
 _NAME = re.compile(r"snapshot_(\d{8,})")
 _TEMPORARY = ".unfinished-"
@@ -66,6 +67,7 @@ def save_snapshot(
     metadata: dict[str, Any],
     *,
     keep: int = 3,
+    kept: Collection[int] = (),
     processes: Iterable[int] | None = None,
     agree: Agree = alone,
 ) -> None:
@@ -77,6 +79,7 @@ def save_snapshot(
       state: a pytree of jax arrays (PRNG keys among them), numpy arrays and Python numbers.
       metadata: other values to save, as JSON.
       keep: the number of newest snapshots that stay.
+      kept: steps whose snapshots stay besides.
       processes, agree: the program's processes, by their indices in the cluster, and their means to
         agree.
 
@@ -100,7 +103,7 @@ def save_snapshot(
     def finish() -> None:
         (unfinished / _METADATA).write_text(text)
         seal(unfinished)
-        others = [other for other in _steps(directory) if other != step]
+        others = [other for other in _steps(directory) if other != step and other not in kept]
         if snapshot_path(directory, step).exists():
             _hide(directory, step)
         unfinished.rename(snapshot_path(directory, step))
@@ -302,7 +305,7 @@ def _steps(directory: Path) -> list[int]:
 
 def snapshot_path(directory: Path, step: int) -> Path:
     """Directory of the snapshot of a step, whether it is there or not."""
-    return directory / f"snapshot_{step:08d}"
+    return directory / snapshot_name(step)
 
 
 def _hide(directory: Path, step: int) -> None:

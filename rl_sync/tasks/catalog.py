@@ -1,30 +1,98 @@
-"""Tasks by name: from `config.task` and `config.tokenizer` to loaded problems."""
+"""Tasks by name: from `config.task` and `config.tokenizer` to loaded problems.
+
+A task is a module with a section of settings and a function that loads its problems, and a line in
+`TaskSections`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from rl_sync.setting import section, setting
 from rl_sync.spelling import require_one_of
-from rl_sync.tasks import arithmetic, dataset, jsonl, own, pretrained, worked
+from rl_sync.tasks import (
+    arithmetic,
+    dataset,
+    digits,
+    humaneval,
+    jsonl,
+    own,
+    pretrained,
+    school,
+    shapes,
+    worked,
+)
 from rl_sync.tasks.arithmetic import ArithmeticConfig
 from rl_sync.tasks.dataset import DatasetConfig
+from rl_sync.tasks.digits import DigitsConfig
+from rl_sync.tasks.humaneval import HumanEvalConfig
 from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.school import SchoolConfig
+from rl_sync.tasks.shapes import ShapesConfig
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer, Tokenizer
 from rl_sync.tasks.worked import WorkedConfig
 
-TASKS = ("arithmetic", "worked", "jsonl", "dataset")
+Loader = Callable[[Any, int], Problems]
+"""Loads a task's problems from its section of the config and the run's seed."""
+
 _loading = threading.Lock()
 
 
+def task(record: type, load: Loader, meaning: str) -> Any:
+    """Makes the field of a task: its section of the config, with the function that loads it."""
+    field = section(record, meaning)
+    return dataclasses.field(default_factory=record, metadata={**field.metadata, "load": load})
+
+
 @dataclasses.dataclass(frozen=True)
-class TaskConfig(LengthLimits):
+class TaskSections:
+    """The tasks by name."""
+
+    arithmetic: ArithmeticConfig = task(
+        ArithmeticConfig,
+        arithmetic.load,
+        "Sums and differences, demonstrated by a careless pupil.",
+    )
+    worked: WorkedConfig = task(
+        WorkedConfig,
+        worked.load,
+        "Long sums that are worked out, demonstrated by a pupil who tires.",
+    )
+    school: SchoolConfig = task(
+        SchoolConfig, school.load, "School questions that reasoning-gym generates."
+    )
+    humaneval: HumanEvalConfig = task(
+        HumanEvalConfig, humaneval.load, "The 164 programming problems of HumanEval."
+    )
+    shapes: ShapesConfig = task(
+        ShapesConfig, shapes.load, "Questions about images of colored shapes."
+    )
+    digits: DigitsConfig = task(
+        DigitsConfig, digits.load, "Handwritten digits, which scikit-learn ships."
+    )
+    jsonl: JsonlConfig = task(JsonlConfig, jsonl.load, "Problems of a file of your own.")
+    dataset: DatasetConfig = task(
+        DatasetConfig,
+        dataset.load,
+        "Problems of a data set, and fields of the rows of a task of your own.",
+    )
+
+
+TASKS: dict[str, Loader] = {
+    field.name: field.metadata["load"] for field in dataclasses.fields(TaskSections)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig(TaskSections, LengthLimits):
     """`config.task`: the task, the limits of its texts, and the settings of each task.
 
     Raises:
@@ -41,16 +109,6 @@ class TaskConfig(LengthLimits):
         "Reward that judges completions: a name, `module:function` or `path/to/file.py:function`,"
         " or a weighted sum such as `math + 0.2 * format(pattern='<answer>.*</answer>')`.",
         implied="the task's own",
-    )
-    arithmetic: ArithmeticConfig = section(
-        ArithmeticConfig, "Sums and differences, demonstrated by a careless pupil."
-    )
-    worked: WorkedConfig = section(
-        WorkedConfig, "Long sums that are worked out, demonstrated by a pupil who tires."
-    )
-    jsonl: JsonlConfig = section(JsonlConfig, "Problems of a file of your own.")
-    dataset: DatasetConfig = section(
-        DatasetConfig, "Problems of a data set, and fields of the rows of a task of your own."
     )
 
     def __post_init__(self) -> None:
@@ -83,13 +141,7 @@ def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
 def _problems(config: TaskConfig, seed: int) -> Problems:
     if own.is_own(config.name):
         return own.load(config.name, config.dataset, seed)
-    if config.name == "arithmetic":
-        return arithmetic.load(config.arithmetic, seed)
-    if config.name == "worked":
-        return worked.load(config.worked, seed)
-    if config.name == "jsonl":
-        return jsonl.load(config.jsonl, seed)
-    return dataset.load(config.dataset, seed)
+    return TASKS[config.name](getattr(config, config.name), seed)
 
 
 def _tokenizer(config: TokenizerConfig, problems: Problems) -> Tokenizer:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
+from rl_sync.images import images_of
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Prompt
 
@@ -84,12 +85,17 @@ class Task:
         return "\n".join([sizes, *(f"- {note}" for note in notes)])
 
     def is_seen(self, prompt: Prompt) -> bool:
-        """Says whether a training problem has the same prompt."""
-        return prompt.text in self._trained_texts
+        """Says whether a training problem has the same prompt, and the same images."""
+        return _shown(prompt) in self._trained_on
 
     @functools.cached_property
-    def _trained_texts(self) -> frozenset[str]:
-        return frozenset(prompt.text for prompt in self.train)
+    def _trained_on(self) -> frozenset[Hashable]:
+        return frozenset(map(_shown, self.train))
+
+    @functools.cached_property
+    def shows_images(self) -> bool:
+        """True if a prompt is about an image."""
+        return any(images_of(one.row or {}) for one in (*self.train, *self.held_out))
 
     @property
     def row_tokens(self) -> int:
@@ -118,3 +124,8 @@ class Task:
             ids = [*asked, *self.tokenizer.encode(prompt.answer), self.tokenizer.eos_id]
             tokens[row, : len(ids)], mask[row, len(asked) : len(ids)] = ids, True
         return tokens, mask
+
+
+def _shown(prompt: Prompt) -> Hashable:
+    """Returns all that a prompt shows."""
+    return (prompt.text, *images_of(prompt.row or {}))

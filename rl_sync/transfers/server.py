@@ -19,8 +19,9 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
 from rl_sync.types import Params
 from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.regions import places_of
-from rl_sync.weights.server_publisher import Holder, ServerPublisher
+from rl_sync.weights.regions import mesh_regions
+from rl_sync.weights.server_holder import Holder
+from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller
 from rl_sync.weights.server_transport import start_server
 
@@ -44,7 +45,7 @@ class ServerTrainerEnd(Offering):
         publisher = ServerPublisher(
             site.like,
             host=host,
-            places=places_of(site.like_on(session.settings.explorer_layout)),
+            expected=mesh_regions(site.like_on(session.settings.explorer_layout)),
             keep=schedule.versions_in_use,
             on_ready=lambda version: session.tell(Happened(VersionPublished(version))),
         )

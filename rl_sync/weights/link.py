@@ -18,16 +18,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from rl_sync.types import Params
+from rl_sync.weights.assembly import Assembly, blanks
 from rl_sync.weights.digest_plan import check_dtype
-from rl_sync.weights.loads import Landing, Load, blanks, load, wire_dtype
-from rl_sync.weights.routes import Box, Placed, Wave, plan_transfer
+from rl_sync.weights.loads import Load, load, unload, wire_dtype
+from rl_sync.weights.packing import kinds_of
+from rl_sync.weights.regions import mesh_regions
+from rl_sync.weights.routes import Wave, plan_transfer
 
 BUCKET_BYTES = 256 * 2**20
 
 _AXIS = "device"
-
-Shards = dict[jax.Device, list[Array]]
-"""For each device of this process its part of every parameter."""
 
 
 class Link:
@@ -51,15 +51,16 @@ class Link:
         self._senders, self._receivers = _devices(source), _devices(target)
         if shared := set(self._senders) & set(self._receivers):
             raise ValueError(f"A link joins two meshes without a common device, not {shared}.")
-        pairs = zip(jax.tree.leaves(source), jax.tree.leaves(target), strict=True)
-        self._leaves = [
-            Placed(a.dtype.itemsize, _boxes(a, self._senders), _boxes(b, self._receivers))
-            for a, b in pairs
-        ]
+        leaves = jax.tree.leaves(source)
+        self._dtypes = {leaf: np.dtype(like.dtype) for leaf, like in enumerate(leaves)}
+        sides = mesh_regions(source), mesh_regions(target)
+        held = zip([*self._senders, *self._receivers], [*sides[0], *sides[1]], strict=True)
+        self._held = {device: dict(enumerate(regions)) for device, regions in held}
         # Each device sends as much as it receives.
-        self._waves = plan_transfer(self._leaves, bucket_bytes // 2)
+        itemsizes = [dtype.itemsize for dtype in self._dtypes.values()]
+        self._waves = plan_transfer(itemsizes, *sides, bucket_bytes // 2)
         platform = self._senders[0].platform
-        self._dtypes = [wire_dtype(leaf.dtype, platform) for leaf in jax.tree.leaves(source)]
+        self._sent = {leaf: wire_dtype(dtype, platform) for leaf, dtype in self._dtypes.items()}
         everyone = np.array([*self._senders, *self._receivers])
         mesh = Mesh(everyone, (_AXIS,))
         self._here = [device for device in everyone if _is_here(device)]
@@ -76,7 +77,6 @@ class Link:
         """
         self._check(params)
         shards = _shards(params)
-        held = {device: self._held(device, "sources") for device in shards}
         for number, wave in enumerate(self._waves):
             for turn in range(len(wave.words)):
                 sent: dict[jax.Device, Load] = {}
@@ -84,7 +84,7 @@ class Link:
                     device = self._senders[route.source]
                     if device in shards and turn < len(route.buckets):
                         bucket, words = route.buckets[turn], wave.words[turn]
-                        sent[device] = load(bucket, shards[device], held[device], words)
+                        sent[device] = load(bucket, shards[device], self._held[device], words)
                 self._enter(number, turn, sent)
         self._blanks.clear()
 
@@ -94,8 +94,8 @@ class Link:
         Raises:
           jax.errors.JaxRuntimeError: the other side is gone.
         """
-        landings = {
-            device: Landing(device, jax.tree.leaves(self._target), self._held(device, "targets"))
+        assemblies = {
+            device: Assembly(device, self._dtypes, self._held[device])
             for device in self._receivers
             if _is_here(device)
         }
@@ -104,16 +104,16 @@ class Link:
                 arrived = self._enter(number, turn, {})
                 for route in wave.routes:
                     device = self._receivers[route.target]
-                    if device in landings and turn < len(route.buckets):
-                        landings[device].add(route.buckets[turn], arrived.pop(device))
+                    if device in assemblies and turn < len(route.buckets):
+                        bucket, assembly = route.buckets[turn], assemblies[device]
+                        unload(bucket, arrived.pop(device), self._dtypes, assembly)
         self._blanks.clear()
-        shards = [landing.arrays() for landing in landings.values()]
         leaves, treedef = jax.tree.flatten(self._target)
         return jax.tree.unflatten(
             treedef,
             [
                 jax.make_array_from_single_device_arrays(
-                    leaf.shape, leaf.sharding, [mine[number] for mine in shards]
+                    leaf.shape, leaf.sharding, [of.pop(number) for of in assemblies.values()]
                 )
                 for number, leaf in enumerate(leaves)
             ],
@@ -154,10 +154,7 @@ class Link:
     ) -> dict[jax.Device, Load]:
         """Makes the input of devices that send nothing; the next turn often uses it again."""
         bucket = wave.routes[0].buckets[turn]
-        kinds = [
-            (tuple(high - low for low, high in box), self._dtypes[leaf])
-            for leaf, box in bucket.single
-        ]
+        kinds = [*kinds_of(bucket.single, self._sent)]
         if wave.words[turn]:
             kinds.append(((wave.words[turn],), np.dtype(np.uint32)))
         wanted = {(device, *kind) for device in devices for kind in kinds}
@@ -168,11 +165,6 @@ class Link:
             for kind, zeros in zip(missing, blanks(device, missing), strict=True):
                 self._blanks[device, *kind] = zeros
         return {device: [self._blanks[device, *kind] for kind in kinds] for device in devices}
-
-    def _held(self, device: jax.Device, side: str) -> list[Box]:
-        """Returns the box of each parameter that a device holds, or will hold."""
-        devices = self._senders if side == "sources" else self._receivers
-        return [getattr(leaf, side)[devices.index(device)] for leaf in self._leaves]
 
     def _check(self, params: Params) -> None:
         """Raises a ValueError that names the first leaf that differs from the planned source."""
@@ -202,21 +194,10 @@ def _devices(like: Params) -> list[jax.Device]:
     return list(jax.tree.leaves(like)[0].sharding.mesh.devices.flat)
 
 
-def _boxes(leaf: jax.ShapeDtypeStruct, devices: list[jax.Device]) -> tuple[Box, ...]:
-    assert leaf.sharding is not None, "both sides say where their parameters lie"
-    indices = leaf.sharding.devices_indices_map(leaf.shape)
-    return tuple(
-        tuple(
-            part.indices(size)[:2] for part, size in zip(indices[device], leaf.shape, strict=True)
-        )
-        for device in devices
-    )
-
-
-def _shards(params: Params) -> Shards:
-    """Returns the parts of the parameters on this process's devices."""
-    shards: Shards = {}
-    for leaf in jax.tree.leaves(params):
+def _shards(params: Params) -> dict[jax.Device, dict[int, Array]]:
+    """Returns this process's devices' parts of the leaves, by the leaves' numbers."""
+    shards: dict[jax.Device, dict[int, Array]] = {}
+    for number, leaf in enumerate(jax.tree.leaves(params)):
         for shard in leaf.addressable_shards:
-            shards.setdefault(shard.device, []).append(shard.data)
+            shards.setdefault(shard.device, {})[number] = shard.data
     return shards

@@ -1,8 +1,7 @@
-"""Packing: cuts boxes out of arrays and puts them into others, bit for bit.
+"""Packing: cuts pieces out of arrays and puts them into others, bit for bit.
 
-Many small transfers are slow. So small pieces are sent as one array of 32-bit words, one after the
-other; each begins at a whole word. The start of a piece in its array is an argument, so that pieces
-of one size compile once.
+Many small transfers are slow. So small pieces are sent as one array of words. The start of a piece
+in its array is an argument, so that pieces of one size compile once.
 
 Letters in shapes: W words of a bucket.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,107 +20,182 @@ from jax import lax
 from jaxtyping import Array, Int, Shaped, UInt32
 
 from rl_sync.weights.digest import UNSIGNED
-from rl_sync.weights.routes import WORD_BYTES, Box, Piece
+from rl_sync.weights.pieces import WORD_BYTES, Piece
+from rl_sync.weights.regions import Region, moved, shape_of
+
+Kinds = tuple[tuple[tuple[int, ...], np.dtype], ...]
+"""Shapes and dtypes."""
+
+_Sizes = tuple[tuple[int, tuple[int, ...]], ...]
 
 
-class Cut(NamedTuple):
-    """Places of a bucket's pieces in the arrays of one device.
+class _Cuts(NamedTuple):
+    """Positions of pieces in the arrays of one device.
 
     Attributes:
-      leaves: the numbers of the parameters that they are pieces of, each once.
-      sizes: for each piece the place of its parameter in `leaves`, and its shape.
+      leaves: the leaves that they are pieces of, each once.
+      sizes: for each piece the index of its leaf in `leaves`, and its shape.
       starts: the first index of each piece along each axis, one piece after the other.
     """
 
     leaves: tuple[int, ...]
-    sizes: tuple[tuple[int, tuple[int, ...]], ...]
+    sizes: _Sizes
     starts: Int[np.ndarray, " axes"]
 
 
-def cut_of(pieces: Sequence[Piece], held: Sequence[Box]) -> Cut:
-    """Finds the pieces of a bucket on a device.
+def take(
+    pieces: Sequence[Piece],
+    arrays: Mapping[int, Shaped[Array, "*shard"]],
+    held: Mapping[int, Region],
+) -> list[Shaped[Array, "*piece"]]:
+    """Cuts pieces out of the arrays of a device.
 
     Args:
-      held: the box of each parameter that the device holds.
+      arrays: the device's part of each leaf, by the leaf's number.
+      held: the regions of these parts.
     """
-    leaves = tuple(dict.fromkeys(piece.leaf for piece in pieces))
-    sizes, starts = [], []
-    for leaf, box in pieces:
-        sizes.append((leaves.index(leaf), tuple(high - low for low, high in box)))
-        starts += [low - first for (low, _), (first, _) in zip(box, held[leaf], strict=True)]
-    return Cut(leaves, tuple(sizes), np.array(starts, np.int32))
+    cuts = _cuts(pieces, held)
+    return _take([arrays[leaf] for leaf in cuts.leaves], cuts.starts, sizes=cuts.sizes)
+
+
+def put(
+    pieces: Sequence[Piece],
+    values: Sequence[Shaped[Array, "*piece"]],
+    arrays: Mapping[int, Shaped[Array, "*shard"]],
+    held: Mapping[int, Region],
+) -> dict[int, Shaped[Array, "*shard"]]:
+    """Puts pieces into the arrays of a device, in their own memory; arguments as in `take`.
+
+    Returns:
+      The arrays that replace those given, for the leaves of the pieces.
+    """
+    cuts = _cuts(pieces, held)
+    filled = _put([arrays[leaf] for leaf in cuts.leaves], values, cuts.starts, sizes=cuts.sizes)
+    return dict(zip(cuts.leaves, filled, strict=True))
+
+
+def pack(
+    pieces: Sequence[Piece],
+    arrays: Mapping[int, Shaped[Array, "*shard"]],
+    held: Mapping[int, Region],
+    least_words: int = 0,
+) -> UInt32[Array, " W"]:
+    """Cuts out pieces and packs them into words; arguments as in `take`.
+
+    Args:
+      least_words: zeros are added up to this number.
+    """
+    cuts = _cuts(pieces, held)
+    taken = [arrays[leaf] for leaf in cuts.leaves]
+    return _pack(taken, cuts.starts, sizes=cuts.sizes, least_words=least_words)
+
+
+def unpack(
+    pieces: Sequence[Piece],
+    words: UInt32[Array, " W"],
+    kept: Sequence[Piece | None],
+    arrays: Mapping[int, Shaped[Array, "*shard"]],
+    held: Mapping[int, Region],
+    dtypes: Mapping[int, np.dtype],
+) -> dict[int, Shaped[Array, "*shard"]]:
+    """Puts pieces that were packed into words into the arrays of a device, as `put` does.
+
+    Args:
+      kept: of each piece the part to put; the piece itself where all of it is put.
+      arrays: the arrays of some leaves. A leaf without one is its piece.
+      dtypes: the dtypes of the leaves, by their numbers.
+    """
+    cuts = _cuts([piece for piece in kept if piece is not None], held, arrays)
+    filled = _unpack(
+        [arrays[leaf] for leaf in cuts.leaves if leaf in arrays],
+        words,
+        cuts.starts,
+        kinds=kinds_of(pieces, dtypes),
+        kept=tuple(
+            part if part is None else () if part is piece else moved(part.region, piece.region)
+            for piece, part in zip(pieces, kept, strict=True)
+        ),
+        sizes=cuts.sizes,
+    )
+    return dict(zip(cuts.leaves, filled, strict=True))
+
+
+def kinds_of(pieces: Iterable[Piece], dtypes: Mapping[int, np.dtype]) -> Kinds:
+    """Returns the shape and dtype of each piece, from the dtypes of the leaves."""
+    return tuple((shape_of(region), dtypes[leaf]) for leaf, region in pieces)
+
+
+def _cuts(pieces: Sequence[Piece], held: Mapping[int, Region], first: Iterable[int] = ()) -> _Cuts:
+    """Finds the pieces in the arrays of a device; some leaves come first."""
+    order = dict.fromkeys([*first, *(piece.leaf for piece in pieces)])
+    leaves = {leaf: index for index, leaf in enumerate(order)}
+    sizes = tuple((leaves[leaf], shape_of(region)) for leaf, region in pieces)
+    starts = [
+        start - origin
+        for leaf, region in pieces
+        for (start, _), (origin, _) in zip(region, held[leaf], strict=True)
+    ]
+    return _Cuts(tuple(leaves), sizes, np.array(starts, np.int32))
 
 
 @functools.partial(jax.jit, static_argnames="sizes")
-def take(
-    arrays: Sequence[Shaped[Array, "*shape"]],
-    starts: Int[Array, " axes"],
-    sizes: tuple[tuple[int, tuple[int, ...]], ...],
+def _take(
+    arrays: Sequence[Shaped[Array, "*shard"]], starts: Int[Array, " axes"], sizes: _Sizes
 ) -> list[Shaped[Array, "*piece"]]:
-    """Cuts the pieces of a cut out of arrays.
-
-    Args:
-      arrays: the parameters that the cut names.
-    """
     return [
         lax.dynamic_slice(arrays[which], first, size)
+        if arrays[which].shape != size
+        else arrays[which]
         for (which, size), first in zip(sizes, _split(starts, sizes), strict=True)
     ]
 
 
 @functools.partial(jax.jit, static_argnames="sizes", donate_argnames="arrays")
-def put(
-    arrays: Sequence[Shaped[Array, "*shape"]],
+def _put(
+    arrays: Sequence[Shaped[Array, "*shard"]],
     pieces: Sequence[Shaped[Array, "*piece"]],
     starts: Int[Array, " axes"],
-    sizes: tuple[tuple[int, tuple[int, ...]], ...],
-) -> list[Shaped[Array, "*shape"]]:
-    """Puts the pieces of a cut into arrays, in their own memory."""
-    filled = list(arrays)
-    cuts = zip(sizes, _split(starts, sizes), pieces, strict=True)
-    for (which, _), first, piece in cuts:
-        filled[which] = lax.dynamic_update_slice(filled[which], piece, first)
-    return filled
+    sizes: _Sizes,
+) -> list[Shaped[Array, "*shard"]]:
+    filled = dict(enumerate(arrays))
+    for (which, _), first, piece in zip(sizes, _split(starts, sizes), pieces, strict=True):
+        there = filled.get(which)
+        filled[which] = piece if there is None else lax.dynamic_update_slice(there, piece, first)
+    return [filled[which] for which in range(len(filled))]
 
 
-@functools.partial(jax.jit, static_argnames=("sizes", "words"))
-def pack(
-    arrays: Sequence[Shaped[Array, "*shape"]],
+@functools.partial(jax.jit, static_argnames=("kinds", "kept", "sizes"), donate_argnames="arrays")
+def _unpack(
+    arrays: Sequence[Shaped[Array, "*shard"]],
+    words: UInt32[Array, " W"],
     starts: Int[Array, " axes"],
-    sizes: tuple[tuple[int, tuple[int, ...]], ...],
-    words: int,
-) -> UInt32[Array, " W"]:
-    """Packs the pieces of a cut into a bucket of words.
+    kinds: Kinds,
+    kept: tuple[Region | None, ...],
+    sizes: _Sizes,
+) -> list[Shaped[Array, "*shard"]]:
+    pieces, begin = [], 0
+    for (shape, dtype), region in zip(kinds, kept, strict=True):
+        end = begin + math.ceil(math.prod(shape) * dtype.itemsize / WORD_BYTES)
+        if region is not None:
+            piece = _from_words(words[begin:end], shape, dtype)
+            pieces.append(piece[tuple(slice(*interval) for interval in region)])
+        begin = end
+    return _put(arrays, pieces, starts, sizes=sizes)
 
-    Args:
-      arrays: the parameters that the cut names.
-      words: W.
-    """
-    parts = [_to_words(piece) for piece in take(arrays, starts, sizes)]
-    padding = words - sum(part.size for part in parts)
+
+@functools.partial(jax.jit, static_argnames=("sizes", "least_words"))
+def _pack(
+    arrays: Sequence[Shaped[Array, "*shard"]],
+    starts: Int[Array, " axes"],
+    sizes: _Sizes,
+    least_words: int,
+) -> UInt32[Array, " W"]:
+    parts = [_to_words(piece) for piece in _take(arrays, starts, sizes)]
+    padding = max(0, least_words - sum(part.size for part in parts))
     return jnp.concatenate([*parts, jnp.zeros((padding,), jnp.uint32)])
 
 
-@functools.partial(jax.jit, static_argnames="sizes", donate_argnames="arrays")
-def unpack(
-    arrays: Sequence[Shaped[Array, "*shape"]],
-    bucket: UInt32[Array, " W"],
-    starts: Int[Array, " axes"],
-    sizes: tuple[tuple[int, tuple[int, ...]], ...],
-) -> list[Shaped[Array, "*shape"]]:
-    """Puts the pieces of a bucket into arrays, in their own memory."""
-    pieces, begin = [], 0
-    for which, size in sizes:
-        dtype = arrays[which].dtype
-        end = begin + math.ceil(math.prod(size) * dtype.itemsize / WORD_BYTES)
-        pieces.append(_from_words(bucket[begin:end], size, dtype))
-        begin = end
-    return put(arrays, pieces, starts, sizes)
-
-
-def _split(
-    starts: Int[Array, " axes"], sizes: tuple[tuple[int, tuple[int, ...]], ...]
-) -> list[list[Int[Array, ""]]]:
+def _split(starts: Int[Array, " axes"], sizes: _Sizes) -> list[list[Int[Array, ""]]]:
     """Splits the starts by piece."""
     values, split = iter(range(starts.size)), []
     for _, size in sizes:

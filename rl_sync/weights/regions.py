@@ -1,4 +1,4 @@
-"""Regions: parts of arrays, and functions that cut arrays into parts and join them.
+"""Regions: parts of arrays, and the regions that devices hold under a sharding.
 
 A region is a start and a stop for each axis; the region of a scalar is empty.
 """
@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Shaped
 
 from rl_sync.types import Params
 
 Region = tuple[tuple[int, int], ...]
 
-Places = tuple[tuple[Region, ...], ...]
+DeviceRegions = tuple[tuple[Region, ...], ...]
 """For each device the region of every leaf, in flattening order."""
 
 
@@ -39,12 +37,17 @@ def overlap(one: Region, other: Region) -> Region | None:
     return shared if all(start < stop for start, stop in shared) else None
 
 
-def within(inner: Region, outer: Region) -> tuple[slice, ...]:
-    """Returns the slices of a region in an array that holds another region."""
+def moved(inner: Region, outer: Region) -> Region:
+    """Returns a region relative to the start of another."""
     return tuple(
-        slice(start - origin, stop - origin)
+        (start - origin, stop - origin)
         for (start, stop), (origin, _) in zip(inner, outer, strict=True)
     )
+
+
+def within(inner: Region, outer: Region) -> tuple[slice, ...]:
+    """Returns the slices of a region in an array that holds another region."""
+    return tuple(slice(*interval) for interval in moved(inner, outer))
 
 
 def cut(region: Region, others: Iterable[Region]) -> list[Region]:
@@ -56,20 +59,6 @@ def cut(region: Region, others: Iterable[Region]) -> list[Region]:
         marks = [start, *sorted(edges), stop]
         intervals.append(list(itertools.pairwise(marks)))
     return [tuple(cell) for cell in itertools.product(*intervals)]
-
-
-def join(
-    region: Region, cells: Sequence[tuple[Region, Shaped[Array, "*cell"]]]
-) -> Shaped[Array, "*shape"]:
-    """Joins the cells of a grid; the inverse of cutting a region along whole planes."""
-    if len(cells) == 1:
-        return cells[0][1]
-    for axis in range(len(region)):
-        starts = sorted({cell[axis][0] for cell, _ in cells})
-        if len(starts) > 1:
-            slabs = [[entry for entry in cells if entry[0][axis][0] == start] for start in starts]
-            return jnp.concatenate([join(region, slab) for slab in slabs], axis)
-    raise AssertionError(f"two cells of {region} begin at one place")
 
 
 def device_regions(leaf: Any) -> Mapping[jax.Device, Region]:
@@ -90,17 +79,17 @@ def device_regions(leaf: Any) -> Mapping[jax.Device, Region]:
     }
 
 
-def places_of(like: Params) -> Places:
+def mesh_regions(like: Params) -> DeviceRegions:
     """Returns the regions of a pytree on one mesh, in the order of the mesh's devices.
 
     Args:
       like: `jax.ShapeDtypeStruct`s with `NamedSharding`s; the mesh may be an abstract one.
     """
-    by_leaf = [_mesh_regions(leaf) for leaf in jax.tree.leaves(like)]
+    by_leaf = [_leaf_regions(leaf) for leaf in jax.tree.leaves(like)]
     return tuple(zip(*by_leaf, strict=True))
 
 
-def _mesh_regions(leaf: Any) -> list[Region]:
+def _leaf_regions(leaf: Any) -> list[Region]:
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding), f"{sharding} is not of a mesh"
     sizes = dict(sharding.mesh.shape)
@@ -116,8 +105,8 @@ def _mesh_interval(
     length: int, axes: str | tuple[str, ...] | None, sizes: Mapping[str, int], at: Mapping[str, int]
 ) -> tuple[int, int]:
     """Returns the part of an axis at a mesh coordinate; the first mesh axis varies slowest."""
-    place, parts = 0, 1
+    part, parts = 0, 1
     for axis in (axes,) if isinstance(axes, str) else axes or ():
-        place, parts = place * sizes[axis] + at[axis], parts * sizes[axis]
+        part, parts = part * sizes[axis] + at[axis], parts * sizes[axis]
     share = length // parts
-    return place * share, (place + 1) * share
+    return part * share, (part + 1) * share

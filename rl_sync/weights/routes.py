@@ -1,48 +1,24 @@
-"""Plan of a collective transfer: pieces of parameters, routes between devices, buckets.
+"""Plan of a collective transfer: buckets of pieces, and routes between devices.
 
-It is a pure plan: boxes of indices and numbers of devices, no arrays. Between two devices, pieces
-are sent in buckets of bounded size. In a *wave* each device sends to at most one device and
-receives from at most one. The buckets of a wave are sent at the same time, one from each sender,
-until its longest route is done. Large pieces are sent as they are, so that they need not be copied
-into a bucket and out of it; small ones are packed into words.
+Between two devices, pieces are sent in buckets of bounded size. In a *wave* each device sends to at
+most one device and receives from at most one. The buckets of a wave are sent at the same time, one
+from each sender, until its longest route is done. Large pieces are sent as they are, so that they
+need not be copied into a bucket and out of it; small ones are packed into words.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-WORD_BYTES = 4
+from rl_sync.weights.pieces import WORD_BYTES, Piece, shares, word_count
+from rl_sync.weights.regions import DeviceRegions, Region, shape_of, size_of
 
 _LEAST_WORDS = 2  # The largest elements have eight bytes.
 _GAP_SHARE = 8
 _SMALL_BYTES = 256 * 2**10
 _SMALL_SHARE = 8
-
-Box = tuple[tuple[int, int], ...]
-"""The begin and the end of indices along each axis."""
-
-
-class Placed(NamedTuple):
-    """A parameter on both sides.
-
-    Attributes:
-      itemsize: bytes of an element.
-      sources, targets: the box of it that each device holds, or will hold.
-    """
-
-    itemsize: int
-    sources: tuple[Box, ...]
-    targets: tuple[Box, ...]
-
-
-class Piece(NamedTuple):
-    """A box of a parameter, by the parameter's number."""
-
-    leaf: int
-    box: Box
 
 
 class Bucket(NamedTuple):
@@ -51,7 +27,7 @@ class Bucket(NamedTuple):
     Attributes:
       single: pieces that are arrays of their own. In one turn of a wave they have the same shapes
         on all routes.
-      packed: pieces that are packed into words, one after the other; each begins at a whole word.
+      packed: pieces that are packed into words, one after the other.
     """
 
     single: tuple[Piece, ...]
@@ -78,12 +54,16 @@ class Wave(NamedTuple):
     words: tuple[int, ...]
 
 
-def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> tuple[Wave, ...]:
-    """Plans the transfer of every parameter to its targets.
+def plan_transfer(
+    itemsizes: Sequence[int], sources: DeviceRegions, targets: DeviceRegions, bucket_bytes: int
+) -> tuple[Wave, ...]:
+    """Plans the transfer of every leaf to its targets.
 
     If several sources hold the same part, each of them sends it to an equal share of the targets.
 
     Args:
+      itemsizes: the bytes of an element of each leaf.
+      sources, targets: the regions that each device holds, or will hold.
       bucket_bytes: the largest size of a bucket.
 
     Raises:
@@ -95,43 +75,24 @@ def plan_transfer(leaves: Sequence[Placed], bucket_bytes: int) -> tuple[Wave, ..
             f"bucket_bytes={bucket_bytes} must be at least {_LEAST_WORDS * WORD_BYTES}."
         )
     wanted: dict[tuple[int, int], list[Piece]] = {}
-    for number, leaf in enumerate(leaves):
-        for source, target, box in _deliveries(leaf):
-            wanted.setdefault((source, target), []).append(Piece(number, box))
-    sizes = [leaf.itemsize for leaf in leaves]
-    routes = [Route(*pair, _fill(pieces, sizes, words)) for pair, pieces in wanted.items()]
-    devices = max((max(len(leaf.sources), len(leaf.targets)) for leaf in leaves), default=1)
-    return tuple(_aligned(wave, sizes) for wave in _waves(routes, devices))
+    for leaf in range(len(itemsizes)):
+        for source, target, region in _deliveries(
+            [held[leaf] for held in sources], [held[leaf] for held in targets]
+        ):
+            wanted.setdefault((source, target), []).append(Piece(leaf, region))
+    routes = [Route(*pair, _fill(pieces, itemsizes, words)) for pair, pieces in wanted.items()]
+    devices = max(len(sources), len(targets))
+    return tuple(_aligned(wave, itemsizes) for wave in _waves(routes, devices))
 
 
-def word_count(box: Box, itemsize: int) -> int:
-    """Returns the number of words for the elements of a box; the last word may be padded."""
-    return math.ceil(_elements(box) * itemsize / WORD_BYTES)
-
-
-def _elements(box: Box) -> int:
-    return math.prod(high - low for low, high in box)
-
-
-def _common(one: Box, other: Box) -> Box:
-    return tuple(
-        (max(a, c), min(b, d)) if max(a, c) < min(b, d) else (0, 0)
-        for (a, b), (c, d) in zip(one, other, strict=True)
-    )
-
-
-def _deliveries(leaf: Placed) -> list[tuple[int, int, Box]]:
-    """Returns (source, target, box) for each target's elements, each element once."""
-    holders: dict[Box, list[int]] = {}
-    for source, box in enumerate(leaf.sources):
-        holders.setdefault(box, []).append(source)
-    deliveries = []
-    for held, sources in holders.items():
-        common = [(target, _common(held, box)) for target, box in enumerate(leaf.targets)]
-        wanting = [(target, box) for target, box in common if _elements(box)]
-        for rank, (target, box) in enumerate(wanting):
-            deliveries.append((sources[rank * len(sources) // len(wanting)], target, box))
-    return deliveries
+def _deliveries(
+    sources: Sequence[Region], targets: Sequence[Region]
+) -> Iterator[tuple[int, int, Region]]:
+    """Yields (source, target, region) for each target's elements of a leaf, each element once."""
+    for holders, cells in shares(sources, targets):
+        wanting = sorted((target, cell) for cell, readers in cells for target in readers)
+        for rank, (target, region) in enumerate(wanting):
+            yield holders[rank * len(holders) // len(wanting)], target, region
 
 
 def _fill(pieces: Sequence[Piece], sizes: Sequence[int], words: int) -> tuple[Bucket, ...]:
@@ -142,24 +103,24 @@ def _fill(pieces: Sequence[Piece], sizes: Sequence[int], words: int) -> tuple[Bu
     while left:
         piece = left.popleft()
         itemsize = sizes[piece.leaf]
-        if free < word_count(piece.box, itemsize) <= words:
-            taken, rest = None, [piece.box]
+        if free < word_count([piece], sizes) <= words:
+            taken, rest = None, [piece.region]
         else:
-            taken, rest = _cut(piece.box, itemsize, free, words)
-        left.extendleft(Piece(piece.leaf, box) for box in reversed(rest))
+            taken, rest = _cut(piece.region, itemsize, free, words)
+        left.extendleft(Piece(piece.leaf, region) for region in reversed(rest))
         if taken is None:
             buckets.append(tuple(bucket))
             bucket, free = [], words
         else:
             bucket.append(Piece(piece.leaf, taken))
-            free -= word_count(taken, itemsize)
+            free -= word_count(bucket[-1:], sizes)
     small = min(_SMALL_BYTES, words * WORD_BYTES // _SMALL_SHARE)
     return tuple(_sorted(bucket, sizes, small) for bucket in [*buckets, tuple(bucket)] if bucket)
 
 
 def _sorted(pieces: Sequence[Piece], sizes: Sequence[int], small_bytes: int) -> Bucket:
     """Makes a bucket whose small pieces are packed."""
-    nbytes = [_elements(piece.box) * sizes[piece.leaf] for piece in pieces]
+    nbytes = [size_of(piece.region) * sizes[piece.leaf] for piece in pieces]
     pairs = list(zip(pieces, nbytes, strict=True))
     return Bucket(
         tuple(piece for piece, size in pairs if size > small_bytes),
@@ -167,27 +128,29 @@ def _sorted(pieces: Sequence[Piece], sizes: Sequence[int], small_bytes: int) -> 
     )
 
 
-def _cut(box: Box, itemsize: int, free: int, words: int) -> tuple[Box | None, list[Box]]:
-    """Cuts a box into the part that still fits and the rest, in row-major order.
+def _cut(
+    region: Region, itemsize: int, free: int, words: int
+) -> tuple[Region | None, list[Region]]:
+    """Cuts a region into the part that still fits and the rest, in row-major order.
 
     It cuts along the first axis that allows it, so that there are few parts. If the bucket is
     nearly full, nothing is taken: the bucket is then better sent as it is.
     """
-    most, rest, inner = free * WORD_BYTES // itemsize, deque[Box](), box
-    for axis, (low, high) in enumerate(box):
-        if _elements(inner) <= most:
+    most, rest, inner = free * WORD_BYTES // itemsize, deque[Region](), region
+    for axis, (low, high) in enumerate(region):
+        if size_of(inner) <= most:
             break
-        row = _elements(inner) // (high - low)
+        row = size_of(inner) // (high - low)
         rows = most // row
         if not rows and free < words and row * itemsize <= words * WORD_BYTES // _GAP_SHARE:
-            return None, [box]
+            return None, [region]
         end = low + max(rows, 1)
         if end < high:
             rest.appendleft((*inner[:axis], (end, high), *inner[axis + 1 :]))
         inner = (*inner[:axis], (low, end), *inner[axis + 1 :])
         if rows:
             break
-    return (inner, list(rest)) if _elements(inner) <= most else (None, [box])
+    return (inner, list(rest)) if size_of(inner) <= most else (None, [region])
 
 
 def _aligned(routes: Sequence[Route], sizes: Sequence[int]) -> Wave:
@@ -201,15 +164,11 @@ def _aligned(routes: Sequence[Route], sizes: Sequence[int]) -> Wave:
         route._replace(buckets=tuple(turn[rank] for turn in turns[: len(route.buckets)]))
         for rank, route in enumerate(routes)
     )
-    return Wave(aligned, tuple(max(_words(b, sizes) for b in turn) for turn in turns))
-
-
-def _words(bucket: Bucket, sizes: Sequence[int]) -> int:
-    return sum(word_count(piece.box, sizes[piece.leaf]) for piece in bucket.packed)
+    return Wave(aligned, tuple(max(word_count(b.packed, sizes) for b in turn) for turn in turns))
 
 
 def _kinds(bucket: Bucket) -> list[tuple[int, tuple[int, ...]]]:
-    return [(leaf, tuple(high - low for low, high in box)) for leaf, box in bucket.single]
+    return [(leaf, shape_of(region)) for leaf, region in bucket.single]
 
 
 def _packed(bucket: Bucket) -> Bucket:

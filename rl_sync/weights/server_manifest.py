@@ -1,36 +1,25 @@
 """The manifest of a trainer: the parts that each process offers, and their form.
 
 Parts are the arrays that are transferred: a large piece of a leaf alone, in its own shape and
-dtype, or many small pieces packed into one array of bytes. A manifest is the same for all versions
-of a run.
+dtype, or many small pieces packed into words. A manifest is the same for all versions of a run.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Shaped, UInt8
 
 from rl_sync.types import Params
 from rl_sync.weights.digest_plan import check_dtype
-from rl_sync.weights.regions import (
-    Places,
-    Region,
-    cut,
-    device_regions,
-    overlap,
-    shape_of,
-    size_of,
-)
+from rl_sync.weights.packing import kinds_of
+from rl_sync.weights.pieces import Piece, shares, word_count
+from rl_sync.weights.regions import DeviceRegions, device_regions, size_of
 
 PACKED_BELOW_BYTES = 1 << 20
 """Smaller pieces are packed together."""
@@ -50,20 +39,13 @@ class Leaf(NamedTuple):
         return f"{self.name} of {self.dtype}{list(self.shape)}"
 
 
-class Piece(NamedTuple):
-    """A region of one leaf; leaves are numbered in flattening order."""
-
-    leaf: int
-    region: Region
-
-
 class Part(NamedTuple):
     """One array that is transferred.
 
     Attributes:
       holder: the index of the trainer's process that offers it.
       device: the id of the device there.
-      pieces: its pieces; several are packed into bytes, a single one is sent as it is.
+      pieces: its pieces; several are packed into words, a single one is sent as it is.
     """
 
     holder: int
@@ -105,56 +87,21 @@ class Manifest(NamedTuple):
             ),
         )
 
-    def like(self, part: Part) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of a part as it is transferred."""
-        likes = self._pieces_like(part)
-        if len(likes) == 1:
-            return likes[0]
-        nbytes = sum(like.size * like.dtype.itemsize for like in likes)
-        return jax.ShapeDtypeStruct((nbytes,), jnp.uint8)
+    @property
+    def dtypes(self) -> Mapping[int, np.dtype]:
+        """The dtype of each leaf by its number."""
+        return {number: jnp.dtype(leaf.dtype) for number, leaf in enumerate(self.leaves)}
 
-    def pack(self, part: Part, pieces: list[Shaped[Array, "*piece"]]) -> Shaped[Array, "*part"]:
-        """Makes a part from its pieces' values, as a new array."""
-        if len(pieces) == 1:
-            return jnp.copy(pieces[0])
-        return jnp.concatenate([_to_bytes(piece) for piece in pieces])
-
-    def unpack(self, part: Part, value: Shaped[Array, "*part"]) -> list[Shaped[Array, "*piece"]]:
-        """Inverts `pack`."""
-        if len(part.pieces) == 1:
-            return [value]
-        likes = self._pieces_like(part)
-        return _unpack(value, tuple((like.shape, like.dtype) for like in likes))
-
-    def _pieces_like(self, part: Part) -> list[jax.ShapeDtypeStruct]:
+    def likes(self) -> list[jax.ShapeDtypeStruct]:
+        """Returns the shape and dtype of each part as it is transferred."""
+        dtypes = self.dtypes
+        itemsizes = [dtype.itemsize for dtype in dtypes.values()]
         return [
-            jax.ShapeDtypeStruct(shape_of(piece.region), self.leaves[piece.leaf].dtype)
-            for piece in part.pieces
+            jax.ShapeDtypeStruct(*kinds_of(part.pieces, dtypes)[0])
+            if len(part.pieces) == 1
+            else jax.ShapeDtypeStruct((word_count(part.pieces, itemsizes),), jnp.uint32)
+            for part in self.parts
         ]
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _unpack(
-    value: UInt8[Array, " bytes"], pieces: tuple[tuple[tuple[int, ...], np.dtype], ...]
-) -> list[Shaped[Array, "*piece"]]:
-    ends = list(itertools.accumulate(math.prod(shape) * dtype.itemsize for shape, dtype in pieces))
-    chunks = [value[start:end] for start, end in itertools.pairwise([0, *ends])]
-    return [_from_bytes(x, *piece) for x, piece in zip(chunks, pieces, strict=True)]
-
-
-def _to_bytes(x: Shaped[Array, "*piece"]) -> UInt8[Array, " bytes"]:
-    if x.dtype == jnp.bool_:
-        x = x.astype(jnp.uint8)
-    return lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
-
-
-def _from_bytes(
-    x: UInt8[Array, " bytes"], shape: tuple[int, ...], dtype: np.dtype
-) -> Shaped[Array, "*piece"]:
-    if dtype == jnp.bool_:
-        return x.reshape(shape).astype(jnp.bool_)
-    split = shape if dtype.itemsize == 1 else (*shape, dtype.itemsize)
-    return lax.bitcast_convert_type(x.reshape(split), dtype)
 
 
 def leaves_of(like: Params) -> tuple[Leaf, ...]:
@@ -180,42 +127,37 @@ def first_difference(leaves: Sequence[Leaf], others: Sequence[Leaf]) -> tuple[st
     return None
 
 
-def plan_manifest(like: Params, places: Places = ()) -> Manifest:
+def plan_manifest(like: Params, expected: DeviceRegions = ()) -> Manifest:
     """Plans the parts: a piece lies in one shard here, and is needed whole or not at all there.
 
     Args:
       like: the parameters in the trainer's shardings. If several devices hold a piece, the one with
         the least to offer so far offers it.
-      places: the regions that explorers are expected to hold, so that each gets what it needs and
+      expected: the regions that explorers are expected to hold, so that each gets what it needs and
         no more. An explorer with other regions gets pieces of which it needs only a part.
     """
     leaves = leaves_of(like)
-    load: collections.Counter[jax.Device] = collections.Counter()
+    offered: collections.Counter[jax.Device] = collections.Counter()
     parts: list[Part] = []
-    small: dict[tuple[jax.Device, frozenset[int]], list[Piece]] = {}
-    held: collections.Counter[tuple[jax.Device, frozenset[int]]] = collections.Counter()
+    small: dict[tuple[jax.Device, tuple[int, ...]], list[Piece]] = {}
+    held: collections.Counter[tuple[jax.Device, tuple[int, ...]]] = collections.Counter()
 
-    def add(device: jax.Device, pieces: Iterable[Piece]) -> None:
+    def add(device: jax.Device, pieces: Sequence[Piece]) -> None:
         parts.append(Part(device.process_index, device.id, tuple(pieces)))
 
-    for index, (leaf, described) in enumerate(zip(jax.tree.leaves(like), leaves, strict=True)):
-        holders: dict[Region, list[jax.Device]] = {}
-        for device, region in device_regions(leaf).items():
-            holders.setdefault(region, []).append(device)
-        wanted = [place[index] for place in places]
-        for region, devices in holders.items():
-            for cell in cut(region, wanted):
-                nbytes = size_of(cell) * jnp.dtype(described.dtype).itemsize
-                if not nbytes:
-                    continue
-                device = min(devices, key=lambda device: (load[device], device.id))
-                load[device] += nbytes
-                piece = Piece(index, cell)
+    for number, (leaf, described) in enumerate(zip(jax.tree.leaves(like), leaves, strict=True)):
+        regions = device_regions(leaf)
+        devices = list(regions)
+        for holders, cells in shares(regions.values(), [of[number] for of in expected]):
+            for region, readers in cells:
+                nbytes = size_of(region) * jnp.dtype(described.dtype).itemsize
+                device = min((devices[i] for i in holders), key=lambda d: (offered[d], d.id))
+                offered[device] += nbytes
+                piece = Piece(number, region)
                 if nbytes >= PACKED_BELOW_BYTES:
                     add(device, [piece])
                     continue
-                readers = (i for i, place in enumerate(wanted) if overlap(place, cell))
-                key = device, frozenset(readers)
+                key = device, readers
                 small.setdefault(key, []).append(piece)
                 held[key] += nbytes
                 if held[key] >= BUCKET_BYTES:

@@ -16,80 +16,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.types import Params
-from rl_sync.weights.copies import dispatching
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.regions import Places, device_regions, within
-from rl_sync.weights.server_manifest import (
-    Manifest,
-    first_difference,
-    leaves_of,
-    plan_manifest,
-)
+from rl_sync.weights.regions import DeviceRegions
+from rl_sync.weights.server_cutters import cutters
+from rl_sync.weights.server_holder import Offer
+from rl_sync.weights.server_manifest import first_difference, leaves_of, plan_manifest
 from rl_sync.weights.server_transport import start_server
 
 _CLOSE_SECS = 5.0
 _DIGEST_SECS = 60.0
-_PROGRAMS = 4
-
-
-class Offer(NamedTuple):
-    """One version, ready to be fetched by one explorer.
-
-    Attributes:
-      version: the policy version.
-      uuid: the id to ask the transfer server for.
-    """
-
-    version: int
-    uuid: int
-
-
-class Holder(Protocol):
-    """One process of the trainer, as explorers call it; arguments and results are plain values.
-
-    All methods raise `ConnectionError` if the process does not answer.
-    """
-
-    def manifest(self) -> list[Any]:
-        """Returns the manifest; see `Manifest.to_wire`."""
-
-    def open(self, reader: str) -> str:
-        """Starts a transfer server for an explorer's process, in place of its earlier one.
-
-        Returns:
-          The server's address.
-        """
-
-    def offer(
-        self,
-        reader: str,
-        parts: list[int],
-        exactly: int | None,
-        at_least: int | None,
-        timeout_secs: float,
-    ) -> list[Any] | None:
-        """Waits for a version, and registers parts of it with the explorer's transfer server.
-
-        Returns:
-          An `Offer`, as a list; None if there is no such version in time.
-        """
-
-    def taken(self, reader: str) -> str:
-        """Reports that the explorer has fetched all parts of its last offer.
-
-        Returns:
-          The digest of that version's parameters, which is computed during the transfer.
-        """
-
-    def close_line(self, reader: str) -> None:
-        """Reports that the explorer will not ask again."""
 
 
 class _Held(NamedTuple):
@@ -120,12 +62,12 @@ class _Line:
 
 
 class ServerPublisher:
-    """Offers versions to any number of explorers; it is itself a `Holder`, for calls from others.
+    """Offers versions to any number of explorers; itself a `Holder`, for calls from others.
 
     Args:
       like: the parameters, as arrays or `jax.ShapeDtypeStruct`s with shardings.
       host: the interface at which explorers reach this process.
-      places: the regions that explorers are expected to hold; see `plan_manifest`.
+      expected: the regions that explorers are expected to hold; see `plan_manifest`.
       keep: the number of newest versions that are offered.
       reader_expiry_secs: the time to fetch an offer. After it an explorer counts as dead, and the
         memory of its version may be freed.
@@ -142,7 +84,7 @@ class ServerPublisher:
         like: Params,
         *,
         host: str,
-        places: Places = (),
+        expected: DeviceRegions = (),
         keep: int = 1,
         reader_expiry_secs: float = 600.0,
         on_ready: Callable[[int], None] | None = None,
@@ -151,9 +93,9 @@ class ServerPublisher:
             raise ValueError(f"keep={keep} versions are none to offer: keep at least 1.")
         self._spare = start_server(host)  # Fails now if there is none.
         self._host = host
-        self._manifest = plan_manifest(like, places)
+        self._manifest = plan_manifest(like, expected)
         self._like = like
-        self._cutters = _cutters(self._manifest, like)
+        self._cutters = cutters(self._manifest, like)
         self._first = [part for of in self._cutters for part in of[0].indices]
         self._keep = keep
         self._reader_expiry_secs = reader_expiry_secs
@@ -322,68 +264,6 @@ class ServerPublisher:
                 del self._lines[reader]
 
 
-class _Cutter(NamedTuple):
-    """Function that makes some parts on one device from all leaves, with these parts' indices."""
-
-    indices: tuple[int, ...]
-    make: Callable[[list[Array]], list[Shaped[Array, "*part"]]]
-
-
-def _cutters(manifest: Manifest, like: Params) -> list[list[_Cutter]]:
-    """Makes the cutters of each device of this process, in the order to run them."""
-    here = jax.process_index()
-    regions = [device_regions(leaf) for leaf in jax.tree.leaves(like)]
-    by_device: dict[int, list[int]] = {}
-    for index, part in enumerate(manifest.parts):
-        if part.holder == here:
-            by_device.setdefault(part.device, []).append(index)
-    devices = {device.id: device for device in jax.local_devices()}
-    return [
-        [
-            _Cutter(indices, _maker(manifest, devices[device], indices, regions))
-            for indices in _alike_in_bytes(manifest, parts)
-        ]
-        for device, parts in by_device.items()
-    ]
-
-
-def _alike_in_bytes(manifest: Manifest, indices: list[int]) -> list[tuple[int, ...]]:
-    """Splits parts into a few runs with about equal numbers of bytes."""
-    nbytes = [
-        like.size * like.dtype.itemsize
-        for like in (manifest.like(manifest.parts[index]) for index in indices)
-    ]
-    ends = itertools.accumulate(nbytes)
-    runs: dict[int, list[int]] = {}
-    for index, end in zip(indices, ends, strict=True):
-        runs.setdefault((end - 1) * _PROGRAMS // sum(nbytes), []).append(index)
-    return [tuple(run) for run in runs.values()]
-
-
-def _maker(
-    manifest: Manifest,
-    device: jax.Device,
-    indices: tuple[int, ...],
-    regions: list[Mapping[jax.Device, Any]],
-) -> Callable[[list[Array]], list[Shaped[Array, "*part"]]]:
-    used = sorted({piece.leaf for index in indices for piece in manifest.parts[index].pieces})
-
-    @dispatching
-    def make(shards: dict[int, Shaped[Array, "*shard"]]) -> list[Shaped[Array, "*part"]]:
-        return [
-            manifest.pack(
-                part,
-                [
-                    shards[piece.leaf][within(piece.region, regions[piece.leaf][device])]
-                    for piece in part.pieces
-                ],
-            )
-            for part in map(manifest.parts.__getitem__, indices)
-        ]
-
-    return lambda leaves: make({leaf: _shard(leaves[leaf], device) for leaf in used})
-
-
 def _kinds(params: Params) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
     leaves, treedef = jax.tree.flatten(params)
     return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -395,7 +275,3 @@ def _placed(leaf: Array, like: Any) -> Array:
     if planned is None or leaf.sharding.is_equivalent_to(planned, leaf.ndim):
         return leaf
     return jax.device_put(leaf, planned)
-
-
-def _shard(leaf: Array, device: jax.Device) -> Shaped[Array, "*shard"]:
-    return next(shard.data for shard in leaf.addressable_shards if shard.device == device)

@@ -18,9 +18,9 @@ from rl_sync.weights.interface import (
     WeightsTransferError,
     wanted_text,
 )
-from rl_sync.weights.server_assembly import Assembly
+from rl_sync.weights.server_arrivals import Arrivals
+from rl_sync.weights.server_holder import Holder, Offer
 from rl_sync.weights.server_manifest import Manifest, first_difference, leaves_of
-from rl_sync.weights.server_publisher import Holder, Offer
 from rl_sync.weights.server_transport import start_server, wait_ready
 
 _SLICE_SECS = 1.0
@@ -44,7 +44,7 @@ class _Line(NamedTuple):
 class _Route(NamedTuple):
     """Everything that stays the same from pull to pull."""
 
-    assembly: Assembly
+    arrivals: Arrivals
     lines: tuple[_Line, ...]
 
 
@@ -176,9 +176,9 @@ class ServerPuller:
                 f"The trainer offers {pair[1]} where this explorer has {pair[0]}: start both with"
                 " the same model and the same explorer.dtype."
             )
-        assembly = Assembly(self._like, manifest)
+        arrivals = Arrivals(self._like, manifest)
         by_holder: dict[int, list[int]] = {}
-        for part in assembly.wanted:
+        for part in arrivals.wanted:
             by_holder.setdefault(manifest.parts[part].holder, []).append(part)
         lines = []
         for index, parts in sorted(by_holder.items()):
@@ -191,7 +191,7 @@ class ServerPuller:
                     tuple(parts),
                 )
             )
-        return _Route(assembly, tuple(lines))
+        return _Route(arrivals, tuple(lines))
 
     def _ask(
         self, route: _Route, exactly: int | None, at_least: int | None, deadline: float
@@ -211,7 +211,7 @@ class ServerPuller:
         """Fetches the parameters, and their digest if it is to be checked."""
         arriving: dict[int, tuple[Array, str]] = {}
         for line, offer in zip(route.lines, offers, strict=True):
-            wanted = [route.assembly.wanted[part] for part in line.parts]
+            wanted = [route.arrivals.wanted[part] for part in line.parts]
             arrays = line.connection.pull(offer.uuid, wanted)
             name = f"{line.name} (version {offer.version})"
             arriving |= {p: (x, name) for p, x in zip(line.parts, arrays, strict=True)}
@@ -225,6 +225,6 @@ class ServerPuller:
         # Until then the version is kept for each of them.
         if self._check_digest or jax.process_count() > 1:
             arrived = ArrivingDigest(self._like)
-            params = route.assembly.assemble(arrive, arrived.add)
+            params = route.arrivals.assemble(arrive, arrived.add)
             return params, to_text(arrived.words())
-        return route.assembly.assemble(arrive, lambda number, leaf: None), ""
+        return route.arrivals.assemble(arrive, lambda number, leaf: None), ""

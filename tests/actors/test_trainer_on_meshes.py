@@ -13,7 +13,8 @@ from rl_sync.learning.critic import CriticConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.placement import move
 from rl_sync.storage.snapshots import load_snapshot, save_snapshot
-from tests.actors.test_trainer import ALGORITHM, OPTIMIZER, UNEVEN, _batch
+from tests.actors.tiny import OPTIMIZER
+from tests.actors.training import ALGORITHM, UNEVEN, batch_of
 from tests.models import tiny
 from tests.models.meshes import layout
 
@@ -71,13 +72,13 @@ def _placed(trainer, params):
 @functools.cache
 def _on_one_device(model):
     one = _trainer(layout(), model=model)
-    return one.step(_placed(one, tiny.params(model)), _batch(params=PARAMS, model=MODEL))
+    return one.step(_placed(one, tiny.params(model)), batch_of(params=PARAMS, model=MODEL))
 
 
 @pytest.mark.parametrize(("mesh", "model", "fields"), CASES.values(), ids=CASES)
 def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fields):
     model = dataclasses.replace(MODEL, **model)
-    params, batch = tiny.params(model), _batch(params=PARAMS, model=MODEL)
+    params, batch = tiny.params(model), batch_of(params=PARAMS, model=MODEL)
     # Neither microbatches nor what is computed again change what comes out.
     expected, expected_metrics = _on_one_device(dataclasses.replace(model, remat="none"))
     trainer = _trainer(layout(**mesh), model=model, **fields)
@@ -118,10 +119,10 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     params = tiny.params(SMALL)
     drawn = {"params": jax.tree.map(lambda x: 0.9 * x, params), "model": SMALL}
     one, mesh = _trainer(layout(), **fields), _trainer(layout(2, 2), microbatch_rows=4, **fields)
-    batch = _batch(UNEVEN, "packed", 2, 4, **drawn)
+    batch = batch_of(UNEVEN, "packed", 2, 4, **drawn)
     assert batch.rows.tokens.shape[0] == 16
     assert (batch.rows.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
-    expected, expected_metrics = one.step(_placed(one, params), _batch(UNEVEN, **drawn))
+    expected, expected_metrics = one.step(_placed(one, params), batch_of(UNEVEN, **drawn))
     found, metrics = mesh.compile_step(mesh.like(), batch)(_placed(mesh, params), batch)
     for key, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
@@ -171,7 +172,7 @@ def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
 
 
 def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
-    batch = _batch(params=PARAMS, model=MODEL)
+    batch = batch_of(params=PARAMS, model=MODEL)
     results = []
     for trainer in (_trainer(layout()), _trainer(layout(data=2, fsdp=2))):
         state = trainer.start(move(PARAMS, trainer.like().params))
@@ -186,7 +187,7 @@ def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
 
 
 def test_every_device_has_all_rewards_and_baselines():
-    batch = _batch()
+    batch = batch_of()
     placed = _trainer(layout(fsdp=2)).place(batch._replace(baselines=batch.rewards))
     assert placed.rewards.sharding.is_fully_replicated
     assert placed.baselines.sharding.is_fully_replicated

@@ -109,11 +109,11 @@ def test_a_master_that_answered_and_does_so_no_more_is_ended(client, supervisor)
 def test_a_replay_server_that_stands_still_is_suspect_and_one_that_starts_is_not(
     client, supervisor, tmp_path, monkeypatch
 ):
-    from launcher.run import _ReplayProcess
+    from launcher.processes import ReplayProcess
 
     monkeypatch.setattr("launcher.vigil._ANSWER_SECS", 0.5)
     server = start_server("embedded", [queue("groups", 3)], 0, log_path=tmp_path / "replay.log")
-    supervisor.add(_ReplayProcess("replay", tmp_path / "replay.log", server))
+    supervisor.add(ReplayProcess("replay", tmp_path / "replay.log", server))
     vigil = Vigil(settings_with(**WAIT), supervisor)
     assert vigil.suspects(client, server) == []
     server.wait_ready(60)

@@ -124,7 +124,7 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
     "fields",
     [
         {},
-        {"trainer__steps": 40, "checkpoint__every_steps": 0, "trainer__evaluate_every_steps": 2},
+        {"trainer__steps": 40, "checkpoint__every_steps": 0, "evaluation__every_steps": 2},
         {"launch__wait_secs": 1.0, "master__lease_secs": 9.0, "replay__backend": "embedded"},
         {"sync__transfer": "checkpoint", "explorer__count": 2},
         {"warm_up__steps": 9, "warm_up__batch_size": 2, "optimizer__warm_up_learning_rate": 1.0},

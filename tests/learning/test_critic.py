@@ -13,16 +13,16 @@ from rl_sync.learning.critic import CriticConfig
 from rl_sync.models import heads, lora
 from rl_sync.models.config import Lora
 from rl_sync.storage.snapshots import load_snapshot, save_snapshot
-from tests.actors.test_trainer import (
+from tests.actors.training import (
     HELD,
     MODEL,
     PARAMS,
     TWICE,
     UNEVEN,
-    _assert_close,
-    _batch,
-    _state,
-    _trainer,
+    assert_close,
+    batch_of,
+    state_of,
+    trainer_of,
 )
 from tests.models import tiny
 
@@ -35,7 +35,7 @@ _scalars = jax.jit(heads.token_scalars, static_argnums=0)
 def _ppo(kind, critic=(), algorithm=(), **fields):
     """Makes a trainer of two updates a step, with a reference."""
     critic = dataclasses.replace(CRITIC, model=kind, **dict(critic))
-    return _trainer({**PPO, **HELD, **dict(algorithm)}, TWICE, critic=critic, **fields)
+    return trainer_of({**PPO, **HELD, **dict(algorithm)}, TWICE, critic=critic, **fields)
 
 
 def _with_head(state):
@@ -52,15 +52,15 @@ def test_neither_the_layout_nor_microbatches_change_a_step_with_a_head_on_the_po
     results = []
     for layout, microbatch_rows in (("padded", 0), ("packed", 2)):
         trainer = _ppo("head", microbatch_rows=microbatch_rows)
-        batch = _batch(UNEVEN, layout, 2, microbatch_rows, params=drawn_by)
-        results.append(trainer.step(_with_head(_state(trainer)), batch))
+        batch = batch_of(UNEVEN, layout, 2, microbatch_rows, params=drawn_by)
+        results.append(trainer.step(_with_head(state_of(trainer)), batch))
     (state, metrics), (other, other_metrics) = results
     assert metrics.keys() == other_metrics.keys()
     assert 0 < metrics["value_clip_fraction"] < 1
     for key, value in metrics.items():
         np.testing.assert_allclose(other_metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
-    _assert_close(state.params, other.params, atol=1e-4)
-    _assert_close(state.critic.params, other.critic.params, atol=1e-4)
+    assert_close(state.params, other.params, atol=1e-4)
+    assert_close(state.critic.params, other.critic.params, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,7 +74,7 @@ def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they
     trainer = dataclasses.replace(
         trainer, optimizer=dataclasses.replace(trainer.optimizer, updates_per_batch=1)
     )
-    state, batch = _with_head(_state(trainer)), _batch(UNEVEN)
+    state, batch = _with_head(state_of(trainer)), batch_of(UNEVEN)
     mask, count = batch.rows.completion_mask, batch.rows.completion_mask.sum()
 
     def values_of(critic, params):
@@ -100,7 +100,7 @@ def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_g
     """With what holds the policy to its reference; from a snapshot the same bits follow."""
     critic = {"warm_up_steps": 20, "clip": 0.0}
     trainer = _ppo("own", critic, {"kl_target": 0.01}, microbatch_rows=8, steps=21)
-    state, batch, losses = _state(trainer), _batch(UNEVEN), []
+    state, batch, losses = state_of(trainer), batch_of(UNEVEN), []
     for _ in range(20):
         state, metrics = trainer.step(state, batch)
         losses.append(float(metrics["value_loss"]))
@@ -119,11 +119,11 @@ def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_g
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_is_not_finite_changes_neither_policy_nor_critic(kind):
-    trainer, batch = _ppo(kind), _batch(UNEVEN)
+    trainer, batch = _ppo(kind), batch_of(UNEVEN)
     batch = batch._replace(rewards=jnp.asarray(batch.rewards).at[0].set(jnp.nan))
-    after, metrics = trainer.step(_with_head(_state(trainer)), batch)
+    after, metrics = trainer.step(_with_head(state_of(trainer)), batch)
     assert metrics["skipped_updates"] == trainer.optimizer.updates_per_batch
-    before = _with_head(_state(trainer))._replace(step=jnp.int32(1))
+    before = _with_head(state_of(trainer))._replace(step=jnp.int32(1))
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
@@ -131,12 +131,12 @@ def test_with_lora_the_critic_s_own_model_is_adapters_on_the_same_base():
     model = dataclasses.replace(MODEL, lora=Lora(rank=2, alpha=4.0, targets=("q", "down")))
     params = tiny.params(model)
     trainer = _ppo("own", model=model)
-    state = _state(trainer, params)
+    state = state_of(trainer, params)
     adapters, base = lora.split(params)
     assert jax.tree.structure(state.critic.params) == jax.tree.structure(
         {**adapters, heads.HEAD: heads.blank_scalar_head(model)}
     )
-    after, _ = trainer.step(_with_head(state), _batch(UNEVEN, params=params, model=model))
+    after, _ = trainer.step(_with_head(state), batch_of(UNEVEN, params=params, model=model))
     jax.tree.map(np.testing.assert_array_equal, lora.split(after.params)[1], base)
     moved = {name: after.critic.params[name] for name in adapters}
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, moved, adapters)))

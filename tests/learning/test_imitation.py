@@ -9,18 +9,18 @@ import pytest
 from rl_sync.learning import imitation
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.types import Demonstrations
-from tests.actors.test_trainer import (
+from tests.actors.tiny import OPTIMIZER
+from tests.actors.training import (
     MODEL,
     PARAMS,
     STEPS,
     UNEVEN,
-    _assert_close,
-    _batch,
-    _logprobs,
-    _state,
-    _trainer,
+    assert_close,
+    batch_of,
+    logprobs_of,
+    state_of,
+    trainer_of,
 )
-from tests.actors.tiny import OPTIMIZER
 from tests.tasks.loading import load
 
 TOKENS = jnp.array([[0, 1, 2], [1, 1, 3], [2, 0, 0], [3, 3, 1]])
@@ -45,12 +45,12 @@ def test_the_mean_is_over_all_tokens_of_demonstrations_and_its_gradient_has_its_
 
 def test_a_step_on_demonstrations_alone_takes_their_gradient():
     """With μ = 1, in microbatches: the mean over all their tokens, at temperature 1."""
-    trainer = _trainer({"expert_rows": 8, "expert_coefficient": 1.0}, microbatch_rows=2)
-    batch, state = _batch(UNEVEN), _state(trainer)
+    trainer = trainer_of({"expert_rows": 8, "expert_coefficient": 1.0}, microbatch_rows=2)
+    batch, state = batch_of(UNEVEN), state_of(trainer)
     demonstrations = Demonstrations(batch.rows.tokens[:8], batch.rows.completion_mask[:8])
 
     def loss_of(params):
-        logprobs, _ = _logprobs(MODEL, params, demonstrations.tokens, 1.0)
+        logprobs, _ = logprobs_of(MODEL, params, demonstrations.tokens, 1.0)
         return -jnp.where(demonstrations.mask, logprobs, 0).sum() / demonstrations.mask.sum()
 
     loss, gradient = jax.jit(jax.value_and_grad(loss_of))(PARAMS)
@@ -60,7 +60,7 @@ def test_a_step_on_demonstrations_alone_takes_their_gradient():
     after, metrics = trainer.step(state, batch._replace(demonstrations=demonstrations))
     np.testing.assert_allclose(metrics["demonstration_loss"], loss, rtol=1e-5)
     np.testing.assert_allclose(metrics["gradient_norm"], optax.tree.norm(gradient), rtol=1e-4)
-    _assert_close(after.params, expected, atol=1e-4)
+    assert_close(after.params, expected, atol=1e-4)
 
 
 def test_the_demonstrations_depend_on_the_seed_and_the_step():

@@ -11,7 +11,7 @@ from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning import reference
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import Layout
-from tests.actors.test_trainer import PARAMS, _batch, _state, _trainer
+from tests.actors.training import PARAMS, batch_of, state_of, trainer_of
 
 ADAPTIVE = {"kl_coefficient": 0.5, "kl_target": 0.1, "kl_horizon_steps": 2.0}
 ALGORITHM = dataclasses.replace(ALGORITHMS["grpo"], **ADAPTIVE)
@@ -48,14 +48,14 @@ def test_a_weight_without_a_target_is_not_in_the_state():
 
 def _diverged(**change):
     """A trainer, and a state whose policy is not its reference."""
-    trainer = _trainer(ADAPTIVE | change)
-    state = _state(trainer)
+    trainer = trainer_of(ADAPTIVE | change)
+    state = state_of(trainer)
     return trainer, state._replace(ref_params=jax.tree.map(lambda x: 0.9 * x, PARAMS))
 
 
 def test_each_step_has_in_its_loss_the_weight_that_the_one_before_left():
     trainer, state = _diverged(kl_target=1e-9, kl_estimator="k3")
-    batch = _batch()
+    batch = batch_of()
     for weight in (0.5, 0.55, 0.605):
         state, metrics = trainer.step(state, batch)
         np.testing.assert_allclose(metrics["kl_coefficient"], weight, rtol=1e-5)
@@ -71,7 +71,7 @@ def test_a_divergence_in_the_reward_has_the_weight_of_the_state_too():
     stds = []
     for weight in (1e4, 2e4):
         copy = jax.tree.map(jnp.copy, state)._replace(kl_coefficient=jnp.float32(weight))
-        after, metrics = trainer.step(copy, _batch())
+        after, metrics = trainer.step(copy, batch_of())
         stds.append(float(metrics["advantage_std"]))
         np.testing.assert_allclose(after.kl_coefficient, 0.9 * weight, rtol=1e-5)
     np.testing.assert_allclose(stds[1] / stds[0], 2, rtol=1e-2)

@@ -166,7 +166,7 @@ RpcClient("{HOST}:{port}", "master").call(Echo(), 10.0)
     other = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
-    assert "RemoteError: Echo is refused" in other.stderr
+    assert "RefusedError: Echo is refused" in other.stderr
 
 
 def test_a_port_that_is_taken_is_named(serve, port):

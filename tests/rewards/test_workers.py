@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.room import QueueTimeoutError
 from rl_sync.rewards.rubric import Judgeable
 from rl_sync.rewards.settings import RewardSettings
-from rl_sync.rewards.workers import Judges, QueueTimeoutError
+from rl_sync.rewards.workers import Judges
 
 ROOT = Path(__file__).parents[2]
 OWN = "tests.rewards.own"

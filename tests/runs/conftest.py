@@ -25,19 +25,18 @@ from rl_sync.storage.ledger import read_consumed, read_ledger
 from rl_sync.storage.snapshots import latest_snapshot, load_snapshot
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
+from tests.runs.living import TIMEOUT_SECS, reached, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/runs/tiny.py"
-TIMEOUT_SECS = 240
-
-
+LONG = "--config.trainer.steps=100000"
 EMBEDDED = "--config.replay.backend=embedded"
 MESHES = (
     "--config.trainer.mesh.fsdp=4",
     "--config.explorer.mesh.data=2",
     "--config.explorer.mesh.tensor=2",
     "--config.trainer.groups_per_step=8",
-    "--config.trainer.evaluation_problems=8",
+    "--config.evaluation.problems=8",
     "--config.warm_up.batch_size=16",
     "--config.warm_up.probe_problems=8",
 )
@@ -176,3 +175,22 @@ def parameters(run) -> list[np.ndarray]:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts runs, and makes sure that no process of them is left."""
+    processes = []
+
+    def start(*flags: str, until: str = "rl") -> tuple[subprocess.Popen[str], Path]:
+        workdir = tmp_path / "run"
+        process = launch(LONG, EMBEDDED, *flags, workdir=workdir, start_new_session=True)
+        processes.append(process)
+        wait_for(lambda: reached(workdir, until), process)
+        return process, workdir
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

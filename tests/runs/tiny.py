@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.trainer.steps = 12
     config.trainer.groups_per_step = 6
     config.trainer.group_size = 2
-    config.trainer.evaluation_problems = 32
+    config.evaluation.problems = 32
     config.optimizer.updates_per_batch = 2
     # No completion earns a reward, and yet every step has to change the weights.
     config.algorithm.entropy_coefficient = 0.1

@@ -151,12 +151,39 @@ def test_a_thread_judges_while_the_caller_goes_on():
 
 def test_rollouts_wait_once_too_many_are_to_be_judged():
     session = Session([1.0] * 20)
-    session.pending = 10
+    session.pending = 40
     one = delivery(session, beside=True)
     start = time.monotonic()
     for number in range(5):
         one.deliver([Group(number)])
     assert time.monotonic() - start > 0.3
+    one.close()
+
+
+def test_the_groups_of_several_rollouts_are_judged_at_once_and_inserted_in_their_order():
+    """The first rollout's judgements come last."""
+    session, one = Session([]), None
+    held, judged = threading.Event(), []
+
+    def score(groups):
+        if groups[0].lease_id == 0:
+            assert held.wait(10)
+        judged.append(groups[0].lease_id)
+        return groups
+
+    one = delivery(session, beside=True)
+    one._judge = score
+    for number in range(3):
+        one.deliver([Group(number)])
+    deadline = time.monotonic() + 10
+    while len(judged) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(judged) == [1, 2]
+    assert one._replay.inserted == []
+    held.set()
+    while len(one._replay.inserted) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [items[0]["n"] for _, items, _ in one._replay.inserted] == [0, 1, 2]
     one.close()
 
 

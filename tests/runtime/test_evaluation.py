@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from configs import gsm8k
-from rl_sync.processes.calls import AskVerdicts, Verdict
+from rl_sync.processes.calls import AskVerdicts, Verdict, Written
+from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.request import Completion
 from rl_sync.runtime import evaluation, wiring
 from rl_sync.settings.reading import read_settings
@@ -46,11 +47,24 @@ def test_every_end_of_the_tokenizer_and_every_one_of_the_users_ends_a_completion
     assert wiring.greedy_sampling(settings, task).greedy
 
 
-def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
-    settings, task, monkeypatch
-):
-    """With an engine that completes every prompt with 12, ended in each of the two ways."""
-    asked, judged = [], []
+class Session:
+    """Notes what is handed in, and gives verdicts."""
+
+    def __init__(self, *given):
+        limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
+        self.settings = types.SimpleNamespace(launch=limits, reward=limits)
+        self.spans = types.SimpleNamespace(span=lambda kind, **_: contextlib.nullcontext({}))
+        self.given, self.calls = list(given), []
+
+    def call(self, call):
+        self.calls.append(call)
+        return self.given if isinstance(call, AskVerdicts) else 1
+
+
+@pytest.fixture
+def engine(task, monkeypatch):
+    """An engine that completes every prompt with 12, ended in each of the two ways."""
+    asked = []
 
     class Scripted:
         def __init__(self, config, slots, *, decode, layout):
@@ -64,52 +78,96 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_judges_their_text(
             asked.extend(requests)
             ends = [(2, 7)[i % 2] for i in range(len(requests))]
             tokens = [np.array([*task.tokenizer.encode("12"), end], np.int32) for end in ends]
-            return [[Completion(i, 0, x, x, x, "stop")] for i, x in enumerate(tokens)]
-
-    def judge(call):
-        if isinstance(call, AskVerdicts):
-            return [Verdict(1.0, True), Verdict(0.5, False)]
-        judged.extend(call.items)
-        return 1
+            return [
+                [Completion(i, j, x, x, x, "stop") for j in range(request.completions)]
+                for i, (x, request) in enumerate(zip(tokens, requests, strict=True))
+            ]
 
     monkeypatch.setattr(evaluation, "Engine", Scripted)
-    span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
-    limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
-    both = types.SimpleNamespace(launch=limits, reward=limits)
-    session = types.SimpleNamespace(spans=span, call=judge, settings=both)
-    sampling = wiring.greedy_sampling(settings, task)
-    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
-    assert evaluator.accuracy("params") == {"accuracy": 0.5, "problems": 2}
-    assert [request.sampling for request in asked] == [sampling] * len(task.held_out)
-    prompt = task.tokenizer.encode_prompt(task.held_out[0].text)
-    assert asked[0].prompt.tolist() == prompt
-    asked_for = [(one.prompt_id, one.held_out, one.text, one.truncated) for one in judged]
+    return asked
+
+
+def evaluator(settings, task, session, **fields):
+    examination = dataclasses.replace(wiring.examination(settings, task), **fields)
+    greedy = wiring.greedy_sampling(settings, task)
+    return evaluation.Evaluator(session, None, examination, greedy, 4, layout="layout")
+
+
+def test_an_evaluation_ends_completions_as_rollouts_do_and_has_their_text_judged(
+    settings, task, engine
+):
+    session = Session()
+    evaluator(settings, task, session).hand_in("params", "after step 3", 3)
+    assert [one.sampling for one in engine] == [wiring.greedy_sampling(settings, task)] * 2
+    assert engine[0].prompt.tolist() == task.tokenizer.encode_prompt(task.held_out[0].text)
+    (call,) = session.calls
+    assert (call.moment, call.step) == ("after step 3", 3)
+    asked_for = [(one.prompt_id, one.held_out, one.text, one.truncated) for one in call.items]
     assert asked_for == [(p.prompt_id, True, "12", False) for p in task.held_out]
 
 
-def test_problems_that_could_not_be_judged_are_counted_apart(settings, task, monkeypatch):
-    span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
-    session, sampling = types.SimpleNamespace(spans=span), wiring.greedy_sampling(settings, task)
-    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
-    judged = [Verdict(1.0, True), Verdict(None, False)]
-    monkeypatch.setattr(evaluation.Evaluator, "_verdicts", lambda *_: judged)
-    assert evaluator.accuracy("params") == {"accuracy": 1.0, "problems": 1, "unjudged": 1}
+def test_several_completions_of_a_problem_are_drawn_and_each_has_its_number(settings, task, engine):
+    several = dataclasses.replace(
+        settings, evaluation=dataclasses.replace(settings.evaluation, samples=3, temperature=0.5)
+    )
+    session = Session()
+    evaluator(several, task, session).hand_in("params", "after step 3", 3)
+    assert {(one.sampling.greedy, one.sampling.temperature) for one in engine} == {(False, 0.5)}
+    assert len({one.seed for one in engine}) == len(engine) == 2
+    (call,) = session.calls
+    assert [(one.prompt_id, one.sample) for one in call.items] == [
+        (problem, sample) for problem in (0, 1) for sample in range(3)
+    ]
 
 
-def test_problems_that_are_trained_on_too_are_also_counted_apart(settings, task, monkeypatch):
-    seen = task.train[3]._replace(prompt_id=1, answer="another")
-    task = dataclasses.replace(task, held_out=[*task.held_out, seen])
-    span = types.SimpleNamespace(span=lambda kind, problems: contextlib.nullcontext({}))
-    session = types.SimpleNamespace(spans=span)
-    sampling = wiring.greedy_sampling(settings, task)
-    evaluator = evaluation.Evaluator(session, None, task, sampling, 8, 4, layout="layout")
-    judged = [Verdict(1.0, True), Verdict(0.5, False), Verdict(1.0, True)]
-    monkeypatch.setattr(evaluation.Evaluator, "_verdicts", lambda *_: judged)
-    assert evaluator.accuracy("params") == {
-        "accuracy": pytest.approx(2 / 3),
-        "problems": 3,
-        "accuracy_seen": 1.0,
-        "problems_seen": 1,
-        "accuracy_unseen": 0.5,
-        "problems_unseen": 2,
-    }
+def test_without_a_temperature_of_their_own_evaluations_draw_as_rollouts_do(settings, task):
+    several = dataclasses.replace(
+        settings, evaluation=dataclasses.replace(settings.evaluation, samples=3)
+    )
+    assert wiring.examination(several, task).sampling == wiring.sampling(settings, task)
+
+
+def test_a_probe_waits_for_its_verdicts(settings, task, engine):
+    session = Session(Verdict(1.0, True), Verdict(0.5, False))
+    values = evaluator(settings, task, session).accuracy("params", 8)
+    assert (values["accuracy"], values["problems"]) == (0.5, 2)
+    session = Session(Verdict(1.0, True))
+    assert evaluator(settings, task, session).accuracy("params", 1)["accuracy"] == 1.0
+
+
+def judged(number, answer="", sample=0, score=1.0):
+    item = Written(number, True, -1, answer, [], False, sample)
+    return item, Judgement(score, answer=answer or None)
+
+
+def test_a_completion_counts_once_however_often_it_comes(settings, task):
+    examination = dataclasses.replace(wiring.examination(settings, task), samples=2)
+    sheet = evaluation.Sheet(examination, "category")
+    items = [judged(0)[0], judged(1)[0], judged(0)[0], judged(0, sample=1)[0]]
+    assert sheet.new(items) == [items[0], items[1], items[3]]
+    assert sheet.new(items) == []
+    for item, one in (judged(0), judged(1), judged(0, score=0.0), judged(0, sample=1)):
+        sheet.add(item, one, one.score == 1.0)
+    assert not sheet.is_complete
+    sheet.add(*judged(1, sample=1, score=None), False)
+    assert sheet.is_complete
+    assert [[one.solved for one in problem.answers] for problem in sheet.problems] == [
+        [True, True],
+        [True, None],
+    ]
+
+
+def test_votes_are_answers_or_else_texts_without_case_and_space(settings, task):
+    sheet = evaluation.Sheet(wiring.examination(settings, task), "category")
+    sheet.add(judged(0)[0]._replace(text=" The  Sum\nis 12"), Judgement(1.0), True)
+    sheet.add(judged(1)[0]._replace(text="whatever"), Judgement(1.0, answer="12"), True)
+    assert [problem.answers[0].vote for problem in sheet.problems] == ["the sum is 12", "12"]
+
+
+def test_problems_have_the_category_of_their_row_and_are_seen_if_they_are_trained_on(
+    settings, task
+):
+    seen = task.train[3]._replace(prompt_id=1, row={"level": 3})
+    task = dataclasses.replace(task, held_out=[task.held_out[0], seen])
+    sheet = evaluation.Sheet(wiring.examination(settings, task), "level")
+    assert [(one.category, one.is_seen) for one in sheet.problems] == [("", False), ("3", True)]

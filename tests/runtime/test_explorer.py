@@ -5,10 +5,10 @@ import types
 
 import pytest
 
-from rl_sync.actors.events import Finish, HoldBack
+from rl_sync.actors.events import Finish, GrantEvaluation, HoldBack
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import LeaseGrant
+from rl_sync.processes.calls import AskEvaluations, AskLease, HandInEvaluation, LeaseGrant
 from rl_sync.processes.failures import RunError
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
@@ -58,6 +58,7 @@ def loop(weights, monkeypatch):
         granted_secs=lambda: 0.0,
         sync_kind=SpanKind.SYNC_CHECKPOINT,
         delivery=types.SimpleNamespace(check=lambda: None, close=lambda: None),
+        examination=types.SimpleNamespace(requests=["request"], written=list),
     )
     loop.clock = clock
     return loop
@@ -151,3 +152,33 @@ def test_a_version_is_waited_for_and_not_asked_for_again_and_again(loop, weights
     loop.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
     loop._await(7, patience=lambda: None)
     assert (weights.version, weights.looks) == (7, 2)
+
+
+def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights):
+    calls = []
+
+    def answered(call):
+        calls.append(call)
+        if isinstance(call, AskLease):
+            return answers.pop(0)
+        return None
+
+    answers = [GrantEvaluation(4, 4), Finish("the run ended")]
+    weights.version = 5
+    loop.session.call = answered
+    loop.session.patience = lambda *_: lambda: None
+    loop.session.facts = {}
+    limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
+    loop.session.settings = types.SimpleNamespace(launch=limits, reward=limits)
+    loop.session.spans = types.SimpleNamespace(
+        span=lambda kind, **_: contextlib.nullcontext({}),
+        now=lambda: 0.0,
+        record=lambda *_, **__: 0,
+    )
+    loop.explorer = types.SimpleNamespace(
+        compile=lambda params: None, complete=lambda state, requests: (state, requests)
+    )
+    loop.run()
+    (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]
+    assert handed_in == HandInEvaluation("after step 5", 5, ["request"])
+    assert isinstance(calls[-1], AskEvaluations), "the explorer leaves before it is measured"

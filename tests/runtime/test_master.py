@@ -20,8 +20,11 @@ from rl_sync.actors.events import (
 )
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.jsonlines import read_json_lines
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.processes import calls
 from rl_sync.processes.calls import (
+    AskEvaluations,
+    AskKeptSnapshots,
     AskLease,
     AskNewest,
     AskStatus,
@@ -30,8 +33,8 @@ from rl_sync.processes.calls import (
     Claim,
     Close,
     EnterPhase,
-    Evaluated,
     Fail,
+    HandInEvaluation,
     Happened,
     Heartbeat,
     Judge,
@@ -43,8 +46,9 @@ from rl_sync.processes.calls import (
     Written,
 )
 from rl_sync.processes.messages import decode, encode
-from rl_sync.processes.results import LogprobGap, Result, Skipped, Summary
+from rl_sync.processes.results import Best, LogprobGap, Result, Skipped, Summary
 from rl_sync.processes.rpc import Call
+from rl_sync.runtime.evaluations import Measured
 from rl_sync.runtime.master import MasterServer
 from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import read_ledger
@@ -52,7 +56,7 @@ from tests.observe.full_disk import files_of_at_most
 
 
 @pytest.fixture
-def master(tmp_path):
+def program(tmp_path):
     config = arithmetic.get_config()
     config.sync.mode = "multi_explorer"
     config.task.arithmetic.greatest_operand = 19
@@ -62,8 +66,13 @@ def master(tmp_path):
     settings = read_settings({**config.to_dict(), "workdir": str(tmp_path)})
     server = MasterServer(settings)
     server.answer(Begin(Position(step=0, next_ordinal=0, again=(), next_lease=0)))
-    yield server.answer
+    yield server
     server.answer(Close())
+
+
+@pytest.fixture
+def master(program):
+    return program.answer
 
 
 def fill(master):
@@ -176,12 +185,28 @@ def test_completions_are_judged_by_the_tasks_reward(master, tmp_path):
     assert records[2]["why"] == f"the answer is {answer!r}"
 
 
-def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_too(master):
+def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_too(program):
     values = {"accuracy": 0.4, "problems": 50, "accuracy_seen": 0.4, "problems_seen": 50}
-    master(Evaluated("after RL", values))
-    assert master(AskStatus()).message == (
+    program._evaluated(Measured("after RL", 10, values, None))
+    assert program.answer(AskStatus()).message == (
         "held-out accuracy after RL: 40.0% (40.0% of 50 whose prompts are trained on too)"
     )
+
+
+def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, tmp_path):
+    """The reward of the tiny sums is exact; whoever hands in twice is heard once."""
+    items = [Written(number, True, -1, "no sum", [1], False) for number in range(8)]
+    master(HandInEvaluation("after step 5", 5, items[:6]))
+    assert isinstance(master(AskEvaluations(0.2)), Pending)
+    for _ in range(2):
+        master(HandInEvaluation("after step 5", 5, items))
+    while master(AskEvaluations(1.0)) is not None:
+        pass
+    (line,) = read_metrics(tmp_path, "evaluation")
+    assert (line["step"], line["accuracy"], line["problems"]) == (5, 0.0, 8)
+    assert line["accuracy_high"] < 0.5
+    assert len(read_json_lines(tmp_path / "judgements.jsonl")) == 8
+    assert master(AskKeptSnapshots()) == []
 
 
 def test_a_run_whose_ledger_cannot_be_written_is_stopped_and_says_why(master, tmp_path):
@@ -200,10 +225,12 @@ def test_every_call_of_the_master_is_answered(master):
     assert kinds - {Call} == set(master._answers)
 
 
-def test_what_is_reported_of_a_run_adds_up(master):
+def test_what_is_reported_of_a_run_adds_up(program, master):
     master(Report(Result(resumed=0, skipped={"warm_up": Skipped(1, 2, 2)})))
-    master(Evaluated("before RL", {"accuracy": 0.5, "problems": 2}))
-    master(Evaluated("after RL", {"accuracy": 1.0, "problems": 2}))
+    best = Best(10, "accuracy", 1.0)
+    for moment, step, accuracy in (("before RL", 0, 0.5), ("after RL", 10, 1.0)):
+        values = {"accuracy": accuracy, "problems": 2}
+        program._evaluated(Measured(moment, step, values, best if step else None))
     fill(master)
     master(Trained(BatchTrained(1, tuple(range(64))), {"loss": 0.5}))
     gap = LogprobGap(3, 1, 2.0, 0.5)
@@ -216,6 +243,7 @@ def test_what_is_reported_of_a_run_adds_up(master):
             "before RL": {"accuracy": 0.5, "problems": 2},
             "after RL": {"accuracy": 1.0, "problems": 2},
         },
+        best=best,
         skipped={"warm_up": Skipped(1, 2, 2), "rl": Skipped(2, 3, 4)},
         logprob_gap=gap,
     )

@@ -81,8 +81,10 @@ def loop_of(tmp_path, offers, calls):
         settings=SimpleNamespace(
             workdir=str(tmp_path),
             schedule=resolve("asynchronous"),
-            trainer=SimpleNamespace(steps=STEPS, evaluate_every_steps=0),
-            checkpoint=SimpleNamespace(every_steps=0),
+            trainer=SimpleNamespace(steps=STEPS),
+            evaluation=SimpleNamespace(every_steps=0),
+            evaluates_on_explorers=False,
+            checkpoint=SimpleNamespace(every_steps=0, best=None),
             algorithm=SimpleNamespace(logprob_gap_alarm=1.0),
             optimizer=SimpleNamespace(updates_per_batch=1),
         ),

@@ -69,6 +69,12 @@ def test_the_newest_are_kept(tmp_path):
     assert float(load_snapshot(tmp_path, 3, {"x": jnp.float32(0)})[1]["x"]) == 3.0
 
 
+def test_a_snapshot_that_is_kept_besides_stays_however_many_are_newer(tmp_path):
+    for step in (1, 2, 3, 4, 5):
+        save_snapshot(tmp_path, step, {"x": jnp.float32(step)}, {}, keep=2, kept=[2])
+    assert [int(name[-1]) for name in sorted(os.listdir(tmp_path))] == [2, 4, 5]
+
+
 def test_the_one_just_saved_stays_although_others_are_newer(tmp_path):
     for step in (5, 6, 2):
         save_snapshot(tmp_path, step, {"x": jnp.float32(step)}, {}, keep=2)

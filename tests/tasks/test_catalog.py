@@ -1,8 +1,13 @@
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 
+from rl_sync.tasks import catalog
+from rl_sync.tasks.pretrained import TokenizerConfig
+from rl_sync.tasks.problems import Problems
+from rl_sync.types import Prompt
 from tests.tasks.loading import dataset, write_lines
 
 _LOAD = """
@@ -33,3 +38,30 @@ def test_a_task_is_loaded_once_a_process(tmp_path):
     path = write_lines(tmp_path / "r.jsonl", rows)
     assert dataset(path) is dataset(path)
     assert dataset(path) is not dataset(path, seed=1)
+
+
+def test_a_line_of_the_table_is_all_that_a_task_needs(monkeypatch):
+    def load(section, seed):
+        prompts = [Prompt(0, section.greeting, str(seed))]
+        return Problems(train=prompts, held_out=prompts, demonstrations=[])
+
+    monkeypatch.setitem(catalog.TASKS, "greeting", load)
+
+    @dataclasses.dataclass(frozen=True)
+    class Greeting:
+        greeting: str = "hello"
+
+    @dataclasses.dataclass(frozen=True)
+    class Config(catalog.TaskConfig):
+        greeting: Greeting = catalog.task(Greeting, load, "Greets.")
+
+    found = catalog.load_task(Config(name="greeting"), TokenizerConfig(), seed=7)
+    assert (found.train[0].text, found.train[0].answer) == ("hello", "7")
+    with pytest.raises(ValueError, match=r"task.name='greet' is not one of .*'greeting'"):
+        Config(name="greet")
+
+
+def test_every_section_of_a_task_has_a_loader():
+    names = {field.name for field in dataclasses.fields(catalog.TaskSections)}
+    assert names == catalog.TASKS.keys()
+    assert {"arithmetic", "worked", "jsonl", "dataset"} <= names

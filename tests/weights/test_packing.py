@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.weights.packing import cut_of, pack, unpack
-from rl_sync.weights.routes import Piece
+from rl_sync.weights import packing
+from rl_sync.weights.packing import pack, unpack
+from rl_sync.weights.pieces import Piece
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.int8, jnp.uint16, jnp.bool_)
 SHAPES = ((), (1,), (3,), (5, 7), (6, 4, 5))
@@ -28,13 +29,17 @@ def whole(shape: tuple[int, ...]) -> tuple:
     return tuple((0, size) for size in shape)
 
 
+def numbered(items: list) -> dict:
+    return dict(enumerate(items))
+
+
 def carry(arrays: list, into: list, pieces: list, held: list, kept: list, words: int) -> list:
-    """Packs pieces of some arrays and unpacks them into others."""
-    cut = cut_of(pieces, held)
-    bucket = pack([arrays[leaf] for leaf in cut.leaves], cut.starts, sizes=cut.sizes, words=words)
+    """Packs pieces of some arrays, unpacks them, and puts them into other arrays."""
+    bucket = pack(pieces, numbered(arrays), numbered(held), words)
     assert (bucket.shape, bucket.dtype) == ((words,), jnp.uint32)
-    there = cut_of(pieces, kept)
-    return unpack([into[leaf] for leaf in there.leaves], bucket, there.starts, sizes=there.sizes)
+    dtypes = {leaf: x.dtype for leaf, x in enumerate(arrays)}
+    filled = unpack(pieces, bucket, pieces, numbered(into), held=numbered(kept), dtypes=dtypes)
+    return [filled[leaf] for leaf in range(len(into))]
 
 
 def test_every_dtype_and_odd_size_comes_back_to_the_bit():
@@ -62,14 +67,23 @@ def test_a_piece_goes_from_one_devices_shard_into_anothers():
     assert np.asarray(got).tobytes() == expected.tobytes()
 
 
+def test_without_a_least_number_there_are_just_the_words_of_the_pieces():
+    arrays = {0: random_bits(0, (3,), jnp.int8), 1: random_bits(1, (2,), jnp.float32)}
+    held = {0: whole((3,)), 1: whole((2,))}
+    assert pack([Piece(*item) for item in held.items()], arrays, held).shape == (3,)
+
+
 def test_pieces_of_one_size_compile_once_and_land_in_the_arrays_own_memory():
     array, blank = random_bits(0, (12, 5), jnp.float32), jnp.zeros((12, 5), jnp.float32)
-    compiled = pack._cache_size(), unpack._cache_size()
+    programs = packing._pack, packing._unpack
+    compiled = [program._cache_size() for program in programs]
     boxes = [whole((12, 5))]
     (got,), places = [blank], []
     for low in range(0, 12, 3):
         places.append(got.unsafe_buffer_pointer())
         (got,) = carry([array], [got], [Piece(0, ((low, low + 3), (0, 5)))], boxes, boxes, 15)
     np.testing.assert_array_equal(np.asarray(got).view(np.int32), np.asarray(array).view(np.int32))
-    assert (pack._cache_size(), unpack._cache_size()) == (compiled[0] + 1, compiled[1] + 1)
+    assert [
+        program._cache_size() - before for program, before in zip(programs, compiled, strict=True)
+    ] == [1, 1]
     assert len(set(places)) == 1

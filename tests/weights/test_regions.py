@@ -1,4 +1,4 @@
-"""Regions are cut without gaps or overlaps, and joined to the same values."""
+"""Regions are cut without gaps or overlaps, and meshes give the regions of their devices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from rl_sync.weights.regions import (
     cut,
     device_regions,
-    join,
+    mesh_regions,
     overlap,
-    places_of,
     size_of,
     within,
 )
@@ -57,16 +56,6 @@ def test_cells_cover_a_region_once_and_lie_in_or_outside_each_other_region(data,
     assert (seen[within(region, whole)] == 1).all()
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.data(), shapes)
-def test_cells_are_joined_to_what_was_cut(data, shape):
-    region = data.draw(regions(shape))
-    cells = cut(region, data.draw(st.lists(regions(shape), max_size=2)))
-    array = np.arange(size_of(region)).reshape([b - a for a, b in region])
-    shuffled = data.draw(st.permutations([(cell, array[within(cell, region)]) for cell in cells]))
-    np.testing.assert_array_equal(np.asarray(join(region, shuffled)), array)
-
-
 def test_regions_that_only_touch_share_nothing():
     assert overlap(((0, 4), (0, 2)), ((4, 8), (0, 2))) is None
     assert overlap(((0, 4), (0, 2)), ((3, 8), (1, 9))) == ((3, 4), (1, 2))
@@ -84,5 +73,5 @@ def test_a_mesh_without_devices_places_arrays_as_one_with_devices_does(spec):
 
     by_device = device_regions(like(mesh))
     expected = tuple((by_device[device],) for device in mesh.devices.flat)
-    assert places_of({"w": like(mesh)}) == expected
-    assert places_of({"w": like(abstract)}) == expected
+    assert mesh_regions({"w": like(mesh)}) == expected
+    assert mesh_regions({"w": like(abstract)}) == expected

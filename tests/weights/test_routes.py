@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_sync.weights.routes import Bucket, Placed, Wave, plan_transfer, word_count
+from rl_sync.weights.pieces import word_count
+from rl_sync.weights.regions import shape_of
+from rl_sync.weights.routes import Bucket, Wave, plan_transfer
+
+
+class Placed(NamedTuple):
+    """A leaf's bytes of an element, and its region on each device of both sides."""
+
+    itemsize: int
+    sources: tuple
+    targets: tuple
+
+
+def plan(leaves: list[Placed], bucket_bytes: int) -> tuple[Wave, ...]:
+    itemsizes, sources, targets = zip(*leaves, strict=True)
+    sides = (tuple(zip(*side, strict=True)) for side in (sources, targets))
+    return plan_transfer(itemsizes, *sides, bucket_bytes)
 
 
 def cut_evenly(shape: tuple[int, ...], cuts: tuple[int, ...], copies: int) -> tuple:
@@ -50,10 +67,6 @@ def slices(box, origin) -> tuple:
     return (*(slice(a - o, b - o) for (a, b), (o, _) in zip(box, origin, strict=True)), ...)
 
 
-def shape_of(box) -> tuple[int, ...]:
-    return tuple(high - low for low, high in box)
-
-
 def pieces_of(bucket: Bucket) -> tuple:
     return bucket.single + bucket.packed
 
@@ -69,6 +82,7 @@ def carry_out(waves: tuple[Wave, ...], leaves: list[Placed], bucket_bytes: int) 
         for leaf, whole in zip(leaves, wholes, strict=True)
     ]
     got = [[np.full(shape_of(box), -1) for box in leaf.targets] for leaf in leaves]
+    itemsizes = [leaf.itemsize for leaf in leaves]
     for wave in waves:
         routes = wave.routes
         assert len({route.source for route in routes}) == len(routes), "one sends twice at once"
@@ -79,17 +93,10 @@ def carry_out(waves: tuple[Wave, ...], leaves: list[Placed], bucket_bytes: int) 
                 tuple((leaf, shape_of(box)) for leaf, box in bucket.single) for bucket in buckets
             }
             assert len(kinds) == 1, "arrays of a turn differ in their shapes"
-            packed = [
-                sum(word_count(piece.box, leaves[piece.leaf].itemsize) for piece in bucket.packed)
-                for bucket in buckets
-            ]
+            packed = [word_count(bucket.packed, itemsizes) for bucket in buckets]
             assert max(packed) == words
             for bucket in buckets:
-                sizes = [
-                    word_count(piece.box, leaves[piece.leaf].itemsize)
-                    for piece in pieces_of(bucket)
-                ]
-                assert 0 < sum(sizes) * 4 <= bucket_bytes
+                assert 0 < word_count(pieces_of(bucket), itemsizes) * 4 <= bucket_bytes
         for route in routes:
             for bucket in route.buckets:
                 for number, box in pieces_of(bucket):
@@ -111,7 +118,7 @@ def _rank(leaf: Placed) -> int:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(transfers(), st.sampled_from([8, 20, 64, 1000, 10**6]))
 def test_any_shards_become_any_other_shards_in_buckets_of_bounded_size(leaves, bucket_bytes):
-    carry_out(plan_transfer(leaves, bucket_bytes), leaves, bucket_bytes)
+    carry_out(plan(leaves, bucket_bytes), leaves, bucket_bytes)
 
 
 def shards(size: int, devices: int, copies: int = 1) -> tuple:
@@ -119,7 +126,7 @@ def shards(size: int, devices: int, copies: int = 1) -> tuple:
 
 
 def test_equal_shards_go_straight_across_in_one_wave():
-    (wave,) = plan_transfer([Placed(4, shards(80, 4), shards(80, 4))], 10**6)
+    (wave,) = plan([Placed(4, shards(80, 4), shards(80, 4))], 10**6)
     pairs = [(route.source, route.target) for route in wave.routes]
     assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert wave.words == (20,)
@@ -127,12 +134,12 @@ def test_equal_shards_go_straight_across_in_one_wave():
 
 def test_rows_become_columns_in_as_many_waves_as_there_are_devices():
     rows, columns = cut_evenly((8, 8), (4, 1), 1), cut_evenly((8, 8), (1, 4), 1)
-    waves = plan_transfer([Placed(4, rows, columns)], 10**6)
+    waves = plan([Placed(4, rows, columns)], 10**6)
     assert [len(wave.routes) for wave in waves] == [4, 4, 4, 4]
 
 
 def test_those_that_hold_the_same_send_equal_shares():
-    waves = plan_transfer([Placed(4, shards(80, 1, copies=2), shards(80, 1, copies=6))], 10**6)
+    waves = plan([Placed(4, shards(80, 1, copies=2), shards(80, 1, copies=6))], 10**6)
     sent = [route.source for wave in waves for route in wave.routes]
     assert sorted(sent) == [0, 0, 0, 1, 1, 1]
     assert len(waves) == 3
@@ -140,7 +147,7 @@ def test_those_that_hold_the_same_send_equal_shares():
 
 def only_route(leaves: list[Placed], bucket_bytes: int) -> tuple[Bucket, ...]:
     """Returns the buckets of a transfer from one device to one."""
-    (wave,) = plan_transfer(leaves, bucket_bytes)
+    (wave,) = plan(leaves, bucket_bytes)
     (route,) = wave.routes
     return route.buckets
 
@@ -149,7 +156,7 @@ def test_small_parameters_share_a_bucket_and_large_ones_are_cut():
     small = [Placed(4, shards(10, 1), shards(10, 1))] * 200
     assert [len(bucket.packed) for bucket in only_route(small, 4096)] == [102, 98]
     buckets = only_route([Placed(2, shards(5000, 1), shards(5000, 1))], 4096)
-    boxes = [piece.box for bucket in buckets for piece in bucket.single]
+    boxes = [piece.region for bucket in buckets for piece in bucket.single]
     assert boxes == [((0, 2048),), ((2048, 4096),), ((4096, 5000),)]
 
 
@@ -164,27 +171,27 @@ def test_devices_that_send_other_shapes_at_a_turn_send_words():
     """Two senders with a third of the rows each, and one with the rest, cannot be cut alike."""
     uneven = Placed(4, (((0, 300),), ((300, 800),)), (((0, 300),), ((300, 800),)))
     even = Placed(4, shards(800, 2), shards(800, 2))
-    (wave,) = plan_transfer([uneven, even], 10**6)
+    (wave,) = plan([uneven, even], 10**6)
     assert wave.words == (900,)
     assert all(not bucket.single for route in wave.routes for bucket in route.buckets)
-    (wave,) = plan_transfer([even, even], 10**5)
+    (wave,) = plan([even, even], 10**5)
     assert [[p.leaf for p in route.buckets[0].single] for route in wave.routes] == [[], []]
-    (wave,) = plan_transfer([even, even], 4000)
+    (wave,) = plan([even, even], 4000)
     assert [[p.leaf for p in route.buckets[0].single] for route in wave.routes] == [[0, 1], [0, 1]]
 
 
 def test_a_bucket_is_filled_to_seven_eighths_whatever_the_rows():
     box = cut_evenly((40, 300), (1, 1), 1)
     buckets = only_route([Placed(4, box, box)], 4 * 1000)
-    filled = [sum(word_count(piece.box, 4) for piece in pieces_of(bucket)) for bucket in buckets]
+    filled = [word_count(pieces_of(bucket), [4]) for bucket in buckets]
     assert min(filled[:-1]) >= 875
     assert sum(filled) == 12_000
 
 
 def test_a_transfer_of_nothing_needs_no_wave():
-    assert plan_transfer([Placed(4, (((0, 0),),), (((0, 0),),))], 4096) == ()
+    assert plan([Placed(4, (((0, 0),),), (((0, 0),),))], 4096) == ()
 
 
 def test_a_bucket_too_small_for_an_element_is_refused():
     with pytest.raises(ValueError, match="bucket_bytes=7"):
-        plan_transfer([], 7)
+        plan_transfer([], (), (), 7)

@@ -21,7 +21,7 @@ from rl_sync.weights.interface import (
     WeightsTimeoutError,
     WeightsTransferError,
 )
-from rl_sync.weights.regions import device_regions, overlap, places_of, within
+from rl_sync.weights.regions import device_regions, mesh_regions, overlap, within
 from rl_sync.weights.server_manifest import Manifest, plan_manifest
 from rl_sync.weights.server_publisher import ServerPublisher
 from rl_sync.weights.server_puller import ServerPuller
@@ -105,7 +105,7 @@ def assert_same_bits(params: dict, version: int) -> None:
 @pytest.mark.parametrize("explorer", EXPLORERS)
 def test_weights_arrive_to_the_bit_in_the_explorers_sharding(trainer, explorer):
     source, target = on(*TRAINERS[trainer]), on(*EXPLORERS[explorer])
-    with publishing(source, places=places_of(target)) as publisher:
+    with publishing(source, expected=mesh_regions(target)) as publisher:
         publisher.publish(3, placed(3, source))
         version, params = puller_of(target, publisher).pull(exactly=3, timeout_secs=10)
     assert version == 3
@@ -126,8 +126,8 @@ def test_an_explorer_that_was_not_expected_takes_its_share_of_what_is_offered(ex
 @pytest.mark.parametrize("explorer", EXPLORERS)
 def test_parts_hold_everything_once_and_each_is_needed_whole_or_not_at_all(trainer, explorer):
     source, target = on(*TRAINERS[trainer]), on(*EXPLORERS[explorer])
-    places = places_of(target)
-    manifest = plan_manifest(source, places)
+    expected = mesh_regions(target)
+    manifest = plan_manifest(source, expected)
     seen = [np.zeros(leaf.shape, int) for leaf in manifest.leaves]
     for part in manifest.parts:
         readers = set()
@@ -135,9 +135,9 @@ def test_parts_hold_everything_once_and_each_is_needed_whole_or_not_at_all(train
             seen[piece.leaf][within(piece.region, [(0, 0)] * len(piece.region))] += 1
             shard = device_regions(jax.tree.leaves(source)[piece.leaf])[jax.devices()[part.device]]
             assert overlap(piece.region, shard) == piece.region
-            shared = [overlap(piece.region, place[piece.leaf]) for place in places]
+            shared = [overlap(piece.region, held[piece.leaf]) for held in expected]
             assert set(shared) <= {None, piece.region}
-            readers.add(tuple(place is not None for place in shared))
+            readers.add(tuple(region is not None for region in shared))
         assert len(readers) == 1
     assert all((count == 1).all() for count in seen)
 
@@ -162,7 +162,7 @@ def test_a_manifest_survives_its_journey():
 def test_an_explorer_in_another_sharding_than_was_expected_gets_the_same_bits():
     source, expected = on(*TRAINERS["rows over two"]), on(*EXPLORERS["columns over two"])
     other = on(*EXPLORERS["columns over four"])
-    with publishing(source, places=places_of(expected)) as publisher:
+    with publishing(source, expected=mesh_regions(expected)) as publisher:
         publisher.publish(0, placed(0, source))
         for reader, like in {"explorer1": expected, "explorer2": other}.items():
             _, params = puller_of(like, publisher, reader=reader).pull(timeout_secs=10)
@@ -171,7 +171,7 @@ def test_an_explorer_in_another_sharding_than_was_expected_gets_the_same_bits():
 
 def test_parameters_that_lie_elsewhere_than_was_planned_arrive_all_the_same():
     source, target = on(*TRAINERS["rows over two"]), on(*EXPLORERS["one device"])
-    with publishing(source, places=places_of(target)) as publisher:
+    with publishing(source, expected=mesh_regions(target)) as publisher:
         publisher.publish(0, placed(0, on(devices(0, 1), (None, "b"))))
         _, params = puller_of(target, publisher).pull(timeout_secs=10)
     assert_same_bits(params, 0)

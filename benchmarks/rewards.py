@@ -1,0 +1,227 @@
+"""Throughput of explorers whose completions take long to judge, and the cost of judging itself.
+
+    python benchmarks/rewards.py [--seeds=3] [--rollouts=30] [--rollout_secs=0.5]
+
+**Throughput.** A loop does what an explorer does: it generates a rollout (which here only takes its
+time, `--rollout_secs`, drawn within ±20 % with the seed) and hands the groups to the explorer's own
+`Delivery`. That has them judged by the master's own `Judging`, in worker processes, and inserts
+them into a buffer. The reward takes nothing, as long as a rollout, or twice as long; there are as
+many workers as completions in flight. The cases run in turns, seed by seed. Each figure is groups a
+second, and its ratio to that of the reward that takes nothing, with the same seed.
+
+**Judging.** Completions a second through the workers, for `exact` and for a reward of 1 ms, beside
+the same rubric called in a loop in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_sync.observe.spans import SpanRecorder
+from rl_sync.processes.calls import AskVerdicts, Judge
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.settings import RewardSettings
+from rl_sync.rewards.workers import Judges
+from rl_sync.runtime.delivery import Delivery
+from rl_sync.runtime.judging import Judging
+from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.types import Group, Prompt
+from rl_sync.weights.agreement import alone
+from rl_sync.workdir import Workdir
+
+TIMED = Path(__file__).with_name("timed_rewards.py")
+GROUPS, GROUP_SIZE, TOKENS = 4, 4, 16
+COMPLETIONS = GROUPS * GROUP_SIZE
+TASK: Any = types.SimpleNamespace(
+    train=[Prompt(i, f"{i}+{i}=", str(2 * i)) for i in range(64)],
+    held_out=[],
+    reward="exact",
+    tokenizer=CharacterTokenizer("0123456789+="),
+    max_completion_tokens=TOKENS,
+)
+
+
+class Session:
+    """The part of a session that a delivery needs; calls go to a judging in this process."""
+
+    leads = True
+    agree = staticmethod(alone)
+
+    def __init__(self, judging: Judging) -> None:
+        patient: Any = types.SimpleNamespace
+        self.settings = patient(
+            launch=patient(wait_secs=600.0),
+            reward=patient(limit_secs=60.0),
+            algorithm=patient(screening=patient(replaces=False)),
+            replay=patient(priority="variance", sampler="fifo"),
+        )
+        self.facts: dict[str, Any] = {}
+        self.spans = SpanRecorder(None, "explorer1")
+        self._judging = judging
+
+    def call(self, call: Any) -> Any:
+        if isinstance(call, Judge):
+            return self._judging.hand_in(call.items)
+        if isinstance(call, AskVerdicts):
+            return self._judging.verdicts(call.ticket, call.poll_secs)
+        return None
+
+    def check(self) -> None:
+        pass
+
+    def patience(self, what: str, whom: str) -> Callable[[], None]:
+        del what, whom
+        return self.check
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        yield
+
+
+class Buffer:
+    """Counts the groups that are inserted."""
+
+    def __init__(self) -> None:
+        self.groups, self.changed = 0, threading.Condition()
+
+    def insert_many(self, table: str, items: list[Any], **options: Any) -> None:
+        del table, options
+        with self.changed:
+            self.groups += len(items)
+            self.changed.notify_all()
+
+
+def group_of(lease: int) -> Group:
+    """Makes a group of completions of one problem."""
+    shape = (GROUP_SIZE, 2 * TOKENS)
+    mask = np.zeros(shape, bool)
+    mask[:, TOKENS:] = True
+    return Group(
+        lease_id=lease,
+        ordinal=lease,
+        prompt_id=lease % len(TASK.train),
+        explorer=1,
+        tokens=np.full(shape, 3, np.int32),
+        completion_mask=mask,
+        behavior_logprobs=np.zeros(shape, np.float32),
+        policy_versions=np.zeros(shape, np.int32),
+        rewards=np.zeros(GROUP_SIZE, np.float32),
+    )
+
+
+class Case:
+    """One reward with its workers, which stay for all seeds."""
+
+    def __init__(self, name: str, secs: float, workers: int, directory: str) -> None:
+        self.name = name
+        reward = f"{TIMED}:slow(secs={secs})"
+        settings = RewardSettings(workers=workers, record="none", memory_bytes=0)
+        self._judges = Judges(reward, settings)
+        self._judges.judge([Judgeable({}, Completion(""))] * (2 * workers))  # Warm.
+        self._judging = Judging(
+            TASK, self._judges, "slow", settings, Workdir(f"{directory}/{name}"), print
+        )
+
+    def groups_per_sec(self, seed: int, rollouts: int, rollout_secs: float) -> float:
+        """Measures from the first rollout's start to the last one's insertion."""
+        rng, buffer = np.random.default_rng(seed), Buffer()
+        explorer: Any = types.SimpleNamespace(rewarded=lambda group, rewards: group)
+        replay: Any = buffer
+        session: Any = Session(self._judging)
+        delivery = Delivery(session, TASK, explorer, replay, "groups", beside=True)
+        start = time.monotonic()
+        for number in range(rollouts):
+            time.sleep(rollout_secs * rng.uniform(0.8, 1.2))
+            delivery.deliver([group_of(GROUPS * number + i) for i in range(GROUPS)])
+        generated = time.monotonic() - start
+        with buffer.changed:
+            assert buffer.changed.wait_for(lambda: buffer.groups == rollouts * GROUPS, 120)
+        delivery.close()
+        # The last rollouts are judged after the end, which a longer run would not notice.
+        return rollouts * GROUPS / generated
+
+    def close(self) -> None:
+        self._judging.close()
+
+
+def throughput(seeds: int, rollouts: int, rollout_secs: float) -> None:
+    """Prints groups a second of each case, and ratios to the first."""
+    with tempfile.TemporaryDirectory() as directory:
+        cases = [
+            Case("nothing", 0.0, 1, directory),
+            Case("1 rollout", rollout_secs, 2 * COMPLETIONS, directory),
+            Case("2 rollouts", 2 * rollout_secs, 3 * COMPLETIONS, directory),
+        ]
+        found: dict[str, list[float]] = {case.name: [] for case in cases}
+        for seed in range(seeds):
+            for case in cases:
+                found[case.name].append(case.groups_per_sec(seed, rollouts, rollout_secs))
+        for case in cases:
+            case.close()
+    print("reward takes   groups/s (min median max)     ratio (min median max)")
+    base = found["nothing"]
+    for name, values in found.items():
+        ratios = [value / other for value, other in zip(values, base, strict=True)]
+        print(f"{name:<14} {spread(values)}      {spread(ratios)}")
+
+
+def judging(seeds: int, workers: int) -> None:
+    """Prints completions a second through workers, and in this process."""
+    print("\nreward        completions/s in workers     in this process      (min median max)")
+    counts = {"exact": 20_000, f"{TIMED}:busy": 2_000}
+    for reward, count in counts.items():
+        items = [
+            Judgeable(prompt.fields, Completion(prompt.answer, [3] * TOKENS))
+            for i in range(count)
+            for prompt in [TASK.train[i % len(TASK.train)]]
+        ]
+        rubric, judges = Rubric(reward), Judges(reward, RewardSettings(workers=workers))
+        judges.judge(items[: 100 * workers])
+        in_workers, here = [], []
+        for _ in range(seeds):
+            in_workers.append(count / timed(judges.judge, items))
+            here.append(count / timed(rubric.judge, items))
+        judges.close()
+        name = reward.rpartition(":")[2]
+        print(f"{name:<12} {spread(in_workers, 0)}      {spread(here, 0)}")
+
+
+def timed(function: Callable[[Any], object], *arguments: Any) -> float:
+    """Returns the seconds that a call takes."""
+    start = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - start
+
+
+def spread(values: list[float], digits: int = 3) -> str:
+    """Writes the least, the median and the greatest."""
+    three = (min(values), statistics.median(values), max(values))
+    return " ".join(f"{value:>8.{digits}f}" for value in three)
+
+
+def main() -> None:
+    """Measures what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="repetitions of each case")
+    parser.add_argument("--rollouts", type=int, default=30, help="rollouts of each repetition")
+    parser.add_argument("--rollout_secs", type=float, default=0.5, help="the time of a rollout")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the cost of judging")
+    arguments = parser.parse_args()
+    throughput(arguments.seeds, arguments.rollouts, arguments.rollout_secs)
+    judging(arguments.seeds, arguments.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A reward server on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_sync.processes.hosts import check_own
+from rl_sync.processes.secret import secret_in
+from rl_sync.rewards.rubric import Rubric
+from rl_sync.runtime import wiring
+from rl_sync.runtime.reward_server import RewardServer
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run import RunSettings
+
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+def serve(
+    config: Mapping[str, Any], host: str | None, port: str | None, *, secret_path: str | None
+) -> int:
+    """Serves the reward of a config until SIGTERM or Ctrl-C; returns the exit status.
+
+    Args:
+      host, port: the address, as given on the command line.
+      secret_path: the file of the secret; None for that of the config.
+
+    Raises:
+      ConfigError: the reward cannot be made, the address is not free, or there is no secret.
+    """
+    # The server has workers of its own, whatever judges for the run.
+    settings = read_settings({**config, "workdir": config.get("workdir") or ""})
+    path = _secret_path(secret_path or settings.reward.secret_path)
+    try:
+        secret = secret_in(path)
+    except OSError as error:
+        raise ConfigError(
+            f"The secret {path} cannot be read or made: {error.strerror or error}."
+        ) from error
+    host = host or _LOOPBACK
+    if host not in (_LOOPBACK, *_EVERYWHERE):
+        check_own("--host", host)
+    reward = _reward(settings)
+    own = dataclasses.replace(settings.reward, addresses=None)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    try:
+        server = RewardServer(reward, own, host=host, port=_port(port), secret=secret)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    with contextlib.closing(server):
+        print(f"Reward: {reward}")
+        print(f"Workers: {settings.reward.workers}, secret: {path}")
+        print(f"Serving at {server.address}; Ctrl-C ends it.", flush=True)
+        asked.wait()
+    print("The reward server has ended.")
+    return 0
+
+
+def _secret_path(given: str | None) -> Path:
+    if given is None:
+        raise ConfigError(
+            "A reward server needs a secret that its runs share: give --secret-path=FILE, which is"
+            " made if it is not there, or --config.reward.secret_path=FILE."
+        )
+    return Path(given).absolute()
+
+
+def _port(given: str | None) -> int:
+    if given is not None and not (given.isdecimal() and int(given) < 1 << 16):
+        raise ConfigError(f"--port={given} must be a whole number from 0, for any, to 65535.")
+    return int(given or 0)
+
+
+def _reward(settings: RunSettings) -> str:
+    """The expression of the run's reward; loads the task only if that has to say it."""
+    reward = settings.task.reward
+    if reward is None:
+        task = wiring.load_task(settings)
+        wiring.check_reward(task)
+        return task.reward
+    try:
+        Rubric(reward)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return reward

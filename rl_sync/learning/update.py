@@ -1,0 +1,149 @@
+"""One update of a trainer step: gradients of the policy and of the critic, and their use.
+
+Letters in shapes: B rows, T positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import optax
+from jaxtyping import Array, Bool, Float
+
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.learning import imitation, objective
+from rl_sync.learning.critic import Critic, CriticState, value_loss
+from rl_sync.learning.forward import Forward
+from rl_sync.learning.microbatches import gradient
+from rl_sync.learning.objective import Experience, Metrics, Totals, policy_loss
+from rl_sync.learning.opt_state import Descent, all_finite
+from rl_sync.models.placement import constrain_like
+from rl_sync.types import Demonstrations, Params
+
+_DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
+"""Metrics that have to be finite; else an update is skipped."""
+
+
+class Learned(NamedTuple):
+    """The parts of a state that an update changes; see `TrainState`."""
+
+    trained: Params
+    opt_state: Any
+    critic: CriticState | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """Updates of the policy, and of the critic if there is one.
+
+    Attributes:
+      algorithm, group_size, max_completion_tokens, microbatch_rows: see `Trainer`.
+      forward: the models' passes.
+      policy: the policy's optimizer.
+      critic: None where the algorithm needs no values.
+    """
+
+    algorithm: Algorithm
+    forward: Forward
+    policy: Descent
+    critic: Critic | None
+    group_size: int
+    max_completion_tokens: int
+    microbatch_rows: int
+
+    def take(
+        self,
+        learned: Learned,
+        share: Experience,
+        demonstrations: Demonstrations | None,
+        frozen: Params,
+        *,
+        sequence_count: int,
+        kl_coefficient: Float[Array, ""] | None,
+        learns: Bool[Array, ""],
+    ) -> tuple[Learned, Metrics]:
+        """Takes one update; `skipped` of its metrics is true where it was not finite.
+
+        Args:
+          share: the rows of the update.
+          demonstrations: those that are mixed in; None for none.
+          frozen: the parameters that nothing changes.
+          sequence_count: trajectories of the update.
+          kl_coefficient: see `TrainState`.
+          learns: whether the policy learns yet.
+        """
+        totals = objective.totals(
+            self.algorithm,
+            share,
+            sequence_count,
+            self.max_completion_tokens,
+            self.group_size,
+            kl_coefficient=kl_coefficient,
+        )
+
+        def loss(
+            params: tuple[Params, Params | None], some: Experience
+        ) -> tuple[Float[Array, ""], Metrics]:
+            return self._loss(*params, frozen, some, totals)
+
+        params = learned.trained, learned.critic.params if learned.critic else None
+        descent, metrics = gradient(loss, params, share, self.microbatch_rows)
+        if demonstrations is not None:
+            plain = dataclasses.replace(self.forward, temperature=1.0)
+            mixed, more = imitation.mix_in(
+                descent[0],
+                lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
+                learned.trained,
+                demonstrations,
+                self.algorithm.expert_coefficient,
+                self.microbatch_rows,
+            )
+            descent, metrics = (mixed, descent[1]), metrics | more
+        metrics["gradient_norm"] = optax.tree.norm(descent[0])
+        if learned.critic is not None:
+            metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
+        finite = all_finite([metrics[name] for name in _DECISIVE if name in metrics])
+        return self._learn(learned, descent, learns, finite), metrics | {"skipped": ~finite}
+
+    def _learn(
+        self,
+        before: Learned,
+        descent: tuple[Params, Params],
+        learns: Bool[Array, ""],
+        finite: Bool[Array, ""],
+    ) -> Learned:
+        """Follows gradients; that of the critic alone, where the policy is not to learn yet.
+
+        Args:
+          finite: whether loss and gradient are finite; if not, nothing changes.
+        """
+        critic, held = before.critic, finite
+        if self.critic is not None and critic is not None:
+            critic = self.critic.learn(critic, descent[1], self.policy.like, finite)
+            held = finite & learns if self.critic.config.warm_up_steps else finite
+        return Learned(
+            *self.policy.update(before.trained, before.opt_state, descent[0], held), critic
+        )
+
+    def _loss(
+        self,
+        trained: Params,
+        critic: Params | None,
+        frozen: Params,
+        known: Experience,
+        totals: Totals,
+    ) -> tuple[Float[Array, ""], Metrics]:
+        trained, rows = self._held(trained), known.rows
+        if self.critic is not None and critic is not None:
+            critic = self.critic.held(critic, self.policy.like)
+        found = self.forward.outputs(trained, critic, frozen, rows.tokens, rows.packing)
+        loss, metrics = policy_loss(self.algorithm, found.logprobs, found.entropy, known, totals)
+        if self.critic is None or found.values is None:
+            return loss, metrics
+        of_values, more = value_loss(self.critic.config, found.values, known, totals)
+        return loss + of_values, metrics | more
+
+    def _held(self, trained: Params) -> Params:
+        """Keeps trained parameters, and their gradient, in their sharding."""
+        return constrain_like(trained, self.policy.like)

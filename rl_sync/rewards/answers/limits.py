@@ -1,0 +1,75 @@
+"""Limits of time and memory for a computation on the main thread of a process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+_REPEAT_SECS = 0.1
+"""Code that swallows every exception is interrupted again after this time."""
+
+
+class OutOfTime(BaseException):
+    """Raised inside a computation whose time is over; libraries catch `Exception`, not this."""
+
+
+class NoLimitsError(RuntimeError):
+    """Raised where a computation cannot be interrupted."""
+
+
+def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result]) -> _Result:
+    """Computes with a limit of wall time, and of memory beyond what the process has now.
+
+    The timer and the memory limit of before hold again afterwards.
+
+    Raises:
+      OutOfTime: it takes longer.
+      MemoryError: it needs more memory.
+      NoLimitsError: this is not the main thread, or the platform has no interval timer.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise NoLimitsError("Algebra is limited by a signal, which only the main thread receives.")
+    if not hasattr(signal, "setitimer"):
+        raise NoLimitsError("Algebra is limited by an interval timer, which this platform has not.")
+    armed = True
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if armed:
+            raise OutOfTime
+
+    reset_memory = _limit_memory(memory_bytes)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    began = time.monotonic()
+    left, interval = signal.setitimer(signal.ITIMER_REAL, limit_secs, _REPEAT_SECS)
+    try:
+        return compute()
+    finally:
+        # First of all, and no call, so that no alarm comes between: the rest must be done.
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        reset_memory()
+        if left:
+            rest = max(left - (time.monotonic() - began), 1e-3)
+            signal.setitimer(signal.ITIMER_REAL, rest, interval)
+
+
+def _limit_memory(extra_bytes: int) -> Callable[[], None]:
+    """Limits the address space, and returns a function that takes the limit back."""
+    if sys.platform != "linux":
+        return lambda: None  # Elsewhere address space is not limited reliably.
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + extra_bytes
+    bounds = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

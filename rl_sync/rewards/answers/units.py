@@ -1,0 +1,97 @@
+"""Units that answers are written with: their names, and whether two of them agree."""
+
+from __future__ import annotations
+
+import re
+
+_ALIASES = {
+    "°": "degree degrees deg", "$": "dollar dollars usd bucks", "¢": "cent cents",
+    "€": "euro euros eur", "£": "pound_sterling gbp quid", "¥": "yen yuan rmb cny jpy",
+    "₹": "rupee rupees rs inr",
+    "m": "meter meters metre metres", "cm": "centimeter centimeters centimetre centimetres",
+    "mm": "millimeter millimeters millimetre millimetres",
+    "km": "kilometer kilometers kilometre kilometres", "in": "inch inches", "ft": "foot feet",
+    "yd": "yard yards", "mi": "mile miles",
+    "s": "second seconds sec secs", "ms": "millisecond milliseconds",
+    "min": "minute minutes mins", "h": "hour hours hr hrs", "day": "days", "week": "weeks",
+    "month": "months", "year": "years yr yrs",
+    "g": "gram grams", "kg": "kilogram kilograms", "mg": "milligram milligrams",
+    "lb": "lbs pounds", "oz": "ounce ounces", "ton": "tons tonne tonnes",
+    "l": "liter liters litre litres", "ml": "milliliter milliliters millilitre millilitres",
+    "gal": "gallon gallons", "qt": "quart quarts", "pt": "pint pints", "cup": "cups",
+    "mph": "", "kmh": "kph", "hz": "hertz", "n": "newton newtons", "j": "joule joules",
+    "w": "watt watts", "v": "volt volts", "pa": "pascal pascals", "rad": "radian radians",
+    "unit": "units", "point": "points pts",
+}  # fmt: skip
+_NAMES = {
+    alias: name for name, aliases in _ALIASES.items() for alias in [name, *aliases.split()]
+} | {"pound": "lb"}
+_BARE = {"unit"}  # `5 square units` is 5.
+_SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+_NOT_UNITS = {
+    "and", "or", "less", "more", "than", "times", "plus", "minus", "divided", "over", "by",
+    "remainder", "root", "roots", "squared", "cubed", "to", "sqrt", "sin", "cos", "tan", "cot",
+    "sec", "csc", "log", "ln", "exp", "pi", "infinity", "inf", "mod", "modulo", "dozen", "base",
+    "not", "is", "are", "alpha", "beta", "gamma", "theta", "lambda", "if", "when", "where", "for",
+    *_SCALES,
+}  # fmt: skip
+_WORD = re.compile(r"[A-Za-z]+$")
+_POWER = re.compile(r"\^\{?([23])\}?$")
+
+
+class UnitError(ValueError):
+    """Raised where a text is not a unit."""
+
+
+def scale(word: str) -> int | None:
+    """Returns the number that a word such as `million` multiplies by; None for another word."""
+    return _SCALES.get(word.lower())
+
+
+def unit(text: str, is_marked: bool) -> str:
+    """Returns the canonical name of a unit; "" for a word that counts things, such as `apples`.
+
+    Args:
+      is_marked: the notation says that the text is not a formula, as `\\text{…}` does.
+
+    Raises:
+      UnitError: the text is not a unit.
+    """
+    text = text.strip().rstrip(".").strip()
+    if not text:
+        return ""
+    parts = re.split(r"\s*/\s*|\s+per\s+", text)
+    names = [_product(part, is_marked=is_marked or len(parts) > 1) for part in parts]
+    return "/".join(names) if any(names) else ""
+
+
+def _product(text: str, is_marked: bool) -> str:
+    power = 1
+    if match := _POWER.search(text):
+        power, text = int(match[1]), text[: match.start()].strip()
+    words = text.lower().split()
+    for prefix, exponent in {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3}.items():
+        if len(words) > 1 and words[0] == prefix:
+            power, words = exponent, words[1:]
+    if not words or not all(_WORD.match(word) or word in _NAMES for word in words):
+        raise UnitError(f"{text!r} is not a unit")
+    name = _NAMES.get(words[0]) if len(words) == 1 else None
+    if name is None:
+        plain = len(words) <= 3 and all(len(word) >= 4 for word in words[:1])
+        if power > 1 or _NOT_UNITS & set(words) or not (is_marked or plain):
+            raise UnitError(f"{text!r} is not a unit")
+        return ""
+    if name in _BARE:
+        return ""
+    return name if power == 1 else f"{name}^{power}"
+
+
+def agree(one: str, other: str) -> bool:
+    """Says whether numbers with these units can be compared: a missing unit fits any."""
+    return not one or not other or one == other

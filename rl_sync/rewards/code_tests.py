@@ -1,0 +1,125 @@
+"""Tests of programs as rows of data hold them.
+
+`docs/code.md` has the schema and examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_sync.rewards.judgement import Row
+from rl_sync.sandbox.examination import Examination
+
+_CALL = {"call", "args", "kwargs", "expected"}
+
+
+@dataclasses.dataclass(frozen=True)
+class InputOutput:
+    """A test on standard input: the program must print the output when it reads the input."""
+
+    input: str
+    output: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeTests:
+    """The tests of a row: of one of the two kinds.
+
+    Attributes:
+      cases: tests on standard input.
+      examination: tests that call functions; None if there are none.
+    """
+
+    cases: Sequence[InputOutput]
+    examination: Examination | None
+
+    def __len__(self) -> int:
+        return len(self.cases) + (len(self.examination.tests) if self.examination else 0)
+
+
+def code_tests(row: Row, tolerance: float) -> CodeTests:
+    """Reads the tests of a row.
+
+    Args:
+      row: the row. Its fields `tests`, `entry_point`, `functions`, `classes`, `setup` and
+        `continues_prompt` matter here.
+      tolerance: the relative and absolute difference at which floats still count as equal.
+
+    Raises:
+      ValueError: the tests are missing or malformed.
+    """
+    tests = row.get("tests")
+    if isinstance(tests, str):
+        # Tables with typed columns hold tests of several types as a JSON text.
+        tests = json.loads(tests) if tests.lstrip().startswith("[") else [tests]
+    if not isinstance(tests, Sequence) or not tests:
+        raise ValueError(
+            "A row for the code reward needs `tests`, a list of tests or a text of asserts, and "
+            f"has {_short(tests)}. docs/code.md shows the kinds of tests."
+        )
+    if all(isinstance(test, Mapping) and set(test) == {"input", "output"} for test in tests):
+        cases = [InputOutput(_text(test, "input"), _text(test, "output")) for test in tests]
+        return CodeTests(cases, None)
+    entry_point = str(row.get("entry_point") or "")
+    items = [_test(test, entry_point, tolerance) for test in tests]
+    setup = str(row.get("setup") or "")
+    if row.get("continues_prompt") and _compiles(prompt := str(row["prompt"])):
+        # Helpers that stand in the prompt are the tests' too, and not the program's to change.
+        setup = f"{prompt}\n{setup}"
+    return CodeTests(
+        [],
+        Examination(
+            items,
+            setup=setup,
+            entry_point=entry_point,
+            functions=_names(row, "functions"),
+            classes=_names(row, "classes"),
+        ),
+    )
+
+
+def _test(test: Any, entry_point: str, tolerance: float) -> dict[str, Any]:
+    if isinstance(test, str):
+        if "check(candidate)" in test.replace(" ", "") and not entry_point:
+            raise ValueError(
+                "A test that defines `check(candidate)` needs the row's field `entry_point`, the "
+                f"name of the function to check. The test begins {_short(test)}."
+            )
+        return {"text": test}
+    if isinstance(test, Mapping) and {"call", "expected"} <= set(test) <= _CALL:
+        return {**test, "tolerance": tolerance}
+    raise ValueError(
+        "A test is a text of asserts, or has the fields `call`, `expected` and perhaps `args` and "
+        "`kwargs`, or the fields `input` and `output`; all tests of a row are of one of these "
+        f"kinds or of the first two. This one is {_short(test)}."
+    )
+
+
+def _names(row: Row, field: str) -> list[str]:
+    names = row.get(field) or []
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"The field `{field}` of a row is a list of names, not {_short(names)}.")
+    return list(names)
+
+
+def _text(test: Mapping[str, Any], field: str) -> str:
+    if not isinstance(value := test[field], str):
+        raise ValueError(f"The `{field}` of a test is a text, not {_short(value)}.")
+    return value
+
+
+def _compiles(text: str) -> bool:
+    """Tells whether a prompt is Python by itself: it is a row's, so that it can be trusted."""
+    try:
+        compile(text, "prompt", "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:120]}…"

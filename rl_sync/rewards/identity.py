@@ -1,0 +1,44 @@
+"""Identity of a reward: its expression, and the files of the user's that it is made from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rl_sync.expression import parse_sum
+from rl_sync.references import is_reference
+
+
+class RewardIdentity(NamedTuple):
+    """A reward as two machines can compare it.
+
+    Attributes:
+      reward: the expression.
+      files: a digest of each file that the expression names, by the file's name.
+    """
+
+    reward: str
+    files: Mapping[str, str]
+
+    def difference(self, other: RewardIdentity) -> str | None:
+        """Describes how another reward differs, for the user; None if it is the same."""
+        if parse_sum(self.reward) != parse_sum(other.reward):
+            return f"its reward is {other.reward!r}, and not {self.reward!r}"
+        for name, mine in self.files.items():
+            if other.files.get(name) != mine:
+                return f"its {name} is another file"
+        return None
+
+
+def identity_of(reward: str) -> RewardIdentity:
+    """Returns the identity of an expression; see `rl_sync.expression`."""
+    names = [term.name.rpartition(":")[0] for term in parse_sum(reward) if is_reference(term.name)]
+    paths = [Path(name).expanduser() for name in names if name.endswith(".py")]
+    files = {path.name: _digest(path) for path in paths}
+    return RewardIdentity(reward, files)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,112 @@
+"""A reward for school questions of several kinds. docs/rewards-k12.md has each with examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from rl_sync.rewards.answers.extraction import extract, strategies_of
+from rl_sync.rewards.judgement import Completion, Judgement, Row
+from rl_sync.rewards.school.blanks import BlanksQuestion
+from rl_sync.rewards.school.choice import ChoiceQuestion
+from rl_sync.rewards.school.matching import MatchQuestion
+from rl_sync.rewards.school.ordering import OrderQuestion
+from rl_sync.rewards.school.quantity import NumberQuestion, quantity
+from rl_sync.rewards.school.question import Question, UnjudgeableError, refuse, shown
+from rl_sync.rewards.school.short_text import TextQuestion
+from rl_sync.rewards.school.truth import TruthQuestion
+from rl_sync.spelling import require_one_of
+
+KINDS: dict[str, type[Question]] = {
+    "choice": ChoiceQuestion,
+    "true_false": TruthQuestion,
+    "blanks": BlanksQuestion,
+    "number": NumberQuestion,
+    "order": OrderQuestion,
+    "match": MatchQuestion,
+    "text": TextQuestion,
+}
+_LISTS = {"blanks", "order", "match"}
+_FOR_LISTS = {"answer_is": "answer_block", "last_line": "last_block"}
+"""Strategies that read an answer of several lines, instead of those that read one."""
+
+_MOST_CHARACTERS = 2000
+
+
+def kind_of(row: Row) -> str:
+    """Returns the kind of a row's question: its field `kind`, or what its fields look like.
+
+    Raises:
+      ValueError: the field names no kind.
+    """
+    if row.get("kind") is not None:
+        require_one_of("row['kind']", row["kind"], KINDS)
+        return row["kind"]
+    answer = row.get("answer")
+    if row.get("choices") is not None:
+        return "choice"
+    if isinstance(answer, bool) or str(answer).strip().lower() in {"true", "false"}:
+        return "true_false"
+    if isinstance(answer, Mapping):
+        return "match"
+    if isinstance(answer, list | tuple):
+        return "blanks"
+    return "number" if quantity(str(answer)) is not None else "text"
+
+
+@dataclasses.dataclass(frozen=True)
+class SchoolAnswer:
+    """Marks the final answer of a completion: 1 or 0, or a share with part marks.
+
+    Attributes:
+      extract: strategies that find the answer in the completion, in their order, separated by
+        commas; see `rl_sync.rewards.answers.extraction`.
+      partial: answers that are right in part get a share of the marks. A row's field `partial`
+        overrides it.
+
+    Raises:
+      ValueError: an unknown strategy.
+    """
+
+    extract: str = "boxed,tags,hashes,answer_is,last_line"
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        strategies_of(self.extract)
+
+    def check(self, row: Row) -> None:
+        """Refuses a row whose question cannot be marked.
+
+        Raises:
+          ValueError: a field is missing or malformed.
+        """
+        KINDS[kind_of(row)].of(row)
+        self._partial(row)
+
+    def __call__(self, row: Row, completion: Completion) -> Judgement:
+        """Judges a completion."""
+        try:
+            kind = kind_of(row)
+            question, partial = KINDS[kind].of(row), self._partial(row)
+        except ValueError as error:
+            return Judgement.unknown(str(error))
+        strategies = strategies_of(self.extract)
+        if kind in _LISTS:
+            strategies = tuple(_FOR_LISTS.get(name, name) for name in strategies)
+        found = extract(completion.text, strategies, completion.truncated)
+        if found is None or not found.text:
+            return Judgement(0.0, f"no answer found by {self.extract}")
+        if len(found.text) > _MOST_CHARACTERS:
+            return Judgement(0.0, f"the answer has more than {_MOST_CHARACTERS:,} characters")
+        try:
+            marks = question.mark(found.text)
+        except UnjudgeableError as error:
+            return Judgement.unknown(str(error))
+        share = marks.share if partial else float(marks.share == 1)
+        return Judgement(share, f"{shown(found.text)} ({found.strategy}): {marks.why}")
+
+    def _partial(self, row: Row) -> bool:
+        given = row.get("partial", self.partial)
+        if not isinstance(given, bool):
+            raise refuse(row, "partial", "must be true or false.")
+        return given

@@ -1,0 +1,166 @@
+"""A reward for answers in mathematics: numbers, formulas, sets, intervals, choices and words.
+
+docs/rewards-math.md says what is equal and what is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from rl_sync.rewards.answers import algebra
+from rl_sync.rewards.answers.comparison import needs_algebra, same_value, written
+from rl_sync.rewards.answers.extraction import (
+    DEFAULT_STRATEGIES,
+    extract,
+    gold_answer,
+    strategies_of,
+)
+from rl_sync.rewards.answers.limits import NoLimitsError
+from rl_sync.rewards.answers.notation import compact, unified
+from rl_sync.rewards.answers.values import Value, value
+from rl_sync.rewards.judgement import Completion, Judgement, Row
+
+_MOST_CHARACTERS = 1000
+_SHOWN_CHARACTERS = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class MathAnswer:
+    """Compares the final answer of a completion with the row's answer: 1 or 0.
+
+    Attributes:
+      field: the row's field with the right answer: a number or a text, which may be a worked
+        solution that marks its answer with a box, #### or <answer>.
+      extract: strategies that find the answer in the completion, in their order, separated by
+        commas; see `rl_sync.rewards.answers.extraction`.
+      tolerance: the greatest difference of two numbers, as a share of the larger one's magnitude;
+        with 0 numbers are compared exactly.
+      symbolic: math-verify decides about formulas. Without it, formulas are equal only if they are
+        written alike.
+      limit_secs: the longest that math-verify may take for the row's answer, and for the
+        comparison with it.
+      memory_mb: the most memory that it may take for that, in megabytes.
+
+    Raises:
+      ValueError: an unknown strategy, or a number outside its range.
+    """
+
+    field: str = "answer"
+    extract: str = DEFAULT_STRATEGIES
+    tolerance: float = 0.0
+    symbolic: bool = True
+    limit_secs: float = 5.0
+    memory_mb: float = 1024.0
+
+    def __post_init__(self) -> None:
+        strategies_of(self.extract)
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(
+                f"tolerance={self.tolerance!r} must be at least 0 and below 1: it is a share of"
+                " the number."
+            )
+        for name in ("limit_secs", "memory_mb"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be above 0.")
+
+    def check(self, row: Row) -> None:
+        """Refuses a row whose answer cannot be compared with.
+
+        Raises:
+          ValueError: the answer is missing, empty, too long or not a text or a number, or it is a
+            formula and math-verify is not installed.
+        """
+        gold = self._gold(row)
+        if self.symbolic and needs_algebra(value(gold)) and not algebra.is_installed():
+            raise ValueError(
+                f"row[{self.field!r}] is the formula {_short(gold)}, which needs math-verify:"
+                f" {algebra.WAY_OUT}, or set symbolic=False to compare formulas as text."
+            )
+
+    def warm_up(self) -> None:
+        """Prepares a worker: imports what formulas need."""
+        if self.symbolic:
+            algebra.warm_up()
+
+    def __call__(self, row: Row, completion: Completion) -> Judgement:
+        """Judges a completion."""
+        try:
+            gold = self._gold(row)
+        except ValueError as error:
+            return Judgement.unknown(str(error))
+        found = extract(completion.text, strategies_of(self.extract), completion.truncated)
+        if found is None:
+            cut = ", and it was truncated" if completion.truncated else ""
+            return Judgement(0.0, f"no answer found by {self.extract}{cut}")
+        if not found.text:
+            return Judgement(0.0, f"the answer found by {found.strategy} is empty")
+        if len(found.text) > _MOST_CHARACTERS:
+            return Judgement(
+                0.0,
+                f"the answer found by {found.strategy} has {len(found.text):,} characters, and at"
+                f" most {_MOST_CHARACTERS:,} are read",
+            )
+        judged = self._compared(gold, found.text)
+        where = f"{_short(found.text)} ({found.strategy}) against {_short(gold)}"
+        return dataclasses.replace(judged, why=f"{where}: {judged.why}")
+
+    def _gold(self, row: Row) -> str:
+        """Returns the right answer of a row.
+
+        Raises:
+          ValueError: there is none that can be compared with.
+        """
+        given = row.get(self.field)
+        if isinstance(given, bool) or not isinstance(given, str | int | float):
+            raise ValueError(
+                f"row[{self.field!r}]={_short(given)} must be a text or a number: name the field"
+                " with the right answer (math's option `field`)."
+            )
+        gold = gold_answer(str(given))
+        if not gold or len(gold) > _MOST_CHARACTERS:
+            raise ValueError(
+                f"row[{self.field!r}]={_short(given)} must have an answer of 1 to"
+                f" {_MOST_CHARACTERS:,} characters, and has {len(gold):,}: shorten it, or mark the"
+                r" answer in it with \boxed{…} or ####."
+            )
+        return gold
+
+    def _compared(self, gold: str, answer: str) -> Judgement:
+        if compact(unified(gold)) == compact(unified(answer)):
+            return Judgement(1.0, "the same text")
+        right, given = value(gold), value(answer)
+        asked: list[str] = []
+
+        def by_algebra(one: str, other: str) -> bool:
+            asked.append(one)
+            return algebra.equal(
+                one,
+                other,
+                tolerance=self.tolerance,
+                limit_secs=self.limit_secs,
+                memory_bytes=int(self.memory_mb * 1e6),
+            )
+
+        try:
+            equal = same_value(right, given, self.tolerance, by_algebra if self.symbolic else None)
+        except (algebra.MissingError, NoLimitsError) as error:
+            return Judgement.unknown(str(error))
+        except (algebra.UnreadableError, algebra.LimitError) as error:
+            return self._undecided(right, error)
+        by = "math-verify" if asked else "values"
+        return Judgement(float(equal), f"{'equal' if equal else 'not equal'} by {by}")
+
+    def _undecided(self, right: Value, error: Exception) -> Judgement:
+        """Judges where algebra failed: wrong, unless the right answer itself is at fault."""
+        if needs_algebra(right):
+            try:
+                algebra.read(written(right), self.limit_secs, int(self.memory_mb * 1e6))
+            except (algebra.UnreadableError, algebra.LimitError) as fault:
+                return Judgement.unknown(f"row[{self.field!r}] cannot be compared with: {fault}")
+        return Judgement(0.0, f"not shown to be equal: {error}")
+
+
+def _short(one: object) -> str:
+    text = repr(one)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,193 @@
+"""Numbers with units, which are converted, and with a tolerance."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import re
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from rl_sync.rewards.answers.notation import unified, without_text_commands
+from rl_sync.rewards.answers.numbers import number
+from rl_sync.rewards.answers.units import UnitError, unit
+from rl_sync.rewards.judgement import Row
+from rl_sync.rewards.school.question import (
+    Marks,
+    UnjudgeableError,
+    number_field,
+    refuse,
+    shown,
+)
+
+WAY_OUT = 'pip install "rl_sync[k12]"'
+_NUMBER = re.compile(
+    r"([-+]? ?\$?)((?:[-+]? ?(?:\d[\d,]*(?: \d{3})*\.?\d*|\.\d+)(?: ?\d+ ?/ ?\d+| ?/ ?\d+)?"
+    r"|(?:\d+ ?)?\\frac ?\{[^{}]*\} ?\{[^{}]*\})"
+    r"(?: ?(?:\\times|\\cdot|x|\*) ?10 ?\^ ?\{?-?\d+\}?|[eE][-+]?\d+(?![\w]))?)\s*(.*)$"
+)
+# Powers have one digit and no power of their own, so that reading a unit costs nothing.
+_FACTOR = r"\(?[A-Za-zµμΩ°$%€£¢]+\.?(?:\^?\{?-?[1-9]\}?(?![\d^]))?\)?"
+_UNIT = re.compile(rf"{_FACTOR}(?:(?: ?[*·/] ?| ){_FACTOR}){{0,6}}$")
+
+
+class Quantity(NamedTuple):
+    """A number with the text of its unit, or "" for none."""
+
+    value: Fraction
+    unit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberQuestion:
+    """A quantity, and how near an answer must be.
+
+    Attributes:
+      tolerance: the greatest difference, as a share of the right number's magnitude.
+      absolute_tolerance: the greatest difference, in the right answer's unit.
+      unit_required: an answer without a unit is wrong.
+    """
+
+    right: Quantity
+    tolerance: float
+    absolute_tolerance: float
+    unit_required: bool
+
+    @classmethod
+    def of(cls, row: Row) -> NumberQuestion:
+        """Reads `answer` and the optional `unit`, tolerances and `unit_required`.
+
+        Raises:
+          ValueError: a field is missing or malformed, or the unit needs a package.
+        """
+        answer = row.get("answer")
+        found = None if isinstance(answer, bool) else quantity(str(answer))
+        if found is None:
+            raise refuse(row, "answer", "must be a number, which a unit may follow.")
+        extra = row.get("unit", "")
+        if not isinstance(extra, str) or (extra and found.unit and extra != found.unit):
+            raise refuse(row, "unit", f"must be a text and agree with the answer {shown(answer)}.")
+        right = Quantity(found.value, found.unit or extra)
+        if right.unit and not _counts(right.unit):
+            if not is_installed():
+                raise ValueError(f"The unit {right.unit!r} is converted by pint: {WAY_OUT}.")
+            if not _is_money(right.unit) and _parsed(right.unit) is None:
+                raise refuse(row, "unit" if extra else "answer", "has a unit that pint lacks.")
+        required = row.get("unit_required", False)
+        if not isinstance(required, bool) or (required and not right.unit):
+            raise refuse(row, "unit_required", "must be true or false, and true needs a unit.")
+        return cls(
+            right,
+            number_field(row, "tolerance", 0.0, greatest=1.0),
+            number_field(row, "absolute_tolerance", 0.0),
+            required,
+        )
+
+    def mark(self, answer: str) -> Marks:
+        """Marks the number of an answer, in the unit of the right one.
+
+        Raises:
+          UnjudgeableError: units differ and pint is not installed.
+        """
+        given, right = quantity(answer), self.right
+        if given is None:
+            return Marks(0.0, f"{shown(answer)} is not a number")
+        if not given.unit and self.unit_required:
+            return Marks(0.0, f"has no unit; right: {_written(right)}")
+        value = given.value
+        if given.unit and right.unit and _canonical(given.unit) != _canonical(right.unit):
+            converted = _converted(given, right.unit)
+            if converted is None:
+                return Marks(0.0, f"has the unit {given.unit!r}; right: {_written(right)}")
+            value = converted
+        bound = max(Fraction(self.tolerance) * abs(right.value), Fraction(self.absolute_tolerance))
+        return Marks(
+            float(abs(value - right.value) <= bound),
+            f"{_written(given)} against {_written(right)}",
+        )
+
+
+def quantity(text: str) -> Quantity | None:
+    """Reads a number and its unit; None if the text is something else."""
+    plain = without_text_commands(re.sub(r"^[^=]{0,40}=(?!.*=)", "", unified(text))).strip()
+    match = _NUMBER.match(plain)
+    if match is None or (found := number(match[1].replace("$", "") + match[2])) is None:
+        return None
+    name = match[3].rstrip(" .") or ("$" if "$" in match[1] else "")
+    if name in {"%", "percent", "per cent"}:
+        return Quantity(found.value / 100, "")
+    if name and not _UNIT.match(name):
+        return None
+    return Quantity(found.value, name)
+
+
+def is_installed() -> bool:
+    """Says whether pint can be imported, without importing it."""
+    return importlib.util.find_spec("pint") is not None
+
+
+def _canonical(name: str) -> str:
+    try:
+        return unit(name, is_marked=True) or name.lower().rstrip("s")
+    except UnitError:
+        return name
+
+
+def _counts(name: str) -> bool:
+    """Says whether a unit is a plain word for counted things, such as `apples`."""
+    try:
+        return not unit(name, is_marked=True) and _parsed(name) is None
+    except UnitError:
+        return False
+
+
+def _is_money(name: str) -> bool:
+    return _canonical(name) in {"$", "¢", "€", "£", "¥", "₹"}
+
+
+def _written(one: Quantity) -> str:
+    value = one.value
+    text = str(value) if value.denominator < 1000 else f"{float(value):g}"
+    return f"{text} {one.unit}".strip()
+
+
+@functools.cache
+def _registry() -> Any:
+    import pint
+
+    return pint.UnitRegistry(non_int_type=Fraction)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(name: str) -> Any:
+    """Returns pint's unit of a name; None if it has none."""
+    if not is_installed():
+        return None
+    spelled = name.replace("°", " deg").replace("{", "").replace("}", "").replace("·", "*")
+    spelled = re.sub(r"\bdeg\s*([CF])\b", r"deg\1", spelled)
+    spelled = re.sub(r"\bsq(?:uare|\.)?\s+(\w+)", r"\1^2", spelled)
+    spelled = re.sub(r"\bcu(?:bic|\.)?\s+(\w+)", r"\1^3", spelled)
+    for one in (spelled, spelled.lower()):
+        try:
+            return _registry().parse_units(one.strip())
+        except Exception:  # pint raises errors of its tokenizer, of Python's, and its own.
+            continue
+    return None
+
+
+def _converted(given: Quantity, to: str) -> Fraction | None:
+    """Converts a number into another unit; None if the units measure different things.
+
+    Raises:
+      UnjudgeableError: pint is not installed.
+    """
+    if not is_installed():
+        raise UnjudgeableError(f"pint, which converts units, is not installed: {WAY_OUT}")
+    source, target = _parsed(given.unit), _parsed(to)
+    if source is None or target is None:
+        return None
+    try:
+        return Fraction(_registry().Quantity(given.value, source).to(target).magnitude)
+    except Exception:  # Different dimensions, and units that pint does not convert.
+        return None

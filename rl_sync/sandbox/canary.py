@@ -1,0 +1,107 @@
+"""A hostile program that a sandbox is tried with. It runs in the sandbox, and is never imported.
+
+Each attack that succeeds prints a line with its name; the last line is `alive`. `probe.py` replaces
+the argument by its targets: SECRET is a file that must not be read,
+FOLDER one that must not be written into, PORT one of this machine, SOCKET a Unix socket, PROCESS
+the process that tries the sandbox, VICTIM one to kill, and LIMIT the number of processes.
+"""
+
+# ruff: noqa: SIM115
+import ast
+import os
+import sys
+import time
+
+SECRET, FOLDER, PORT, SOCKET, PROCESS, VICTIM, LIMIT = ast.literal_eval(sys.argv[1])
+
+
+def read_secret():
+    open(SECRET).read()
+
+
+def read_environment():
+    if "RL_SYNC_CANARY" not in os.environ:
+        raise OSError("no secret")
+
+
+def read_environment_of_parent():
+    if b"RL_SYNC_CANARY" not in open(f"/proc/{PROCESS}/environ", "rb").read():
+        raise OSError("no secret")
+
+
+def write_outside():
+    open(os.path.join(FOLDER, "written"), "w").close()
+
+
+def change_program():
+    open(__file__, "a").close()
+
+
+def change_mode():
+    os.chmod(FOLDER, 0o777)
+    raise OSError("the folder tells whether its mode was changed")
+
+
+def delete_outside():
+    os.unlink(SECRET)
+
+
+def reach_network():
+    import socket
+
+    socket.create_connection(("127.0.0.1", PORT), 0.3)
+
+
+def reach_unix_socket():
+    import socket
+
+    socket.socket(socket.AF_UNIX).connect(SOCKET)
+
+
+def reach_abstract_socket():
+    import socket
+
+    socket.socket(socket.AF_UNIX).connect("\0" + SOCKET)
+
+
+def fork_without_end():
+    started = []
+    try:
+        for _ in range(LIMIT + 24):
+            if (child := os.fork()) == 0:
+                time.sleep(5)
+                os._exit(0)
+            started.append(child)
+    finally:
+        for child in started:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+
+
+def kill_process_outside():
+    # In a namespace of processes, the number may be one of ours.
+    if os.getpid() != VICTIM:
+        os.kill(VICTIM, 9)
+    raise OSError("the process tells whether it was killed")
+
+
+for attack in (
+    read_secret,
+    read_environment,
+    read_environment_of_parent,
+    write_outside,
+    change_program,
+    change_mode,
+    delete_outside,
+    reach_network,
+    reach_unix_socket,
+    reach_abstract_socket,
+    kill_process_outside,
+    fork_without_end,
+):
+    try:
+        attack()
+    except Exception:
+        continue
+    print(attack.__name__, flush=True)
+print("alive", flush=True)

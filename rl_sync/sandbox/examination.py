@@ -1,0 +1,161 @@
+"""Examinations: tests that run in one sandbox against a program that runs in another."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rl_sync.sandbox.layer import SandboxError
+from rl_sync.sandbox.process import Confined, await_starts, supervise
+from rl_sync.sandbox.sandbox import Sandbox
+
+START = -1
+"""The number of the verdict on the start of the program, before the tests' verdicts."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of a test. A broken test tells nothing about the program."""
+
+    test: int
+    outcome: Literal["passed", "failed", "broken"]
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """Trusted tests of a Python program.
+
+    Attributes:
+      tests: each `{"text": ...}`, or `{"call": ..., "args": [...], "kwargs": {...},
+        "expected": ..., "tolerance": ...}`.
+      setup: text that runs before the tests, on their side.
+      entry_point: an expression that names the function `candidate` of the tests, or "".
+      functions: names of more functions of the program.
+      classes: names of classes of the program whose objects the tests use.
+    """
+
+    tests: Sequence[dict[str, Any]]
+    setup: str = ""
+    entry_point: str = ""
+    functions: Sequence[str] = ()
+    classes: Sequence[str] = ()
+
+
+def examine(
+    sandbox: Sandbox, program: str, examination: Examination, deadline: float
+) -> Iterator[Verdict]:
+    """Yields a verdict on each test in turn, until a broken test or the deadline.
+
+    A test that stops the program, or reaches a limit, has failed; the next tests get the program
+    anew. The first verdict may be one on the `START`, which ends the examination.
+
+    Args:
+      sandbox: the sandbox of the program, and of the tests. Its time limit is for each test.
+      program: the program's text.
+      examination: the tests.
+      deadline: the time, by `time.monotonic`, at which to give up.
+
+    Raises:
+      SandboxError: the sandbox does not start.
+    """
+    number, tests = 0, list(examination.tests)
+    while number < len(tests):
+        rest = dataclasses.replace(examination, tests=tests[number:])
+        first = number
+        try:
+            for verdict in _round(sandbox, program, rest, deadline):
+                if verdict.test == START:
+                    yield verdict
+                    return
+                number = first + verdict.test + 1
+                yield verdict._replace(test=number - 1)
+                if verdict.outcome == "broken":
+                    return
+        except SandboxError:
+            if not number or time.monotonic() < deadline:
+                raise  # It worked before, unless there was no time left for the next start.
+        if time.monotonic() >= deadline:
+            return
+        assert number > first, "a round judges at least one test"
+
+
+def _round(
+    sandbox: Sandbox, program: str, examination: Examination, deadline: float
+) -> Iterator[Verdict]:
+    """Yields verdicts until the program or its tests stop. Each stop is a verdict too."""
+    with contextlib.ExitStack() as stack:
+        code = stack.enter_context(sandbox.folder({"main.py": program.encode("utf-8", "replace")}))
+        texts = json.dumps(dataclasses.asdict(examination)).encode()
+        tests = stack.enter_context(sandbox.folder({"tests.json": texts}))
+        processes = _connect(sandbox, code, tests, stack)
+        examiner = processes[1]
+        await_starts(processes, deadline)
+        lines, current = _Lines(examiner.stderr), START
+        while current < len(examination.tests):
+            limit = min(deadline, time.monotonic() + sandbox.limits.wall_secs)
+            arrived = supervise(processes, limit, lambda: lines.waiting or examiner.ended)
+            if lines.waiting:
+                verdict = Verdict(*json.loads(lines.take()))
+                if verdict.test != START or verdict.outcome != "passed":
+                    yield verdict
+                if verdict.test == START and verdict.outcome != "passed":
+                    return
+                current = verdict.test + 1
+                continue
+            if arrived and examiner.returncode == 0 and current > 0:
+                return  # The test before lost the program.
+            why = _stop_reason(processes, arrived, sandbox.limits.wall_secs)
+            yield Verdict(current, "failed", why)
+            return
+
+
+def _connect(
+    sandbox: Sandbox, code: str, tests: str, stack: contextlib.ExitStack
+) -> list[Confined]:
+    """Starts a program and its examiner, each of whose output is the other's input."""
+    answers, requests = os.pipe(), os.pipe()
+    try:
+        judged = sandbox.start(code, ("program", "main.py"), stdin=requests[0], stdout=answers[1])
+        stack.callback(judged.close)
+        examiner = sandbox.start(
+            tests, ("examiner", "tests.json"), stdin=answers[0], stdout=requests[1]
+        )
+        stack.callback(examiner.close)
+    finally:
+        for end in (*answers, *requests):
+            os.close(end)
+    return [judged, examiner]
+
+
+def _stop_reason(processes: Sequence[Confined], arrived: bool, wall_secs: float) -> str:
+    judged, examiner = processes
+    if not arrived:
+        return f"no result within the time limit of {wall_secs:g} s"
+    for process, owner in ((judged, "the program"), (examiner, "its result")):
+        if process.stopped:
+            return f"{owner} exceeded the limit of {process.stopped}"
+    return f"the tests ended early (exit code {examiner.returncode})"
+
+
+class _Lines:
+    """Whole lines of a growing buffer."""
+
+    def __init__(self, buffer: bytearray):
+        self._buffer = buffer
+
+    @property
+    def waiting(self) -> bool:
+        """Tells whether there is a whole line."""
+        return b"\n" in self._buffer
+
+    def take(self) -> bytes:
+        """Removes the first line and returns it."""
+        end = self._buffer.index(b"\n") + 1
+        line = bytes(self._buffer[:end])
+        del self._buffer[:end]
+        return line

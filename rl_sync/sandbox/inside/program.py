@@ -1,0 +1,98 @@
+"""The judged program's side of an examination: runs the program, then answers calls.
+
+A request is `["call", expression, arguments, keywords]`: the expression, such as `Solution().sort`,
+names the function. `["new", ...]` keeps the result here and answers with its number, by which
+`["method", number, name, arguments, keywords]` and `["attribute", number, name]` use it. An answer
+is `["value", result, changed]`, where `changed` has the arguments that the call changed in place by
+their positions, or `["raised", type, text]`, or `["refused", why]` for a result that is no plain
+value. The first answer tells that the program's text was run.
+
+Everything here can be read and changed by the program. That is no harm: whatever it answers is
+compared elsewhere, with values that it is never shown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from plain import NotPlainError, decode, encode, read_message, take_streams, write_message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_CHANGEABLE = (list, dict, set, bytearray)
+
+
+def serve(path: str) -> None:
+    """Runs the program of a file, then answers requests until there are no more."""
+    requests, answers, _ = take_streams(2, 2)
+    namespace = _namespace(path)
+    objects: list[Any] = []
+    answer = _answer(_load, path, namespace)
+    while True:
+        write_message(answers, answer)
+        request = read_message(requests)
+        if request is None:
+            # Nobody wants to hear of what the program does at its end.
+            os._exit(0)
+        answer = _answer(_fulfil, request, namespace, objects)
+
+
+def _namespace(path: str) -> dict[str, Any]:
+    module = type(sys)("program")
+    module.__file__ = path
+    # As if it were imported: its part under `if __name__ == "__main__"` is for standard input.
+    sys.modules["program"] = module
+    return module.__dict__
+
+
+def _load(path: str, namespace: dict[str, Any]) -> tuple[Any, dict]:
+    with open(path, "rb") as file:
+        source = file.read()
+    exec(compile(source, path, "exec"), namespace)
+    return None, {}
+
+
+def _fulfil(request: list, namespace: dict[str, Any], objects: list[Any]) -> tuple[Any, dict]:
+    kind, target, *rest = request
+    if kind == "attribute":
+        return encode(getattr(objects[target], rest[0])), {}
+    if kind == "method":
+        function, rest = getattr(objects[target], rest[0]), rest[1:]
+    else:
+        function = eval(target, namespace)
+    arguments = [decode(value) for value in rest[0]]
+    keywords = {name: decode(value) for name, value in rest[1].items()}
+    result = function(*arguments, **keywords)
+    if kind == "new":
+        objects.append(result)
+        return len(objects) - 1, {}
+    if type(result).__name__ == "coroutine":
+        import asyncio
+
+        result = asyncio.run(result)
+    value = encode(result)
+    changed = {}
+    for position, argument in enumerate(arguments):
+        if isinstance(argument, _CHANGEABLE):
+            after = encode(argument)
+            if after != rest[0][position]:
+                changed[position] = after
+    return value, changed
+
+
+def _answer(action: Callable[..., tuple[Any, dict]], *operands: Any) -> list:
+    try:
+        value, changed = action(*operands)
+        return ["value", value, changed]
+    except NotPlainError as error:
+        return ["refused", str(error)]
+    except BaseException as error:
+        try:
+            text = str(error)[:500]
+        except BaseException:
+            text = ""
+        return ["raised", type(error).__name__, text]

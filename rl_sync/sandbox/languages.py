@@ -1,0 +1,62 @@
+"""Programming languages that programs can be written in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.spelling import require_one_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """A programming language. `{folder}` in a command is the folder of the program's files.
+
+    Attributes:
+      file: the name of the file that holds the program.
+      run: the command that runs it; None for the interpreter that this project runs in.
+      build: the command that makes the file `program` in the current folder; empty for none.
+      fences: names of the language in front of code blocks, besides the name in the table.
+      counts_reserved: whether address space that is reserved and not used counts as memory.
+    """
+
+    file: str
+    run: tuple[str, ...] | None
+    build: tuple[str, ...] = ()
+    fences: tuple[str, ...] = ()
+    counts_reserved: bool = True
+
+
+_BUILT = ("{folder}/program",)
+
+LANGUAGES: dict[str, Language] = {
+    "python": Language("main.py", run=None, fences=("py", "python3")),
+    "bash": Language("main.sh", run=("bash", "{folder}/main.sh"), fences=("sh", "shell")),
+    "c": Language(
+        "main.c", run=_BUILT, build=("gcc", "-O2", "-o", "program", "{folder}/main.c", "-lm")
+    ),
+    "cpp": Language(
+        "main.cpp",
+        run=_BUILT,
+        build=("g++", "-O2", "-std=c++20", "-o", "program", "{folder}/main.cpp"),
+        fences=("c++", "cc"),
+    ),
+    "javascript": Language(
+        "main.js", run=("node", "{folder}/main.js"), fences=("js", "node"), counts_reserved=False
+    ),
+    "perl": Language("main.pl", run=("perl", "{folder}/main.pl"), fences=("pl",)),
+    "ruby": Language("main.rb", run=("ruby", "{folder}/main.rb"), fences=("rb",)),
+    "rust": Language(
+        "main.rs", run=_BUILT, build=("rustc", "-O", "-o", "program", "{folder}/main.rs")
+    ),
+    "java": Language("Main.java", run=("java", "{folder}/Main.java"), counts_reserved=False),
+}
+
+
+def language(name: str) -> Language:
+    """Returns a language by its name.
+
+    Raises:
+      ValueError: there is none; the message names the nearest.
+    """
+    require_one_of("language of programs", name, LANGUAGES)
+    return LANGUAGES[name]

@@ -1,0 +1,30 @@
+"""The layer that is none: programs run as we do, within the limits of a process only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.sandbox import layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Unconfined:
+    """Runs programs with our rights. They can read, write and kill all that we can."""
+
+    @property
+    def name(self) -> str:
+        """The layer."""
+        return "unsandboxed"
+
+    @property
+    def languages(self) -> frozenset[str] | None:
+        """None: it runs any command."""
+        return None
+
+    def prepare(self) -> None:
+        """Does nothing: the layer is ready."""
+
+    def command(self, job: layer.Job) -> layer.Command:
+        """Makes the command that runs a job as we are."""
+        python = layer.launch_arguments(job, folder=job.folder)
+        return layer.Command([layer.interpreter(), *python])

@@ -1,0 +1,65 @@
+"""Replay servers that a run starts, and those that a user has started."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl_sync.replay.client import ReplayClient
+from rl_sync.replay.process import ServerProcess, start_server
+from rl_sync.replay.tables import queue
+from tests.runs.conftest import launch
+from tests.runs.living import ended, processes_of
+
+
+def test_a_replay_server_that_cannot_start_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    process = launch(workdir=tmp_path / "run")
+    output = ended(process)
+    assert process.returncode == 1
+    failure = output[output.index("The run failed:") :]
+    assert "--config.replay.backend=embedded" in failure
+    assert processes_of(tmp_path / "run") == {}
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    """Starts a replay server as a user may do it, with a table of so many groups."""
+    servers = []
+
+    def start(max_size: int) -> ServerProcess:
+        tables = [queue("groups", max_size)]
+        server = start_server("embedded", tables, 0, log_path=tmp_path / f"{max_size}.log")
+        server.wait_ready(30)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_a_server_started_by_hand_serves_a_run_and_outlives_it(by_hand, runs):
+    server = by_hand(18)
+    with ReplayClient(server.address) as replay:
+        left_over = {"tokens": np.zeros(3, np.int32)}
+        replay.insert("groups", left_over, timeout_secs=10)
+        run = runs.get(f"--config.replay.address={server.address}")
+        assert replay.info()["groups"].current_size == 0
+    assert len(run.consumed) == run.settings.trainer.steps
+    assert server.poll() is None
+    assert not run.workdir.log("replay").exists()
+
+
+def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by_hand, tmp_path):
+    server = by_hand(2)
+    flag = f"--config.replay.address={server.address}"
+    for part in ("--tables '[{", "cannot be reached"):
+        process = launch(flag, workdir=tmp_path / "run")
+        output = ended(process)
+        assert process.returncode == 2
+        assert part in output
+        assert "Traceback" not in output
+        assert not (tmp_path / "run").exists()
+        server.stop()

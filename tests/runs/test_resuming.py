@@ -1,0 +1,110 @@
+"""Runs that go on where they were: after an interruption, and after a crash."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.spans import SpanKind
+from rl_sync.storage.ledger import read_consumed
+from rl_sync.workdir import Workdir
+from tests.runs.conftest import EMBEDDED, RunRecord, launch
+from tests.runs.living import ended, processes_of, wait_for
+
+
+@pytest.mark.parametrize(
+    "mode", ["asynchronous", pytest.param("one_step_off_policy", marks=pytest.mark.slow)]
+)
+def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
+    flag = f"--config.sync.mode={mode}"
+    process, workdir = started(flag)
+    os.killpg(process.pid, signal.SIGINT)  # As a terminal does it: to the whole group.
+    output = ended(process)
+    assert process.returncode == 130, output
+    assert f"--config.workdir={workdir}" in output
+    assert processes_of(workdir) == {}
+    before = RunRecord(Workdir(workdir), output)
+    balance = before.ledger[-1]
+    kept = balance["trained"] + balance["buffered"] + sum(balance["dropped"].values())
+    assert balance["leased"] == kept
+    assert balance["generating"] == 0
+    last = before.consumed[-1]["step"]
+    assert len(list(Workdir(workdir).snapshots.glob(f"snapshot_*{last}"))) == 1
+
+    steps = last + 6
+    again = launch(flag, EMBEDDED, f"--config.trainer.steps={steps}", workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert f"Goes on from trainer step {last}" in output
+    run = RunRecord(Workdir(workdir), output)
+    assert [step["step"] for step in run.consumed] == list(range(1, steps + 1))
+    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
+    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
+    schedule = run.settings.schedule
+    for step in run.consumed:
+        for version in run.versions(step):
+            assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+@pytest.mark.slow
+def test_an_interrupted_warm_up_goes_on_where_it_was_and_comes_to_the_same_bits(started, runs):
+    flags = ("--config.warm_up.steps=300", "--config.warm_up.probe_every_steps=100")
+    process, workdir = started(*flags, until="warm_up")
+    os.kill(process.pid, signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert processes_of(workdir) == {}
+    step = int(re.search(r"To go on from warm-up step (\d+),", output)[1])
+    assert 100 <= step < 300
+
+    short = "--config.trainer.steps=2"
+    again = launch(*flags, EMBEDDED, short, workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert f"Goes on from warm-up step {step}." in output
+    assert not Workdir(workdir).warm_up_snapshots.exists()
+    whole = runs.get(*flags, EMBEDDED, short)
+    assert RunRecord(Workdir(workdir), output).digest == whole.digest
+    probed = [line["step"] for line in read_metrics(workdir, "warm_up")]
+    assert probed == [100, 200, 300]
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param("asynchronous", marks=pytest.mark.slow), "one_step_off_policy"]
+)
+def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(started, mode):
+    flags = (f"--config.sync.mode={mode}", "--config.checkpoint.every_steps=4")
+    process, workdir = started(*flags)
+
+    def saved() -> int:
+        names = Workdir(workdir).snapshots.glob("snapshot_*")
+        return max((int(path.name.rpartition("_")[2]) for path in names), default=0)
+
+    wait_for(lambda: 0 < saved() < read_consumed(workdir)[-1]["step"], process)
+    process.kill()
+    deadline = time.monotonic() + 20
+    while processes_of(workdir) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    start, steps = saved(), read_consumed(workdir)[-1]["step"] + 4
+
+    again = launch(*flags, EMBEDDED, f"--config.trainer.steps={steps}", workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert f"Goes on from trainer step {start}." in output
+    run = RunRecord(Workdir(workdir), output)
+    every = list(range(1, steps + 1))
+    assert [step["step"] for step in run.consumed] == every
+    assert [line["step"] for line in read_metrics(workdir, "rl")] == every
+    assert [span.step for span in run.spans(SpanKind.TRAIN)] == every
+    leased, trained, dropped = (run.leases(event) for event in ("leased", "trained", "dropped"))
+    assert set(leased.values()) == set(run.leases("buffered").values()) == {1}
+    assert trained + dropped == leased, "a lease ended in no way, or in two"
+    consumed = [group["lease_id"] for step in run.consumed for group in step["groups"]]
+    assert sorted(consumed) == sorted(trained)
+    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
+    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
