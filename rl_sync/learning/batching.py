@@ -9,7 +9,6 @@ Letters in shapes: B rows, T positions, S positions before the layout.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -26,6 +25,7 @@ MIXED: tuple[BatchingKind, ...] = ("packed", "shared")
 """Kinds whose rows hold several trajectories, those of a group in different rows."""
 SHARED_ROW_TOKENS = 512
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+_WIDTHS = (1 / 2, 3 / 4, 1)
 _TILE_TOKENS = 8
 _PADDING: dict[str, Any] = {
     "tokens": 0,
@@ -43,7 +43,7 @@ class Batching:
       kind: `padded` makes rows of `row_tokens`, one trajectory each; `bucketed` makes them as long
         as the longest trajectory, rounded up to a bucket; `packed` puts trajectories one after the
         other into rows of `row_tokens`, as many as they need, rounded up to a bucket; `shared` does
-        so in rows of `shared_row_tokens`, in which completions of one prompt share one copy of it.
+        so in rows of at most `shared_row_tokens`, in which completions of one prompt share it.
       trajectories: of a step.
       row_tokens: T, the most tokens of a trajectory.
       updates: of a step.
@@ -138,10 +138,23 @@ class Batching:
     def _share(self, columns: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Packing]:
         """Lays out columns in rows in which completions of one prompt share it.
 
-        Each update's share is packed separately. All get as many rows as the one that needs most.
+        Of some widths of rows it takes the one with the fewest positions in all.
+        """
+        most = self.shared_row_tokens or default_row_tokens(self.row_tokens)
+        widths = {_tiled(share * most, most) for share in _WIDTHS}
+        filled = (
+            self._fill(columns, width) for width in sorted(widths) if width >= self.row_tokens
+        )
+        places = min(filled, key=lambda places: places.source.size)
+        laid_out = _gather(columns, places.source)
+        return laid_out, places.packing(laid_out["completion_mask"])
+
+    def _fill(self, columns: dict[str, np.ndarray], width: int) -> Places:
+        """Chooses a token for each position of rows of some width, update by update.
+
+        All updates get as many rows as the one that needs most.
         """
         tokens, mask = columns["tokens"], columns["completion_mask"]
-        width = self.shared_row_tokens or default_row_tokens(self.row_tokens)
         shares = np.arange(len(mask)).reshape(self.updates, -1)
         families = [branches(tokens, mask, share.tolist(), width) for share in shares]
         bins = [
@@ -154,14 +167,11 @@ class Batching:
         for update, (row, start) in enumerate(bins):
             for i, family in enumerate(families[update]):
                 places.put(family, update * rows + int(row[i]), int(start[i]))
-        laid_out = _gather(columns, places.source)
-        # The prompt that is copied is not learned, whatever the mask.
-        size_of = functools.partial(_bucket, full=width, step=_TILE_TOKENS)
-        return laid_out, places.packing(laid_out["completion_mask"], size_of)
+        return places
 
 
 def default_row_tokens(row_tokens: int) -> int:
-    """Returns the tokens of a row in which trajectories of at most so many share prompts.
+    """Returns the most tokens of a row in which trajectories of at most so many share prompts.
 
     Attention costs as much for a token as its row is long, whatever it attends to. So a row holds
     two trajectories, or some short groups.
@@ -231,5 +241,10 @@ def _fine_bucket(size: int, step: int) -> int:
 
 def _bucket(size: int, full: int, step: int) -> int:
     """Finds the smallest bucket that holds `size`: a share of `full`, a multiple of `step`."""
-    sizes = (min(full, math.ceil(share * full / step) * step) for share in _BUCKETS)
+    sizes = (_tiled(share * full, full, step) for share in _BUCKETS)
     return next(bucket for bucket in sizes if bucket >= size)
+
+
+def _tiled(size: float, most: int, step: int = _TILE_TOKENS) -> int:
+    """Rounds a size up to a multiple of `step`, but at most to `most`."""
+    return min(most, math.ceil(size / step) * step)

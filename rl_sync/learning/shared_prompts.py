@@ -10,13 +10,16 @@ positions of a trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from rl_sync.types import Packing, SharedPrompts
+
+_LENGTHS = 8  # Of the lists of learned tokens; each compiles the trainer's step once.
 
 
 class Span(NamedTuple):
@@ -119,17 +122,18 @@ class Places:
             self._before[row, at] = prompt_end - 1
             at = there.stop
 
-    def packing(self, mask: Bool[np.ndarray, "B T"], size_of: Callable[[int], int]) -> Packing:
+    def packing(self, mask: Bool[np.ndarray, "B T"]) -> Packing:
         """Describes the rows.
+
+        The lists of learned tokens have one of a few lengths, the shortest that is long enough.
 
         Args:
           mask: true at the tokens that are learned.
-          size_of: the length of the list of these tokens, from the most of a row.
         """
         positions = np.where(self.source >= 0, self.source % self._stride, 0)
         learned = mask & (positions > 0)
-        counts = learned.sum(axis=1)
-        size = size_of(max(1, int(counts.max())))
+        counts, step = learned.sum(axis=1), math.ceil(mask.shape[1] / _LENGTHS)
+        size = min(mask.shape[1], math.ceil(max(1, counts.max()) / step) * step)
         at = np.argsort(~learned, axis=1, kind="stable")[:, :size]
         is_there = np.arange(size) < counts[:, None]
         of_prompts: dict[str, Any] = {

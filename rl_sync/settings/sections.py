@@ -61,8 +61,8 @@ class TrainerSettings:
     )
     shared_row_tokens: int | None = setting(
         None,
-        "Tokens of a row with `batching=shared`: more of them share more prompts, fewer make"
-        " attention cheaper.",
+        "The most tokens of a row with `batching=shared`: long rows share more prompts, short ones"
+        " make attention cheaper.",
         least=1,
         implied=f"those of two trajectories, but at least {SHARED_ROW_TOKENS}",
         free="always",

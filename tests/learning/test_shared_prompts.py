@@ -70,6 +70,74 @@ def _by_trajectory(values, rows):
     return np.asarray(values)[mask][order]
 
 
+def _rows_of(rows):
+    """Lists for each row the trajectories in it, and the copies of prompts."""
+    packing = rows.packing
+    return [
+        ({*map(int, of)} - {-1}, {*map(int, copies)} - {-1})
+        for of, copies in zip(packing.trajectories, packing.prompts.copies, strict=True)
+    ]
+
+
+def test_a_row_has_a_prompt_once_and_its_completions_behind_it():
+    groups = _groups()[3:]
+    (tokens, mask), prompt = (groups[0].tokens, groups[0].completion_mask), PROMPTS[3]
+    rows = Batching("shared", 4, T, 1, 0, shared_row_tokens=WIDTH).batch(groups).rows
+    learned = [tokens[i][mask[i]] for i in range(4)]
+    expected = np.concatenate([tokens[0][:prompt], *learned])
+    assert rows.tokens.shape == (1, 24)
+    np.testing.assert_array_equal(rows.tokens[0, : expected.size], expected)
+    assert not rows.tokens[0, expected.size :].any()
+    positions = [*range(prompt), *(7, 8), *range(7, 16), *range(7, 12), 0]
+    np.testing.assert_array_equal(rows.packing.positions[0], positions)
+    trajectories = [-1] * prompt + [0] * 2 + [1] * 9 + [3] * 5 + [-1]
+    np.testing.assert_array_equal(rows.packing.trajectories[0], trajectories)
+    prompts = rows.packing.prompts
+    np.testing.assert_array_equal(prompts.copies[0], [0] * 23 + [-1])
+    np.testing.assert_array_equal(prompts.learned[0, :16], range(7, 23))
+    assert (prompts.learned[0, 16:] == 24).all(), "beyond the row where there are no more"
+    before = [6, 7, 6, *range(9, 17), 6, *range(18, 22)]
+    np.testing.assert_array_equal(prompts.before[0, :16], before)
+
+
+def test_no_learned_token_is_lost_and_all_stay_beside_what_belongs_to_them():
+    groups = _groups()
+    one, other = (_batch(kind, groups, 2, 2).rows for kind in ("padded", "shared"))
+    for name in ("tokens", "behavior_logprobs", "policy_versions"):
+        np.testing.assert_array_equal(
+            *(_by_trajectory(getattr(rows, name), rows) for rows in (one, other)), err_msg=name
+        )
+    counts = other.completion_mask.sum(axis=1)
+    np.testing.assert_array_equal((other.packing.prompts.learned < WIDTH).sum(axis=1), counts)
+
+
+def test_what_has_no_room_in_a_row_stands_behind_another_copy_of_the_prompt():
+    group = dataclasses.replace(_groups()[0], completion_mask=np.arange(T)[None] >= [[5]] * 4)
+    rows = Batching("shared", 4, T, 1, 0, shared_row_tokens=27).batch([group]).rows
+    assert _rows_of(rows) == [({0, 1}, {0}), ({2, 3}, {2})]
+
+
+def test_other_prompts_are_not_shared_nor_those_of_another_update():
+    groups = _groups()[:1] * 2
+    of_one = Batching("shared", 8, T, 1, 0, shared_row_tokens=64).batch(groups).rows
+    assert _rows_of(of_one) == [({*range(8)}, {0})]
+    of_two = Batching("shared", 8, T, 2, 0, shared_row_tokens=64).batch(groups).rows
+    assert _rows_of(of_two) == [({*range(4)}, {0}), ({*range(4, 8)}, {4})]
+    groups[1] = dataclasses.replace(groups[1], tokens=groups[1].tokens % 2)
+    other = Batching("shared", 8, T, 1, 0, shared_row_tokens=64).batch(groups).rows
+    assert _rows_of(other) == [({*range(8)}, {0, 4})]
+
+
+def test_rows_are_as_wide_as_fewest_positions_need():
+    short, long = _groups()[3:], _groups()[:1]
+    widths = []
+    for groups in (short, long):
+        batching = Batching("shared", 4, T, 1, 0, shared_row_tokens=32)
+        widths.append(batching.batch(groups).rows.tokens.shape)
+    assert widths == [(1, 24), (1, 24)]
+    assert Batching("shared", 4, T, 1, 0).batch(short).rows.tokens.shape == (1, 256)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _graded(forward, params, rows, weights):
     """Computes logprobs, entropy and values, and ∇ of a weighted sum of all of them."""
@@ -88,8 +156,12 @@ def _graded(forward, params, rows, weights):
 
 @pytest.mark.parametrize(
     ("model", "logits_bytes"),
-    [*((model, 1 << 20) for model in tiny.VARIANTS.values()), (tiny.CONFIG, 400)],
-    ids=[*tiny.VARIANTS, "by chunks of logits"],
+    [
+        (tiny.CONFIG, 400),
+        (tiny.VARIANTS["stretched"], 1 << 20),
+        (tiny.VARIANTS["sliding"], 1 << 20),
+    ],
+    ids=["by chunks of logits", "stretched, with norms", "sliding"],
 )
 def test_outputs_and_gradients_are_those_of_rows_of_their_own(model, logits_bytes):
     forward, params = Forward(model, 0.8, logits_bytes), tiny.params(model)
@@ -112,7 +184,7 @@ def _assert_close(found, expected, share=1e-5):
     assert apart <= share * np.linalg.norm(expected)
 
 
-SMALL = dataclasses.replace(tiny.CONFIG, vocab_size=12)
+SMALL = dataclasses.replace(tiny.CONFIG, vocab_size=12, num_layers=1)
 STEPS = {
     "two updates with a reference": ("dr_grpo", SMALL, {}, {}),
     "microbatches, adapters": ("grpo", SMALL, {"lora": Lora(2, 4.0)}, {"microbatch_rows": 2}),

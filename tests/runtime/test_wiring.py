@@ -126,3 +126,13 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
     assert wiring.batching(on_mesh, 10).microbatch_rows == 4
     in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
     assert wiring.batching(in_parts, 10).microbatch_rows == 16
+
+
+def test_rows_of_shared_prompts_have_room_for_a_trajectory():
+    shared = {"trainer__batching": "shared"}
+    assert wiring.batching(settings_with(**shared), 10).shared_row_tokens == 512
+    assert wiring.batching(settings_with(**shared), 300).shared_row_tokens == 600
+    narrow = settings_with(**shared, trainer__shared_row_tokens=100)
+    assert wiring.batching(narrow, 100).shared_row_tokens == 100
+    with pytest.raises(ConfigError, match=r"shared_row_tokens=100 has no room .* 101 tokens"):
+        wiring.batching(narrow, 101)
