@@ -199,9 +199,8 @@ def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
 )
 def test_versions_that_travel_take_what_their_transfer_does(mode, transfer, versions):
     settings = settings_with(sync__mode=mode, sync__transfer=transfer)
-    process = trainer(
-        settings, wiring.load_task(settings), rows=(1, task.row_tokens), state=0, step=0
-    )
+    task = wiring.load_task(settings)
+    process = trainer(settings, task, rows=(1, task.row_tokens), state=0, step=0)
     assert process.weights == versions * PARAMETERS
 
 
