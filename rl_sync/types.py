@@ -1,6 +1,7 @@
 """The records that pass between roles: prompts, leases, groups, train batches.
 
-Letters in shapes: G trajectories of a group, B rows of a batch, T token positions.
+Letters in shapes: G trajectories of a group, B rows of a batch, T token positions,
+C tokens of a row that are learned.
 """
 
 from __future__ import annotations
@@ -141,17 +142,38 @@ class Group:
         return cls(**values)
 
 
+class SharedPrompts(NamedTuple):
+    """Prompts of rows in which completions of one prompt share one copy of it.
+
+    The tokens that are learned are listed, at most C a row, since the token before one is not
+    always its neighbor: the first token of each completion follows the last one of the prompt.
+
+    Attributes:
+      copies: a number for each copy of a prompt: at its tokens, and at those of the completions
+        that share it; -1 at padding.
+      learned: positions in the row of the tokens under the completion mask; T where there are no
+        more.
+      before: positions in the row of the tokens before them; 0 where there are no more.
+    """
+
+    copies: Int[Array, "B T"]
+    learned: Int[Array, "B C"]
+    before: Int[Array, "B C"]
+
+
 class Packing(NamedTuple):
     """Positions of trajectories in rows that hold several of them.
 
     Attributes:
       positions: the position of each token in its trajectory; 0 at padding.
       trajectories: the index in the batch of the trajectory that each token belongs to; -1 at
-        padding.
+        padding, and at a prompt that trajectories share.
+      prompts: None where each trajectory has a prompt of its own.
     """
 
     positions: Int[Array, "B T"]
     trajectories: Int[Array, "B T"]
+    prompts: SharedPrompts | None = None
 
 
 class Demonstrations(NamedTuple):

@@ -29,13 +29,14 @@ def _trainer(settings: RunSettings, task: Task) -> str:
     trained = lora.split(params)[0] if model.lora else params
     updates = settings.optimizer.updates_per_batch
     optimizer = settings.optimizer.reinforcement(settings.trainer.steps * updates)
-    update_rows = settings.trainer.groups_per_step * settings.trainer.group_size // updates
-    rows = (settings.trainer.microbatch_rows or update_rows) // layout.batch_shards
+    largest = wiring.batching(settings, task.row_tokens).largest()
+    batch_rows, row_tokens = largest.rows.tokens.shape
+    rows = (settings.trainer.microbatch_rows or batch_rows // updates) // layout.batch_shards
     valued = settings.algorithm.needs_values
     by_policy = memory.activation_bytes_by_policy(
         model,
         rows,
-        task.row_tokens,
+        row_tokens,
         settings.trainer.logits_bytes,
         own_critic=valued and settings.critic.model == "own",
     )
@@ -65,11 +66,13 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         offloaded |= {name: parts.pop(name) for name in names}
     activations = by_policy[model.remat]
     kept = sum(parts.values()) + sum(offloaded.values()) - parts["gradients"]
-    process = resident.trainer(settings, task, rows, kept, parts["gradients"] + activations)
+    process = resident.trainer(
+        settings, task, (rows, row_tokens), state=kept, step=parts["gradients"] + activations
+    )
     most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Only some are sharded.
     return (
         f"  trainer    {_mesh(settings.trainer.mesh.shape)}{_list(parts)}, activations"
-        f" {most}{format_bytes(activations)} for {rows} rows of {task.row_tokens} tokens:"
+        f" {most}{format_bytes(activations)} for {rows} rows of {row_tokens} tokens:"
         f" {format_bytes(sum(parts.values()) + activations)}\n"
         f"             (activations with model.remat={model.remat}; {', '.join(others)})"
         + (f"\n             in the host's memory: {_list(offloaded)}" if offloaded else "")

@@ -54,11 +54,13 @@ def explorer(settings: RunSettings, task: Task) -> Resident:
     return Resident(EXPLORER_PROGRAM_BYTES, 0, max(sampling, arriving))
 
 
-def trainer(settings: RunSettings, task: Task, rows: int, state: int, step: int) -> Resident:
+def trainer(
+    settings: RunSettings, task: Task, rows: tuple[int, int], *, state: int, step: int
+) -> Resident:
     """Estimates the trainer's process, without its state.
 
     Args:
-      rows: the number of rows whose logits are computed at once.
+      rows: the number of rows whose logits are computed at once, and of their tokens.
       state: the bytes of parameters, optimizer, reference and critic.
       step: the bytes of gradients and activations.
     """
@@ -68,11 +70,12 @@ def trainer(settings: RunSettings, task: Task, rows: int, state: int, step: int)
     return Resident(TRAINER_PROGRAM_BYTES, weights, work)
 
 
-def _logits(settings: RunSettings, task: Task, rows: int) -> int:
+def _logits(settings: RunSettings, task: Task, rows: tuple[int, int]) -> int:
     """Returns the bytes of logits in a backward pass that recomputes them chunk by chunk."""
     model = wiring.trainer_model(settings, task)
-    position = 4 * rows * model.vocab_size
-    if position * (task.row_tokens - 1) <= settings.trainer.logits_bytes:
+    count, row_tokens = rows
+    position = 4 * count * model.vocab_size
+    if position * (row_tokens - 1) <= settings.trainer.logits_bytes:
         return 0  # They are kept, and count as activations.
     chunk = max(1, settings.trainer.logits_bytes // position) * position
     # The embedding's gradient is accumulated over the chunks, beside that of the current chunk.

@@ -1,7 +1,7 @@
 """Batching: the trajectories of a trainer step, laid out in the rows of its batch.
 
 Each update of a step trains on an equal share of the groups, in rows of its own. The rows depend on
-the trajectories' lengths alone, so equal groups make equal batches.
+the groups alone, so equal groups make equal batches.
 
 Letters in shapes: B rows, T positions, S positions before the layout.
 """
@@ -17,10 +17,15 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from rl_sync.learning.shared_prompts import Places, branches
 from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
-BatchingKind = Literal["padded", "bucketed", "packed"]
+BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
+MIXED: tuple[BatchingKind, ...] = ("packed", "shared")
+"""Kinds whose rows hold several trajectories, those of a group in different rows."""
+SHARED_ROW_TOKENS = 512
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
+_WIDTHS = (1 / 2, 3 / 4, 1)
 _TILE_TOKENS = 8
 _PADDING: dict[str, Any] = {
     "tokens": 0,
@@ -37,12 +42,14 @@ class Batching:
     Attributes:
       kind: `padded` makes rows of `row_tokens`, one trajectory each; `bucketed` makes them as long
         as the longest trajectory, rounded up to a bucket; `packed` puts trajectories one after the
-        other into rows of `row_tokens`, as many as they need, rounded up to a bucket.
+        other into rows of `row_tokens`, as many as they need, rounded up to a bucket; `shared` does
+        so in rows of at most `shared_row_tokens`, in which completions of one prompt share it.
       trajectories: of a step.
       row_tokens: T, the most tokens of a trajectory.
       updates: of a step.
       microbatch_rows: a divisor of the rows of an update; 0 for any number of rows.
       with_baselines: whether groups have baselines.
+      shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
     """
 
     kind: str
@@ -51,6 +58,7 @@ class Batching:
     updates: int
     microbatch_rows: int
     with_baselines: bool = False
+    shared_row_tokens: int = 0
 
     @property
     def _most_rows(self) -> int:
@@ -60,13 +68,14 @@ class Batching:
     def largest(self) -> TrainBatch:
         """Returns shapes and dtypes of the batch of the longest trajectories."""
         shape = (self.trajectories, self.row_tokens)
+        learned = np.broadcast_to(np.arange(self.row_tokens) > 0, shape)
         longest = Group(
             lease_id=0,
             ordinal=0,
             prompt_id=0,
             explorer=0,
             tokens=np.zeros(shape, np.int32),
-            completion_mask=np.ones(shape, bool),
+            completion_mask=learned,
             behavior_logprobs=np.zeros(shape, np.float32),
             policy_versions=np.zeros(shape, np.int32),
             rewards=np.zeros(self.trajectories, np.float32),
@@ -100,6 +109,8 @@ class Batching:
         if self.kind == "bucketed":
             width = _bucket(int(lengths.max()), self.row_tokens, _TILE_TOKENS)
             return {name: values[:, :width] for name, values in columns.items()}, None
+        if self.kind == "shared":
+            return self._share(columns)
         stride = columns["tokens"].shape[1]
         source = self._pack(lengths, stride)
         return _gather(columns, source), _packing(source, stride)
@@ -123,6 +134,49 @@ class Batching:
                 there = slice(start[i], start[i] + length)
                 source[update, row[i], there] = np.arange(first, first + length)
         return source.reshape(-1, self.row_tokens)
+
+    def _share(self, columns: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Packing]:
+        """Lays out columns in rows in which completions of one prompt share it.
+
+        Of some widths of rows it takes the one with the fewest positions in all.
+        """
+        most = self.shared_row_tokens or default_row_tokens(self.row_tokens)
+        widths = {_tiled(share * most, most) for share in _WIDTHS}
+        filled = (
+            self._fill(columns, width) for width in sorted(widths) if width >= self.row_tokens
+        )
+        places = min(filled, key=lambda places: places.source.size)
+        laid_out = _gather(columns, places.source)
+        return laid_out, places.packing(laid_out["completion_mask"])
+
+    def _fill(self, columns: dict[str, np.ndarray], width: int) -> Places:
+        """Chooses a token for each position of rows of some width, update by update.
+
+        All updates get as many rows as the one that needs most.
+        """
+        tokens, mask = columns["tokens"], columns["completion_mask"]
+        shares = np.arange(len(mask)).reshape(self.updates, -1)
+        families = [branches(tokens, mask, share.tolist(), width) for share in shares]
+        bins = [
+            first_fit_decreasing(np.array([one.tokens for one in of_update], np.int32), width)
+            for of_update in families
+        ]
+        used = max(int(row.max(initial=0)) + 1 for row, _ in bins)
+        rows = _fine_bucket(used, max(1, self.microbatch_rows))
+        places = Places(self.updates * rows, width, stride=mask.shape[1])
+        for update, (row, start) in enumerate(bins):
+            for i, family in enumerate(families[update]):
+                places.put(family, update * rows + int(row[i]), int(start[i]))
+        return places
+
+
+def default_row_tokens(row_tokens: int) -> int:
+    """Returns the most tokens of a row in which trajectories of at most so many share prompts.
+
+    Attention costs as much for a token as its row is long, whatever it attends to. So a row holds
+    two trajectories, or some short groups.
+    """
+    return max(SHARED_ROW_TOKENS, 2 * row_tokens)
 
 
 def lay_out(drawn: Demonstrations, kind: str) -> Demonstrations:
@@ -178,7 +232,19 @@ def _packing(source: Int[np.ndarray, "B T"], stride: int) -> Packing:
     return Packing(**fields)
 
 
+def _fine_bucket(size: int, step: int) -> int:
+    """Finds the smallest of 1, 2, 3, 4, 6, 8, 12 … times `step` that holds `size`."""
+    steps = math.ceil(size / step)
+    power = 1 << (steps - 1).bit_length()
+    return step * (power * 3 // 4 if power >= 4 and steps <= power * 3 // 4 else power)
+
+
 def _bucket(size: int, full: int, step: int) -> int:
     """Finds the smallest bucket that holds `size`: a share of `full`, a multiple of `step`."""
-    sizes = (min(full, math.ceil(share * full / step) * step) for share in _BUCKETS)
+    sizes = (_tiled(share * full, full, step) for share in _BUCKETS)
     return next(bucket for bucket in sizes if bucket >= size)
+
+
+def _tiled(size: float, most: int, step: int = _TILE_TOKENS) -> int:
+    """Rounds a size up to a multiple of `step`, but at most to `most`."""
+    return min(most, math.ceil(size / step) * step)

@@ -1,6 +1,6 @@
 """Forward passes of a model over the rows of a batch, and the parts of its parameters.
 
-Letters in shapes: B rows, T positions, D embed.
+Letters in shapes: B rows, T positions, C tokens of a row that are learned, D embed.
 """
 
 from __future__ import annotations
@@ -8,20 +8,23 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, hidden_scalars
-from rl_sync.models.logprobs import hidden_logprobs
+from rl_sync.models.logprobs import hidden_logprobs, next_logprobs
 from rl_sync.models.sharding import constrain
 from rl_sync.models.transformer import hidden_states
-from rl_sync.types import Packing, Params
+from rl_sync.types import Packing, Params, SharedPrompts
 
 
 class Outputs(NamedTuple):
     """Log-probability, entropy and value of each token.
+
+    Where prompts are shared, they are 0 at tokens that are not learned.
 
     Attributes:
       logprobs, entropy: see `token_logprobs`.
@@ -76,7 +79,7 @@ class Forward:
     ) -> Float[Array, "B T"]:
         """Computes the values of `Outputs`; for the arguments see `outputs`."""
         trunk = trained if _is_head(critic) else critic
-        return _values(critic, self._hidden(self.join(trunk, frozen), tokens, packing))
+        return _values(critic, self._hidden(self.join(trunk, frozen), tokens, packing), packing)
 
     def scalars(
         self,
@@ -107,32 +110,80 @@ class Forward:
         """
         params = self.join(trained, frozen)
         hidden = self._hidden(params, tokens, packing)
-        tokens = constrain(tokens, "batch")
-        logprobs, entropy = hidden_logprobs(
-            self.model, params, hidden, tokens, self.temperature, self.logits_bytes
-        )
+        logprobs, entropy = self._logprobs(params, hidden, constrain(tokens, "batch"), packing)
         values = None
         if critic is not None:
             its_own = not _is_head(critic)
             values = _values(
                 critic,
                 self._hidden(self.join(critic, frozen), tokens, packing) if its_own else hidden,
+                packing,
             )
         return Outputs(logprobs, entropy, values)
+
+    def _logprobs(
+        self,
+        params: Params,
+        hidden: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        packing: Packing | None,
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+        prompts = _shared(packing)
+        if prompts is None:
+            return hidden_logprobs(
+                self.model, params, hidden, tokens, self.temperature, self.logits_bytes
+            )
+        states = constrain(_taken(hidden, prompts.before), "batch", "length", "embed")
+        targets = _taken(tokens, prompts.learned)
+        found = next_logprobs(
+            self.model, params, states, targets, self.temperature, self.logits_bytes
+        )
+        logprobs, entropy = (_put(values, prompts, tokens.shape[1]) for values in found)
+        return logprobs, entropy
 
     def _hidden(
         self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None
     ) -> Float[Array, "B T D"]:
         trunk = {name: value for name, value in params.items() if name != HEAD}
-        positions = None if packing is None else packing.positions
-        segments = None if packing is None else packing.trajectories
-        return hidden_states(self.model, trunk, constrain(tokens, "batch"), positions, segments)
+        tokens = constrain(tokens, "batch")
+        if packing is None:
+            return hidden_states(self.model, trunk, tokens)
+        return hidden_states(
+            self.model,
+            trunk,
+            tokens,
+            positions=packing.positions,
+            segments=packing.trajectories,
+            prompts=None if packing.prompts is None else packing.prompts.copies,
+        )
 
 
 def _is_head(critic: Params) -> bool:
     return critic.keys() == {HEAD}
 
 
-def _values(critic: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+def _values(
+    critic: Params, hidden: Float[Array, "B T D"], packing: Packing | None
+) -> Float[Array, "B T"]:
     # The head reads, of a token's hidden state, the value of the state that follows the token.
-    return jnp.pad(hidden_scalars(critic, hidden)[:, :-1], ((0, 0), (1, 0)))
+    scalars = hidden_scalars(critic, hidden)
+    if (prompts := _shared(packing)) is not None:
+        return _put(_taken(scalars, prompts.before), prompts, scalars.shape[1])
+    return jnp.pad(scalars[:, :-1], ((0, 0), (1, 0)))
+
+
+def _shared(packing: Packing | None) -> SharedPrompts | None:
+    return None if packing is None else packing.prompts
+
+
+def _taken(values: Shaped[Array, "B T ..."], where: Int[Array, "B C"]) -> Shaped[Array, "B C ..."]:
+    """Takes values of each row at given positions."""
+    return jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(values, where)
+
+
+def _put(values: Float[Array, "B C"], prompts: SharedPrompts, row_tokens: int) -> Array:
+    """Puts the values of learned tokens where these stand in their rows, and 0 elsewhere."""
+    nothing = jnp.zeros((values.shape[0], row_tokens), values.dtype)
+    return jax.vmap(lambda row, at, of: row.at[at].set(of, mode="drop"))(
+        nothing, prompts.learned, values
+    )

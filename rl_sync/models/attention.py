@@ -53,12 +53,14 @@ class Context(NamedTuple):
     Attributes:
       positions: the position of each token in its own sequence.
       segments: the sequence that each token of a row belongs to; None where a row is one sequence.
+      prompts: see `hidden_states`; None where no sequences share a prompt.
       everywhere: RoPE of ordinary layers, and of sliding layers unless `local` is given.
       local: RoPE of sliding layers; None where it is the same.
     """
 
     positions: Int[Array, "B T"]
     segments: Int[Array, "B T"] | None
+    prompts: Int[Array, "B T"] | None
     everywhere: Rotation
     local: Rotation | None
 
@@ -146,13 +148,28 @@ def attend(
     window: Int[Array, ""],
     context: Context,
 ) -> Float[Array, "B T K N H"]:
-    """Attends within a call: each token to itself and to earlier tokens of its own sequence."""
-    positions = jnp.arange(queries.shape[1])
-    behind = positions[:, None] - positions[None, :]
-    visible = ((behind >= 0) & (behind < window))[None]
+    """Attends within a call: each token to itself and to earlier tokens of its own sequence.
+
+    The prompt that a sequence shares with others belongs to it.
+    """
+    # Where a prompt is shared, the distance to its tokens is not that in the row.
+    row = jnp.arange(queries.shape[1])[None]
+    positions = row if context.prompts is None else context.positions
+    behind = positions[:, :, None] - positions[:, None, :]
+    visible = (behind >= 0) & (behind < window)
     if context.segments is not None:
-        visible = visible & (context.segments[:, :, None] == context.segments[:, None, :])
+        visible = visible & _belongs(context.segments, context.prompts)
     return _attend_all(config, queries, keys, values, visible)
+
+
+def _belongs(
+    segments: Int[Array, "B T"], prompts: Int[Array, "B T"] | None
+) -> Bool[Array, "B T S"]:
+    """Says which tokens of a row belong to the sequence of each token."""
+    own = segments[:, :, None] == segments[:, None, :]
+    if prompts is None:
+        return own
+    return (own | (segments < 0)[:, None, :]) & (prompts[:, :, None] == prompts[:, None, :])
 
 
 def _attend_all(

@@ -54,14 +54,32 @@ def hidden_logprobs(
     logits_bytes: int = LOGITS_BYTES,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes `token_logprobs` of tokens whose hidden states are known."""
-    hidden, targets = hidden[:, :-1], tokens[:, 1:]
+    logprobs, entropy = next_logprobs(
+        config, params, hidden[:, :-1], tokens[:, 1:], temperature, logits_bytes
+    )
+    first = ((0, 0), (1, 0))
+    return jnp.pad(logprobs, first), jnp.pad(entropy, first)
+
+
+def next_logprobs(
+    config: ModelConfig,
+    params: Params,
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    temperature: float | Float[Array, ""] = 1.0,
+    logits_bytes: int = LOGITS_BYTES,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Computes log-probabilities and entropy as `token_logprobs` does, of tokens that follow given
+    hidden states.
+
+    Args:
+      hidden: of the token before each target.
+    """
     compute = functools.partial(_logprobs_and_entropy, config, params, temperature)
     B, T, _ = hidden.shape
     chunk = max(1, logits_bytes // (4 * B * config.vocab_size))
     whole = chunk >= T
-    found = compute(hidden, targets) if whole else _by_chunks(compute, hidden, targets, chunk)
-    first = ((0, 0), (1, 0))
-    return jnp.pad(found[0], first), jnp.pad(found[1], first)
+    return compute(hidden, targets) if whole else _by_chunks(compute, hidden, targets, chunk)
 
 
 def _logprobs_and_entropy(

@@ -158,8 +158,9 @@ def _context(
     config: ModelConfig,
     positions: Int[Array, "B T"],
     segments: Int[Array, "B T"] | None = None,
+    prompts: Int[Array, "B T"] | None = None,
 ) -> Context:
-    return Context(positions, segments, *rotations(config, positions))
+    return Context(positions, segments, prompts, *rotations(config, positions))
 
 
 def _init_boxed(config: ModelConfig, key: Array) -> Any:
@@ -186,6 +187,7 @@ def hidden_states(
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"] | None = None,
     segments: Int[Array, "B T"] | None = None,
+    prompts: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T D"]:
     """Computes the normalized output of the last block, the input of `logits` and of scalar heads.
 
@@ -195,8 +197,10 @@ def hidden_states(
       positions: each token's index in its sequence; 0 … T − 1 when left out.
       segments: the sequence that each token belongs to; sequences do not attend to each other.
         Padding is a sequence of its own.
+      prompts: a number for each prompt of a row, where sequences share prompts: at the prompt's
+        tokens, which have a segment below 0, and at those of the sequences that go on from it.
     """
-    context = _context(config, _positions(tokens, positions), segments)
+    context = _context(config, _positions(tokens, positions), segments, prompts)
     return _apply(Transformer(config), params, tokens, context, None)[0]
 
 

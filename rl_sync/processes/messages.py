@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 
 from rl_sync.images import Image
-from rl_sync.types import Demonstrations, Packing, Rows, TrainBatch
+from rl_sync.types import Demonstrations, Packing, Rows, SharedPrompts, TrainBatch
 
 _TUPLE, _ARRAY, _RECORD, _ERROR = range(1, 5)
 _records: dict[str, type] = {}
@@ -32,7 +32,7 @@ def record(cls: C) -> C:
     return cls
 
 
-for _class in (TrainBatch, Rows, Packing, Demonstrations, Image):
+for _class in (TrainBatch, Rows, Packing, SharedPrompts, Demonstrations, Image):
     record(_class)
 
 

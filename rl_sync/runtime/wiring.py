@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from rl_sync.actors.events import MasterSettings
-from rl_sync.learning.batching import Batching
+from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
@@ -266,16 +266,27 @@ def engine(settings: RunSettings, task: Task, layout: Layout) -> Engine:
 
 
 def batching(settings: RunSettings, row_tokens: int) -> Batching:
-    """The layout of the trainer's batches, of trajectories of at most `row_tokens`."""
+    """The layout of the trainer's batches, of trajectories of at most `row_tokens`.
+
+    Raises:
+      ConfigError: a row of shared prompts has no room for such a trajectory.
+    """
     shards = settings.trainer_layout.batch_shards
+    shared = settings.trainer.shared_row_tokens or default_row_tokens(row_tokens)
+    require(
+        shared >= row_tokens,
+        f"trainer.shared_row_tokens={shared} has no room for a trajectory, which may have"
+        f" {row_tokens} tokens: use at least as many, or leave it out.",
+    )
     return Batching(
         kind=settings.trainer.batching,
         trajectories=settings.trainer.groups_per_step * settings.trainer.group_size,
         row_tokens=row_tokens,
         updates=settings.optimizer.updates_per_batch,
-        # Rows of packed batches are as many as they have to be.
+        # Rows of packed and shared batches are as many as they have to be.
         microbatch_rows=settings.trainer.microbatch_rows or (shards if shards > 1 else 0),
         with_baselines=settings.algorithm.needs_baselines,
+        shared_row_tokens=shared,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.named import named
 from rl_sync.algorithms.pieces import LOSSES
+from rl_sync.learning.batching import MIXED
 from rl_sync.schedule import resolve
 from rl_sync.settings.records import build, require
 from rl_sync.settings.sections import (
@@ -68,13 +69,13 @@ def require_shares(algorithm: Algorithm, trainer: TrainerSettings, updates: int)
       ConfigError: says what to do.
     """
     rows, group_size = trainer.microbatch_rows, trainer.group_size
-    together = rows % group_size == 0 and trainer.batching != "packed"
+    together = rows % group_size == 0 and trainer.batching not in MIXED
     require(
         not LOSSES[algorithm.loss].of_pairs or not rows or together,
         f"algorithm.loss={algorithm.loss} compares the completions of a group, but"
         f" trainer.microbatch_rows={rows} with trainer.batching={trainer.batching} takes groups"
-        f" apart: use a multiple of trainer.group_size={group_size} and batching that is not"
-        " packed, or trainer.microbatch_rows=0.",
+        f" apart: use a multiple of trainer.group_size={group_size} and batching that is neither"
+        f" {' nor '.join(MIXED)}, or trainer.microbatch_rows=0.",
     )
     multiple = updates * max(1, rows)
     require(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rl_sync.learning.batching import MIXED
 from rl_sync.learning.pairs import PAIR
 from rl_sync.observe.accuracy import metric_names
 from rl_sync.roles import process_name
@@ -260,12 +261,18 @@ def _require_pairs(settings: RunSettings) -> None:
 def _check_microbatches(settings: RunSettings) -> None:
     trainer, rows = settings.trainer, settings.trainer.microbatch_rows
     most = trainer.groups_per_step * trainer.group_size // settings.optimizer.updates_per_batch
-    packed = trainer.batching == "packed"
+    mixed = trainer.batching in MIXED
     require(
-        rows <= most and (not rows or packed or most % rows == 0),
-        f"trainer.microbatch_rows={rows} must be {'at most' if packed else 'a divisor of'} {most},"
+        rows <= most and (not rows or mixed or most % rows == 0),
+        f"trainer.microbatch_rows={rows} must be {'at most' if mixed else 'a divisor of'} {most},"
         " the trajectories of an optimizer update (trainer.groups_per_step · trainer.group_size /"
         " optimizer.updates_per_batch); 0 for no microbatches.",
+    )
+    require(
+        trainer.shared_row_tokens is None or trainer.batching == "shared",
+        f"trainer.shared_row_tokens={trainer.shared_row_tokens} is for rows with shared prompts,"
+        f" which trainer.batching={trainer.batching} does not make: use trainer.batching=shared,"
+        " or leave it out.",
     )
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from typing import get_args
 
-from rl_sync.learning.batching import BatchingKind
+from rl_sync.learning.batching import SHARED_ROW_TOKENS, BatchingKind
 from rl_sync.models.config import DTYPES
 from rl_sync.replay.interface import Backend
 from rl_sync.replay.priorities import PRIORITIES
@@ -54,8 +54,17 @@ class TrainerSettings:
         "padded",
         "Layout of trajectories, and of the warm-up's demonstrations, in the rows of a batch:"
         " `padded` makes rows of the most tokens, `bucketed` cuts them to the longest trajectory,"
-        " `packed` puts several trajectories in a row.",
+        " `packed` puts several trajectories in a row, `shared` does so with one copy of a prompt"
+        " for its completions.",
         choices=get_args(BatchingKind),
+        free="always",
+    )
+    shared_row_tokens: int | None = setting(
+        None,
+        "The most tokens of a row with `batching=shared`: long rows share more prompts, short ones"
+        " make attention cheaper.",
+        least=1,
+        implied=f"those of two trajectories, but at least {SHARED_ROW_TOKENS}",
         free="always",
     )
     microbatch_rows: int = setting(

@@ -199,15 +199,20 @@ def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
 )
 def test_versions_that_travel_take_what_their_transfer_does(mode, transfer, versions):
     settings = settings_with(sync__mode=mode, sync__transfer=transfer)
-    process = trainer(settings, wiring.load_task(settings), rows=1, state=0, step=0)
+    task = wiring.load_task(settings)
+    process = trainer(settings, task, rows=(1, task.row_tokens), state=0, step=0)
     assert process.weights == versions * PARAMETERS
 
 
 def test_a_snapshot_may_take_more_than_a_step():
     settings = settings_with(sync__mode="asynchronous", sync__transfer="server")
     task = wiring.load_task(settings)
-    stepping = trainer(settings, task, rows=1, state=PARAMETERS, step=5 * PARAMETERS)
-    saving = trainer(settings, task, rows=1, state=4 * PARAMETERS, step=2 * PARAMETERS)
+    stepping = trainer(
+        settings, task, rows=(1, task.row_tokens), state=PARAMETERS, step=5 * PARAMETERS
+    )
+    saving = trainer(
+        settings, task, rows=(1, task.row_tokens), state=4 * PARAMETERS, step=2 * PARAMETERS
+    )
     assert stepping.weights + stepping.work == 6 * PARAMETERS
     assert saving.weights + saving.work == 6 * PARAMETERS
 

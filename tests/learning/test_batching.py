@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_sync.learning.batching import Batching, first_fit_decreasing, lay_out
+from rl_sync.learning.batching import MIXED, Batching, first_fit_decreasing, lay_out
 from rl_sync.types import Demonstrations, Group
 
 T = 32
@@ -113,10 +113,13 @@ def test_packed_batches_have_few_numbers_of_rows_all_of_whole_microbatches(
     assert batch.rows.tokens.shape == (rows, T)
 
 
-@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed"])
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])
 def test_the_largest_batch_is_that_of_the_longest_trajectories(kind):
     batching = Batching(kind, 8, T, 2, 4)
-    batch = batching.batch([_group([T] * 8)])
+    # Of the prompts, which have one token, the largest batch has but one.
+    group = _group([T] * 8)
+    group.tokens[:, 0] = 1
+    batch = batching.batch([group])
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype), batching.largest())
     assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), batch)
 
@@ -135,7 +138,8 @@ def test_baselines_stand_beside_rewards_where_groups_have_them():
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [("padded", (8, T)), ("bucketed", (8, 16)), ("packed", (3, T))]
+    ("kind", "shape"),
+    [("padded", (8, T)), ("bucketed", (8, 16)), ("packed", (3, T)), ("shared", (1, 256))],
 )
 def test_demonstrations_are_laid_out_as_trajectories_are(kind, shape):
     group = _group([9, 9, 10, 8, 11, 7, 9, 9])
@@ -143,4 +147,4 @@ def test_demonstrations_are_laid_out_as_trajectories_are(kind, shape):
     assert laid_out.tokens.shape == laid_out.mask.shape == shape
     learned = group.tokens[group.completion_mask]
     assert sorted(laid_out.tokens[laid_out.mask]) == sorted(learned)
-    assert (laid_out.packing is not None) == (kind == "packed")
+    assert (laid_out.packing is not None) == (kind in MIXED)

@@ -18,7 +18,7 @@ from rl_sync.processes.session import RunStoppedError
 from rl_sync.replay.interface import ReplayError, ReplayUnavailableError
 from rl_sync.runtime.shares import Share
 from rl_sync.storage.snapshots import SnapshotError
-from rl_sync.types import Packing, Rows, TrainBatch
+from rl_sync.types import Packing, Rows, SharedPrompts, TrainBatch
 from rl_sync.weights.interface import WeightsMismatchError, WeightsTransferError
 from rl_sync.weights.storage import MismatchError
 
@@ -61,13 +61,15 @@ def test_arrays_that_are_not_contiguous_arrive():
 
 
 def test_records_arrive_with_their_fields():
-    packing = Packing(positions=np.arange(3), trajectories=np.zeros(3, np.int32))
+    prompts = SharedPrompts(*(np.full(2, i) for i in range(3)))
+    packing = Packing(np.arange(3), trajectories=np.zeros(3, np.int32), prompts=prompts)
     rows = Rows(*(np.full(2, i) for i in range(4)), packing=packing)
     batch = TrainBatch(rows, np.full(2, 4))
     arrived = decode(encode(batch))
     assert type(arrived) is TrainBatch
     assert type(arrived.rows) is Rows
     assert type(arrived.rows.packing) is Packing
+    assert type(arrived.rows.packing.prompts) is SharedPrompts
     assert arrived.demonstrations is None
     np.testing.assert_array_equal(arrived.rewards, [4, 4])
     share = Share((2,), "int32", {((0, 2),): np.arange(2, dtype=np.int32)})
@@ -105,13 +107,16 @@ def test_what_cannot_be_sent_is_refused_by_name(value):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"positions": 1}, "A Packing that arrived lacks trajectories: the processes"),
         (
-            {"positions": 1, "trajectories": 2, "rows": 3},
+            {"positions": 1, "prompts": None},
+            "A Packing that arrived lacks trajectories: the processes",
+        ),
+        (
+            {"positions": 1, "trajectories": 2, "prompts": None, "rows": 3},
             "A Packing that arrived has rows, which it does not know: the processes",
         ),
         (
-            {"positions": 1, "rows": 3},
+            {"positions": 1, "prompts": None, "rows": 3},
             "A Packing that arrived lacks trajectories and has rows, which it does not know",
         ),
     ],

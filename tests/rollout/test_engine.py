@@ -363,7 +363,8 @@ def test_nothing_is_drawn_in_vain_after_a_token_that_is_known_to_have_a_stop_str
         kept = sum(len(completion.tokens) for completion in completions)
         drawn.append((engine.stats.decode_tokens - before) / kept)
         assert all(len(completion.tokens) >= least for completion in completions)
-    assert drawn[0] > drawn[1] and (least or drawn[1] == 1.0)
+    assert drawn[0] > drawn[1]
+    assert least or drawn[1] == 1.0
     assert {completion.finish for completion in completions} == {"stop", "length"}
     # Requests without that stop string draw on.
     alike, fresh = (

@@ -141,3 +141,13 @@ def test_explorers_generate_while_others_judge_but_wait_for_a_quick_reward(field
     fields = {"sync__mode": "one_step_off_policy", **fields}
     settings = read_settings(config_with(tiny.get_config(), **fields))
     assert wiring.delivers_beside(settings, wiring.load_task(settings)) is beside
+
+
+def test_rows_of_shared_prompts_have_room_for_a_trajectory():
+    shared = {"trainer__batching": "shared"}
+    assert wiring.batching(settings_with(**shared), 10).shared_row_tokens == 512
+    assert wiring.batching(settings_with(**shared), 300).shared_row_tokens == 600
+    narrow = settings_with(**shared, trainer__shared_row_tokens=100)
+    assert wiring.batching(narrow, 100).shared_row_tokens == 100
+    with pytest.raises(ConfigError, match=r"shared_row_tokens=100 has no room .* 101 tokens"):
+        wiring.batching(narrow, 101)

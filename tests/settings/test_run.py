@@ -106,6 +106,18 @@ from tests.settings.changed import config_with, settings_with
             {"trainer__batching": "packed", "trainer__microbatch_rows": 129},
             ["trainer.microbatch_rows=129 must be at most 128"],
         ),
+        (
+            {"trainer__batching": "packed", "trainer__shared_row_tokens": 600},
+            ["trainer.shared_row_tokens=600", "batching=packed", "use trainer.batching=shared"],
+        ),
+        (
+            {
+                "algorithm__name": "dpo",
+                "trainer__batching": "shared",
+                "trainer__microbatch_rows": 8,
+            },
+            ["algorithm.loss=dpo", "batching=shared", "neither packed nor shared"],
+        ),
         ({"trainer__processes": 0}, ["trainer.processes", "at least 1", "0"]),
         (
             {"explorer__mesh__tensor": 3, "explorer__processes": 2},

@@ -1,0 +1,34 @@
+"""A run whose trainer computes each prompt once for all of its completions."""
+
+import numpy as np
+import pytest
+
+from rl_sync.observe.metrics import read_metrics
+from tests.runs.conftest import EMBEDDED, flags
+
+pytestmark = pytest.mark.slow
+
+FLAGS = (
+    *flags("synchronous", steps=3),
+    EMBEDDED,
+    "--config.warm_up.steps=0",
+    "--config.trainer.mesh.fsdp=2",
+    "--config.trainer.processes=2",
+)
+OF_THE_CLOCK = ("secs", "tokens_per_sec")
+
+
+def test_a_run_with_shared_prompts_learns_what_others_learn(runs):
+    """The trainer's second process gets its rows from the first one."""
+    padded, shared = (
+        read_metrics(runs.get(*FLAGS, f"--config.trainer.batching={kind}").workdir, "rl")
+        for kind in ("padded", "shared")
+    )
+    assert [line["step"] for line in shared] == [1, 2, 3]
+    computed = {name for name in padded[0] if not any(of in name for of in OF_THE_CLOCK)}
+    assert {"loss", "entropy", "gradient_norm", "logprob_gap"} <= computed
+    for name in computed:
+        if isinstance(padded[0][name], float):
+            np.testing.assert_allclose(
+                shared[0][name], padded[0][name], rtol=1e-3, atol=1e-4, err_msg=name
+            )
