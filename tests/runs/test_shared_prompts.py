@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.spans import SpanKind
 from tests.runs.conftest import EMBEDDED, flags
 
 pytestmark = pytest.mark.slow
@@ -20,10 +21,15 @@ OF_THE_CLOCK = ("secs", "tokens_per_sec")
 
 def test_a_run_with_shared_prompts_learns_what_others_learn(runs):
     """The trainer's second process gets its rows from the first one."""
-    padded, shared = (
-        read_metrics(runs.get(*FLAGS, f"--config.trainer.batching={kind}").workdir, "rl")
-        for kind in ("padded", "shared")
+    of_kinds = [
+        runs.get(*FLAGS, f"--config.trainer.batching={kind}") for kind in ("padded", "shared")
+    ]
+    # The last shape that was compiled is that of the batches.
+    padded_rows, shared_rows = (
+        run.spans(SpanKind.COMPILE, role="trainer")[-1].attributes for run in of_kinds
     )
+    assert shared_rows["row_tokens"] == 256 > padded_rows["row_tokens"]
+    padded, shared = (read_metrics(run.workdir, "rl") for run in of_kinds)
     assert [line["step"] for line in shared] == [1, 2, 3]
     computed = {name for name in padded[0] if not any(of in name for of in OF_THE_CLOCK)}
     assert {"loss", "entropy", "gradient_norm", "logprob_gap"} <= computed
