@@ -14,10 +14,10 @@ HINT = ": rewards may have nothing to tell apart; see Small models in docs/tasks
 
 _WAYS_OUT = (
     "so rewards may have nothing to tell apart. A small model seldom writes the answer alone. Show"
-    " it solved problems in the prompt (task.dataset.template), without a chat template"
-    " (--config.tokenizer.chat=no); end completions with --config.rollout.stop_strings; take a"
-    " reward that finds the answer in the text (--config.task.reward=math, or final_answer). See"
-    " Small models in docs/tasks.md."
+    " it solved problems in front of the question (--config.task.shots=3, which leaves the chat"
+    " template out); end completions with --config.rollout.stop_strings; take a reward that finds"
+    " the answer in the text (--config.task.reward=math, or final_answer). See Small models in"
+    " docs/tasks.md."
 )
 
 

@@ -30,6 +30,7 @@ def check(settings: RunSettings) -> None:
     """
     _check_synchronization(settings)  # First: the rest relies on a mode that there is.
     _check_run(settings)
+    _check_shots(settings)
     _check_explorers(settings)
     _check_algorithm(settings)
     _check_microbatches(settings)
@@ -66,6 +67,16 @@ def _check_run(settings: RunSettings) -> None:
         not port or port != settings.replay.port or settings.replay.address is not None,
         f"master.port and replay.port are both {port}: each server needs one of its own. Change"
         " one, or set it to 0 for any free one.",
+    )
+
+
+def _check_shots(settings: RunSettings) -> None:
+    shots, tokenizer = settings.task.shots, settings.tokenizer
+    asked = "system" if tokenizer.system is not None else "chat=yes" * (tokenizer.chat == "yes")
+    require(
+        not (shots and asked),
+        f"task.shots={shots} makes prompts that a completion continues, and tokenizer.{asked}"
+        " makes them a user's message: use one of the two.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems
@@ -113,21 +113,7 @@ def _with_short_prompts(
 
     train = shorten("training", problems.train)
     held_out = shorten("held-out", problems.held_out)
-    renumbered = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(train)}
-    kept_out = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(held_out)}
-    return dataclasses.replace(
-        problems,
-        train=[prompt._replace(prompt_id=i) for i, prompt in enumerate(train)],
-        held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(held_out)],
-        demonstrations=[
-            Prompt(*renumbered[demonstration.prompt_id], demonstration.answer)
-            for demonstration in problems.demonstrations
-            if demonstration.prompt_id in renumbered
-        ],
-        preferences=_of_kept(problems.preferences, renumbered),
-        held_out_preferences=_of_kept(problems.held_out_preferences, kept_out),
-        notes=notes,
-    )
+    return dataclasses.replace(problems.asking(train, held_out), notes=notes)
 
 
 def _with_short_demonstrations(
@@ -143,17 +129,6 @@ def _with_short_demonstrations(
     )
     notes = [*problems.notes, *([note] if left_out else [])]
     return dataclasses.replace(problems, demonstrations=kept, notes=notes)
-
-
-def _of_kept(
-    pairs: Sequence[Preference], numbered: Mapping[int, tuple[int, str]]
-) -> list[Preference]:
-    """Returns the pairs of the prompts that are left, with their new numbers and texts."""
-    return [
-        pair._replace(prompt=Prompt(*numbered[pair.prompt.prompt_id], pair.prompt.answer))
-        for pair in pairs
-        if pair.prompt.prompt_id in numbered
-    ]
 
 
 def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int) -> Problems:

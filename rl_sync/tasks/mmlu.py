@@ -46,6 +46,7 @@ class MmluConfig:
         None,
         "File of the questions, `_cot_prompts.json` of lm-eval.",
         implied="that of the installed package lm-eval",
+        is_path=True,
     )
     subjects: str = setting(
         _SCHOOL,

@@ -38,7 +38,8 @@ class TokenizerConfig:
     chat: str = setting(
         "auto",
         "Sends prompts through the tokenizer's chat template, as a user's message that the"
-        " assistant is to answer: `yes`, `no`, or `auto` for yes if there is a template.",
+        " assistant is to answer: `yes`, `no`, or `auto` for yes if there is a template and"
+        " `task.shots` is 0.",
         choices=CHAT_CHOICES,
     )
     system: str | None = setting(

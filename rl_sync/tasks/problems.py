@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rl_sync.types import Preference, Prompt
 
@@ -32,3 +32,37 @@ class Problems:
     held_out_preferences: Sequence[Preference] = ()
     charset: str | None = None
     notes: Sequence[str] = ()
+
+    def asking(self, train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Problems:
+        """Returns the problems with these prompts alone, which get new numbers.
+
+        Demonstrations and pairs of the others are left out; the rest take the prompts' texts.
+
+        Args:
+          train, held_out: some of the prompts, with their old numbers; texts may be others.
+        """
+        asked = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(train)}
+        kept_out = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(held_out)}
+        return dataclasses.replace(
+            self,
+            train=[prompt._replace(prompt_id=i) for i, prompt in enumerate(train)],
+            held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(held_out)],
+            demonstrations=[
+                Prompt(*asked[shown.prompt_id], shown.answer)
+                for shown in self.demonstrations
+                if shown.prompt_id in asked
+            ],
+            preferences=_of_asked(self.preferences, asked),
+            held_out_preferences=_of_asked(self.held_out_preferences, kept_out),
+        )
+
+
+def _of_asked(
+    pairs: Sequence[Preference], asked: Mapping[int, tuple[int, str]]
+) -> list[Preference]:
+    """Returns the pairs of the prompts that are asked, with their new numbers and texts."""
+    return [
+        pair._replace(prompt=Prompt(*asked[pair.prompt.prompt_id], pair.prompt.answer))
+        for pair in pairs
+        if pair.prompt.prompt_id in asked
+    ]

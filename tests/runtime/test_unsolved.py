@@ -33,7 +33,7 @@ def test_a_checkpoint_that_solves_nothing_before_rl_is_warned_of(path, moment, v
 def test_the_warning_names_the_settings_that_help():
     text = alarm(settings_with(model__path=CHECKPOINT), {"before RL": NONE, "after RL": ONE})
     assert text.startswith("ALARM: the model solved none of 50 held-out problems before RL, so ")
-    for way in ("dataset.template", "tokenizer.chat=no", "stop_strings", "reward=math", "tasks.md"):
+    for way in ("task.shots=3", "chat template", "stop_strings", "reward=math", "tasks.md"):
         assert way in text
 
 
