@@ -24,7 +24,7 @@ if jaxlib.version.__version_info__ < (0, 11):
 jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiling is nearly all that these folders' tests do, and what is compiled runs a few times.
-QUICKLY_COMPILED = ("actors", "learning", "models", "rollout", "runtime")
+QUICKLY_COMPILED = ("actors", "learning", "models", "rollout", "runtime", "scoring")
 _QUICK = "jax_disable_most_optimizations"
 
 

@@ -229,7 +229,7 @@ def test_a_step_is_that_of_rows_of_their_own(name, model, changes, fields):
     for key, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected.params, params)
-    assert max(jax.tree.leaves(moved)) > 1e-3
+    assert max(jax.tree.leaves(moved)) > 1e-3, "the step changes nothing"
     for part in ("params", "critic"):
         jax.tree.map(_assert_close, getattr(found, part), getattr(expected, part))
 

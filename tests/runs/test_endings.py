@@ -119,7 +119,12 @@ def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(starte
 
 def test_roles_end_when_the_launcher_is_killed(started):
     """Processes of roles end too, such as the master's judges and Python's helpers."""
-    process, workdir = started("--config.sync.mode=asynchronous", "--config.reward.workers=2")
+    reward = "exact + 0 * format(pattern='.')"  # Not quick, or the master judges alone.
+    process, workdir = started(
+        "--config.sync.mode=asynchronous",
+        "--config.reward.workers=2",
+        f"--config.task.reward={reward}",
+    )
     assert {"master", "trainer", "explorer1", "replay"} <= set(processes_of(workdir))
     family = descendants(process.pid)
     assert len(family) >= 7, "four roles, two judges, and the helper of those"

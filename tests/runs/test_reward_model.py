@@ -15,7 +15,7 @@ FLAGS = (
     "--config.algorithm.entropy_coefficient=0.0",
     "--config.warm_up.steps=0",
     "--config.task.arithmetic.greatest_operand=30",
-    "--config.optimizer.learning_rate=0.01",
+    "--config.optimizer.learning_rate=0.001",
     "--config.optimizer.updates_per_batch=1",
     "--config.trainer.groups_per_step=32",
     "--config.trainer.steps=150",
@@ -31,7 +31,8 @@ def test_a_reward_model_is_trained_exported_and_prefers_what_is_right(runs, tmp_
     lines = read_metrics(run.workdir, "rl")
     losses = [line["loss"] for line in lines]
     assert sum(losses[-20:]) < 0.9 * sum(losses[:20])
-    assert sum(line["pair_accuracy"] for line in lines[-20:]) > 0.65 * 20
+    pairs_right = [line["pair_accuracy"] for line in lines]
+    assert sum(pairs_right[-20:]) / 20 > max(0.68, sum(pairs_right[:20]) / 20 + 0.08)
     assert "Held-out accuracy after training" in run.output
     assert "learns from the task's pairs of completions" in run.output
 

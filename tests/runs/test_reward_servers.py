@@ -57,7 +57,7 @@ def workers_of(server: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_cleanly_when_it_is_asked_to(serve, number):
-    server, _ = serve()
+    server, _ = serve("--config.task.reward=exact + 0 * format(pattern='.')")
     workers = workers_of(server)
     assert workers
     os.killpg(server.pid, number)  # As a terminal does.

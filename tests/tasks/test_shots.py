@@ -72,9 +72,7 @@ def test_the_seed_draws_them():
 
 
 def test_too_few_solved_problems_are_refused():
-    with pytest.raises(
-        ValueError, match=r"shots=20 takes 20 of the 20 training problems that"
-    ):
+    with pytest.raises(ValueError, match=r"shots=20 takes 20 of the 20 training problems that"):
         with_shots(_problems(), 20, seed=0)
     other = [Prompt(0, "?", "!", {"category": "maps"})]
     with pytest.raises(ValueError, match=r"of the 0 training problems of the category 'maps' that"):
