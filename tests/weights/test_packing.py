@@ -83,7 +83,7 @@ def test_pieces_of_one_size_compile_once_and_land_in_the_arrays_own_memory():
         places.append(got.unsafe_buffer_pointer())
         (got,) = carry([array], [got], [Piece(0, ((low, low + 3), (0, 5)))], boxes, boxes, 15)
     np.testing.assert_array_equal(np.asarray(got).view(np.int32), np.asarray(array).view(np.int32))
-    assert [
-        program._cache_size() - before for program, before in zip(programs, compiled, strict=True)
-    ] == [1, 1]
+    # None, if another test has compiled for that size.
+    for program, before in zip(programs, compiled, strict=True):
+        assert program._cache_size() - before <= 1
     assert len(set(places)) == 1
