@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from rl_sync.observe.metrics import read_metrics
@@ -66,6 +68,9 @@ LATEST = [name for name in RUNS if name not in EXACT]
 # Others have the same transfer, or as many explorers.
 ALIKE = (
     "synchronous, interval 2",
+    "synchronous by server",
+    "one step off-policy by checkpoint",
+    "custom (2, 3) by checkpoint",
     "asynchronous, interval 2, collective",
     "two explorers by server",
     "three explorers",
@@ -77,13 +82,18 @@ SLOW = [
 ]
 
 
+def marks(*names: str) -> Sequence[pytest.MarkDecorator]:
+    """Returns the marks of a test of these runs."""
+    return [pytest.mark.slow] if any(name in SLOW for name in names) else []
+
+
 def of(*names: str) -> pytest.MarkDecorator:
     """Parametrizes a test by runs. Each test process does a run once: two tests share it."""
     parts = [
         pytest.param(
             name,
             id=f"latest: {name}" if name in LATEST else name,
-            marks=pytest.mark.slow if name in SLOW else (),
+            marks=marks(name),
         )
         for name in names
     ]
@@ -160,14 +170,11 @@ def test_weights_travel_in_the_way_that_was_asked_for(runs, name):
     assert not run.spans(*(SYNC_KINDS - {wanted}))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "synchronous",
-        "synchronous by checkpoint",
-        "synchronous by server",
-        "synchronous, in one process",
-    ],
+@of(
+    "synchronous",
+    "synchronous by checkpoint",
+    "synchronous by server",
+    "synchronous, in one process",
 )
 def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
     run = runs.get(*RUNS[name])
@@ -232,13 +239,16 @@ def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(r
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("one step off-policy", "one step off-policy by checkpoint"),
-        ("one step off-policy", "one step off-policy by server"),
-        ("synchronous", "synchronous by checkpoint"),
-        ("synchronous", "synchronous by server"),
-        ("synchronous, in one process", "synchronous"),
-        ("custom (2, 3) by checkpoint", "custom (2, 3) by server"),
-        ("one step off-policy", "one step off-policy, on shared devices"),
+        pytest.param(*pair, marks=marks(*pair))
+        for pair in (
+            ("one step off-policy", "one step off-policy by checkpoint"),
+            ("one step off-policy", "one step off-policy by server"),
+            ("synchronous", "synchronous by checkpoint"),
+            ("synchronous", "synchronous by server"),
+            ("synchronous, in one process", "synchronous"),
+            ("custom (2, 3) by checkpoint", "custom (2, 3) by server"),
+            ("one step off-policy", "one step off-policy, on shared devices"),
+        )
     ],
 )
 def test_every_transfer_gives_the_same_bits(runs, one, other):

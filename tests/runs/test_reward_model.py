@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
@@ -22,6 +24,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.slow
 def test_a_reward_model_is_trained_exported_and_prefers_what_is_right(runs, tmp_path):
     run = runs.get(*FLAGS)
     assert not run.spans(role="explorer")
