@@ -227,7 +227,14 @@ class Trainer:
             kept = reference.refreshed(self.algorithm, state, trained)
             kept = move(kept, self._ref_like) if self.offload_reference else kept
         coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
-        after = TrainState(state.step + 1, params, opt_state, kept, critic, coefficient)
+        after = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            ref_params=kept,
+            critic=critic,
+            kl_coefficient=coefficient,
+        )
         return after, metrics
 
     def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
@@ -256,7 +263,12 @@ class Trainer:
         assert self.critic is not None
         updates = self.steps * self.optimizer.updates_per_batch
         return Critic(
-            self.critic, self.model, self.optimizer, updates, self.layout, self.offload_optimizer
+            self.critic,
+            self.model,
+            self.optimizer,
+            updates=updates,
+            layout=self.layout,
+            offloaded=self.offload_optimizer,
         )
 
     @property
@@ -304,11 +316,11 @@ class Trainer:
         return Preparation(
             self.algorithm,
             self._forward,
-            self.group_size,
-            self.max_completion_tokens,
-            self.end_ids,
-            self.optimizer.updates_per_batch,
-            self.microbatch_rows,
+            group_size=self.group_size,
+            max_completion_tokens=self.max_completion_tokens,
+            end_ids=self.end_ids,
+            updates=self.optimizer.updates_per_batch,
+            microbatch_rows=self.microbatch_rows,
         )
 
     @functools.cached_property

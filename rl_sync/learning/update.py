@@ -89,8 +89,8 @@ class Update:
                 lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
                 learned.trained,
                 demonstrations,
-                self.algorithm.expert_coefficient,
-                self.microbatch_rows,
+                share=self.algorithm.expert_coefficient,
+                microbatch_rows=self.microbatch_rows,
             )
             descent, metrics = (mixed, descent[1]), metrics | more
         metrics["gradient_norm"] = optax.tree.norm(descent[0])

@@ -57,7 +57,10 @@ def evaluations(workdir, metric="accuracy"):
 
 
 def handed_in(step, *texts):
-    items = [Written(i, True, -1, text, [], False) for i, text in enumerate(texts)]
+    items = [
+        Written(prompt_id=i, held_out=True, lease_id=-1, text=text, tokens=[], truncated=False)
+        for i, text in enumerate(texts)
+    ]
     return HandInEvaluation(f"after step {step}", step, items)
 
 

@@ -177,12 +177,25 @@ def test_completions_are_judged_by_the_tasks_reward(master, tmp_path):
     prompt = master(AskLease(1)).leases[0].prompt
     answer, number = prompt.answer, prompt.prompt_id
     texts = (answer, f" {answer}", answer[::-1] + "1")
-    items = [Written(number, False, 17, text, [1, 2], False) for text in texts]
+    items = [
+        Written(
+            prompt_id=number,
+            held_out=False,
+            lease_id=17,
+            text=text,
+            tokens=[1, 2],
+            truncated=False,
+        )
+        for text in texts
+    ]
     ticket = master(Judge(items))
     while isinstance(verdicts := master(AskVerdicts(ticket, 1.0)), Pending):
         pass
     assert verdicts == [Verdict(1.0, True), Verdict(1.0, True), Verdict(0.0, False)]
-    records = read_json_lines(tmp_path / "judgements.jsonl")
+    deadline = time.monotonic() + 10  # Judgements are recorded after the verdicts are given.
+    while len(records := read_json_lines(tmp_path / "judgements.jsonl")) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     assert [one["score"] for one in records] == [1.0, 1.0, 0.0]
     assert records[2]["why"] == f"the answer is {answer!r}"
 
@@ -207,7 +220,17 @@ def test_the_status_warns_of_a_checkpoint_that_solves_nothing_before_rl(program)
 
 def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, tmp_path):
     """The reward of the tiny sums is exact; whoever hands in twice is heard once."""
-    items = [Written(number, True, -1, "no sum", [1], False) for number in range(8)]
+    items = [
+        Written(
+            prompt_id=number,
+            held_out=True,
+            lease_id=-1,
+            text="no sum",
+            tokens=[1],
+            truncated=False,
+        )
+        for number in range(8)
+    ]
     master(HandInEvaluation("after step 5", 5, items[:6]))
     assert isinstance(master(AskEvaluations(0.2)), Pending)
     for _ in range(2):
