@@ -20,7 +20,7 @@ from rl_sync.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardModel:
+class RewardModel(Site):
     """Scores completions by a model, such as one that algorithm.name=reward_model has trained.
 
     The score is that of the last token of prompt, completion and end of sequence; a truncated
@@ -45,15 +45,9 @@ class RewardModel:
     std: float | None = None
     chat: str | None = None
     system: str | None = None
-    platform: str = "cpu"
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
-    rows: int = 16
-    dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        _ = self._site
+        super().__post_init__()
         if is_run(self.path):
             raise ValueError(
                 f"{self.path} is the work directory of a run: write its model with `python -m"
@@ -114,7 +108,7 @@ class RewardModel:
 
     @functools.cached_property
     def _served(self) -> Served:
-        return Served(self.path, None, self._site, *self._prompting)
+        return Served(self.path, None, self, *self._prompting)
 
     @functools.cached_property
     def _model(self) -> ModelConfig:
@@ -148,10 +142,6 @@ class RewardModel:
                 " std=…, or normalize=False."
             )
         return mean, std
-
-    @functools.cached_property
-    def _site(self) -> Site:
-        return Site(self.platform, self.data, self.fsdp, self.tensor, self.rows, self.dtype)
 
 
 def _judgement(score: float, normalized: float) -> Judgement:

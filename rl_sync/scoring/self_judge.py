@@ -31,7 +31,7 @@ _AFTER_CHAT: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfJudge:
+class SelfJudge(Site):
     """Asks a language model about each completion, in one forward pass for each verdict.
 
     The score is Σ value · P(verdict) / Σ P(verdict): with `yes` and `no`, how much likelier it
@@ -56,15 +56,10 @@ class SelfJudge:
     verdicts: Mapping[str, float] | None = None
     chat: str = "auto"
     system: str | None = None
-    platform: str = "cpu"
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
-    rows: int = 16
-    dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        _ = self._template, self._site
+        super().__post_init__()
+        _ = self._template
         if self.verdicts is not None:
             numbers = all(isinstance(value, int | float) for value in self.verdicts.values())
             if len(self.verdicts) < 2 or not numbers or "" in self.verdicts:
@@ -128,7 +123,7 @@ class SelfJudge:
 
     @functools.cached_property
     def _served(self) -> Served:
-        return Served(self.path, self.step, self._site, self.chat, self.system)
+        return Served(self.path, self.step, self, self.chat, self.system)
 
     @functools.cached_property
     def _model(self) -> ModelConfig:
@@ -147,10 +142,6 @@ class SelfJudge:
     @functools.cached_property
     def _template(self) -> Template:
         return Template(self.question)
-
-    @functools.cached_property
-    def _site(self) -> Site:
-        return Site(self.platform, self.data, self.fsdp, self.tensor, self.rows, self.dtype)
 
 
 def _judgement(verdicts: Mapping[str, float], logprobs: Float[np.ndarray, " V"]) -> Judgement:

@@ -40,9 +40,9 @@ Pass = Callable[[ModelConfig, Params, Array, Array, Array], Float[Array, " B"]]
 """From model, parameters, tokens [B, T], starts [B] and lengths [B] to a value a row."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-    """Devices and memory of a served model.
+    """Devices and memory of a served model; rewards by models have its fields among their options.
 
     Attributes:
       platform: `cpu`, `gpu`, `tpu`; empty for JAX's default.
