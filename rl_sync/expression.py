@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _SIGN = re.compile(r"\s*([+-])")
+_COMMA = re.compile(r"\s*,")
 _WEIGHT = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*\*")
 _NAME = re.compile(r"\s*((?:[\w.~/-]+:)?[A-Za-z_][\w.]*)")
 _FORM = (
@@ -60,6 +61,36 @@ def parse_call(text: str) -> Term:
     if text[end:].strip() or term.weight != 1:
         raise ValueError(f"{text!r} must be one name with options, such as name(level=3).")
     return term
+
+
+def parse_calls(text: str) -> list[Term]:
+    """Reads names with options, separated by commas; their weights are 1.
+
+    Raises:
+      ValueError: the text is none.
+    """
+    terms: list[Term] = []
+    at = 0
+    while not terms or text[at:].strip():
+        if terms:
+            comma = _COMMA.match(text, at)
+            if not comma:
+                raise _no_list(text)
+            at = comma.end()
+        try:
+            term, at = _term(text, at)
+        except ValueError as error:
+            raise _no_list(text) from error
+        if term.weight != 1:
+            raise _no_list(text)
+        terms.append(term)
+    return terms
+
+
+def _no_list(text: str) -> ValueError:
+    return ValueError(
+        f"{text!r} must be names with options, separated by commas, such as name(level=3), other."
+    )
 
 
 def _term(text: str, at: int) -> tuple[Term, int]:

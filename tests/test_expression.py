@@ -1,6 +1,6 @@
 import pytest
 
-from rl_sync.expression import Term, parse_call, parse_sum
+from rl_sync.expression import Term, parse_call, parse_calls, parse_sum
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,13 @@ def test_a_call_is_one_name():
     for text in ("a + b", "2 * a"):
         with pytest.raises(ValueError, match="one name with options"):
             parse_call(text)
+
+
+def test_calls_are_separated_by_commas_outside_of_parentheses():
+    assert parse_calls("a(x=1, y='b, c'), d") == [
+        Term(1.0, "a", {"x": 1, "y": "b, c"}),
+        Term(1.0, "d", {}),
+    ]
+    for text in ("", "a b", "a,", "2 * a", "a + b", "a(1)"):
+        with pytest.raises(ValueError, match=r"separated by commas, such as name\(level=3\)"):
+            parse_calls(text)

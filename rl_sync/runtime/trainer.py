@@ -12,7 +12,7 @@ import jax
 
 from rl_sync.actors.events import Position
 from rl_sync.actors.trainer import Trainer, TrainState
-from rl_sync.learning.batching import Batching
+from rl_sync.learning.batching import MIXED, Batching
 from rl_sync.learning.opt_state import all_finite
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import AskKeptSnapshots, AskPosition, Begin, EnterPhase, Report
@@ -145,10 +145,11 @@ class TrainerLoop:
         """The state of the newest snapshot, or of the initial policy after its warm-up."""
         like = self.trainer.like()
         self._steps = CompiledSteps(self.session, self.trainer, like)
-        largest = self.batching.largest()
-        if self.demonstrations is not None:
-            largest = largest._replace(demonstrations=self.demonstrations(0))
-        self._steps.prepare(largest)
+        if self.batching.kind not in MIXED:  # Their rows hardly ever make the largest batch.
+            largest = self.batching.largest()
+            if self.demonstrations is not None:
+                largest = largest._replace(demonstrations=self.demonstrations(0))
+            self._steps.prepare(largest)
         position = Position(step=0, next_ordinal=0, again=(), next_lease=0)
         if self._latest() is not None:
             state, position = self._resumed(like)

@@ -7,10 +7,12 @@ twice. The reward is `k12`. The demonstrations are the right answers.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl_sync.expression import parse_calls
 from rl_sync.setting import check, setting
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks import extras
@@ -21,6 +23,7 @@ from rl_sync.types import Prompt
 ALL = "all"
 _TRIES = 20
 _NAME = "school"
+_OWN = ("seed", "size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +36,9 @@ class SchoolConfig:
 
     generators: str = setting(
         ALL,
-        f"Generators of reasoning-gym, separated by commas, or `all`: {', '.join(GENERATORS)}.",
+        "Generators of reasoning-gym, separated by commas, or `all`. A generator may have options"
+        " of its own, which go before the difficulty: `chain_sum(min_digits=2, max_terms=2), gcd`."
+        f" There are {', '.join(GENERATORS)}.",
     )
     difficulty: int = setting(
         0, "Level of the generators that have several; 0 is the easiest.", least=0, greatest=10
@@ -45,18 +50,34 @@ class SchoolConfig:
 
     def __post_init__(self) -> None:
         check(self, "task.school")
-        for name in self.names:
-            require_one_of("task.school.generators", name, (ALL, *GENERATORS))
-        if not self.names or len(set(self.names)) < len(self.names):
+        terms = parse_calls(self.generators)
+        for term in terms:
+            require_one_of("task.school.generators", term.name, (ALL, *GENERATORS))
+        names = [term.name for term in terms]
+        if len(set(names)) < len(names):
             raise ValueError(
                 f"task.school.generators={self.generators!r} must name generators, each once."
             )
+        if ALL in names and (len(names) > 1 or terms[0].options):
+            raise ValueError(
+                f"task.school.generators={self.generators!r}: `all` stands alone, without options."
+            )
 
     @property
-    def names(self) -> list[str]:
-        """The names of the generators."""
-        names = [name.strip() for name in self.generators.split(",") if name.strip()]
-        return list(GENERATORS) if names == [ALL] else names
+    def options(self) -> dict[str, Mapping[str, Any]]:
+        """The options of each generator that is used."""
+        terms = parse_calls(self.generators)
+        if [term.name for term in terms] == [ALL]:
+            return {name: {} for name in GENERATORS}
+        return {term.name: term.options for term in terms}
+
+
+class Source(NamedTuple):
+    """A generator with a level of difficulty, and options that go before those of the level."""
+
+    name: str
+    difficulty: int
+    options: Mapping[str, Any]
 
 
 def load(config: SchoolConfig, seed: int) -> Problems:
@@ -67,12 +88,12 @@ def load(config: SchoolConfig, seed: int) -> Problems:
     """
     gym = extras.require("reasoning_gym", _NAME)
     wanted = config.problems + config.held_out_problems
-    share = -(-wanted // len(config.names))
+    share = -(-wanted // len(config.options))
     notes: list[str] = []
     asked: dict[str, tuple[str, Question]] = {}
-    for name in config.names:
+    for name, options in config.options.items():
         before = len(asked)
-        for question in _questions(gym, name, config.difficulty, seed, share):
+        for question in _questions(gym, Source(name, config.difficulty, options), seed, share):
             asked.setdefault(question.text, (name, question))
         if len(asked) - before < share:
             notes.append(f"{name} has only {len(asked) - before} different questions, not {share}.")
@@ -95,13 +116,22 @@ def load(config: SchoolConfig, seed: int) -> Problems:
     )
 
 
-def _questions(gym: Any, name: str, difficulty: int, seed: int, count: int) -> list[Question]:
+def _questions(gym: Any, source: Source, seed: int, count: int) -> list[Question]:
     """Returns different questions of a generator; fewer if it has not as many."""
+    name = source.name
     # Entry i is made from the sum of the seed and i: seeds of generators lie far apart.
-    words = [seed, list(GENERATORS).index(name), difficulty]
+    words = [seed, list(GENERATORS).index(name), source.difficulty]
     start = int(np.random.SeedSequence(words).generate_state(1)[0])
-    options = {**_level(gym, name, difficulty), **GENERATORS[name].options}
-    entries = gym.create_dataset(name, **{**options, "seed": start, "size": count * _TRIES})
+    made = {**_level(gym, name, source.difficulty), **source.options, **GENERATORS[name].options}
+    try:
+        entries = gym.create_dataset(name, **{**made, "seed": start, "size": count * _TRIES})
+    except (AssertionError, TypeError) as error:
+        _, config = gym.factory.DATASETS[name]
+        has = [field.name for field in dataclasses.fields(config) if field.name not in _OWN]
+        raise ValueError(
+            f"task.school.generators: {name} cannot be made with {dict(source.options)} and"
+            f" difficulty={source.difficulty}: {error}. Its options are {', '.join(has)}."
+        ) from error
     found: dict[str, Question] = {}
     for index in range(count * _TRIES):
         question = GENERATORS[name].ask(entries[index])

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import re
 import subprocess
 import sys
 
@@ -100,6 +101,19 @@ def test_a_generator_with_few_questions_is_noted():
         load(dataclasses.replace(CONFIG, generators="coin_flip"), seed=0)
 
 
+def test_options_of_a_generator_go_before_those_of_the_difficulty():
+    source = "chain_sum(min_digits=2, max_digits=2, max_terms=2), lcm"
+    found = load(dataclasses.replace(CONFIG, generators=source), seed=0)
+    sums = [one.text for one in found.train if one.row["category"] == "chain_sum"]
+    assert len(sums) > 50
+    assert all(re.search(r": \d\d [+-] \d\d =$", text) for text in sums)
+    for wrong in ("nope=2", "min_digits=3"):
+        with pytest.raises(
+            ValueError, match=rf"chain_sum cannot .*{wrong[:4]}.* max_digits, allow"
+        ):
+            load(dataclasses.replace(CONFIG, generators=f"chain_sum({wrong})"), seed=0)
+
+
 def test_the_task_loads_with_tokens_of_characters():
     task = loading.load(
         name="school",
@@ -124,7 +138,9 @@ def test_without_the_package_one_message_says_how_to_install_it(monkeypatch):
     [
         ({"generators": "lcd"}, r"task.school.generators='lcd' is not one of all, .* 'lcm'"),
         ({"generators": "lcm,lcm"}, "must name generators, each once"),
-        ({"generators": ""}, "must name generators, each once"),
+        ({"generators": ""}, "separated by commas"),
+        ({"generators": "all, gcd"}, "`all` stands alone, without options"),
+        ({"generators": "all(min_terms=2)"}, "`all` stands alone, without options"),
         ({"difficulty": -1}, "task.school.difficulty=-1 must be at least 0 and at most 10"),
         ({"problems": 0}, "task.school.problems=0 must be at least 1"),
     ],
