@@ -146,6 +146,13 @@ def _who_waits(settings: RunSettings) -> list[str]:
             " Unfinished groups continue in the next rollout, with its weights; explorers wait for"
             " them before they become too stale."
         )
+    if settings.rollout.streaming:
+        lines.append(
+            f"- Explorers stream: each keeps its {_count(settings.slots, 'slot')} full, takes"
+            " prompts and newer weights between two chunks of tokens, and has each group judged"
+            " when it is whole. Beside an unfinished group it begins no more than can be trained"
+            " before that one becomes too stale."
+        )
     ahead = schedule.batches_ahead
     lines.append(
         f"- At most {_count(ahead, 'batch', 'batches')} are generated and not yet trained."

@@ -24,7 +24,8 @@ class MasterSettings:
       steps: trainer steps of the whole run.
       groups_per_step: groups that one trainer step consumes, B; those that it leaves out included.
       explorers: how many explorers take part; under exact pulls in lockstep.
-      groups_per_lease: the most groups that an explorer has under way at once.
+      groups_per_lease: the most groups that an explorer has under way at once, unless it says how
+        many it has room for.
       lease_secs: how long a lease lives without a sign of life from its explorer.
       carries_over: whether explorers leave groups unfinished and go on with them in their next
         rollouts; under latest pulls.
@@ -135,11 +136,14 @@ class LeaseRequested(NamedTuple):
 
     Attributes:
       unfinished: the number of its groups in flight, including those whose lease is over.
+      room: the number of groups that it can begin beside them; None for what they leave of
+        `groups_per_lease`.
     """
 
     explorer: int
     now_secs: float
     unfinished: int = 0
+    room: int | None = None
 
 
 class GroupsJudged(NamedTuple):

@@ -63,9 +63,11 @@ class Explorer:
       task: the problems.
       sampling: the sampling choices.
       group_size: G, the number of completions of a prompt.
-      groups: the largest number of groups in flight.
+      groups: the largest number of groups in flight; streaming, the number of those that fill the
+        slots, and of one that waits for the next free ones.
       seed: the seed of the run.
       budget_tokens: the number of drawn tokens after which a rollout ends; 0 for no limit.
+      streams: whether a rollout is one chunk of tokens, so that groups can begin after each.
       with_baselines: whether a greedy completion is generated for each group. It is the last row of
         the group until the group is judged (`rewarded`).
     """
@@ -78,6 +80,7 @@ class Explorer:
     groups: int
     seed: int
     budget_tokens: int = 0
+    streams: bool = False
     with_baselines: bool = False
 
     def rollout(
@@ -106,19 +109,32 @@ class Explorer:
                 self.engine.load(state.params, state.version)
 
         under_way = len(state.unfinished) + len(leases)
-        if not 0 < under_way <= self.groups:
+        if not under_way or len(leases) > self.room(state):
             raise ValueError(
-                f"A rollout has 1 to {self.groups} groups in flight, not {under_way}:"
-                f" {len(state.unfinished)} unfinished ones and {len(leases)} leases."
+                f"A rollout has 1 to {self.room(state) + len(state.unfinished)} groups in flight,"
+                f" not {under_way}: {len(state.unfinished)} unfinished ones and"
+                f" {len(leases)} leases."
             )
         if self.engine.version != state.version:  # Else a cache is recomputed for nothing.
             self.engine.load(state.params, state.version)
         begun = (*state.unfinished, *self._begin(leases, self.sampling))
-        finished = self.engine.advance(self.budget_tokens or None, swap)
+        # The engine looks at the budget after each chunk.
+        budget = 1 if self.streams else self.budget_tokens or None
+        finished = self.engine.advance(budget, swap)
         groups = [_with_more(group, finished) for group in begun]
         whole = [self._group(group) for group in groups if self._is_whole(group)]
         unfinished = tuple(group for group in groups if not self._is_whole(group))
         return state._replace(unfinished=unfinished), whole
+
+    def room(self, state: ExplorerState) -> int:
+        """Returns the number of groups that may be begun beside the unfinished ones.
+
+        Streaming, that is as many as it takes to fill the slots, and to have completions waiting:
+        the engine ends a chunk early for these.
+        """
+        if not self.streams:
+            return self.groups - len(state.unfinished)
+        return max(0, (self.engine.slots - self.engine.unfinished) // self._rows + 1)
 
     def complete(
         self, state: ExplorerState, requests: Sequence[CompletionRequest]

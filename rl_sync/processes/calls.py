@@ -53,13 +53,14 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
 
     Attributes:
       explorer: its number.
-      unfinished: how many groups it has under way.
+      unfinished, room: see `LeaseRequested`.
       poll_secs: the longest that it waits while it is held back.
     """
 
     explorer: int
     unfinished: int = 0
     poll_secs: float = 0.0
+    room: int | None = None
 
 
 @record

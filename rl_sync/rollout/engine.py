@@ -102,6 +102,11 @@ class Engine:
         return self._batch.chunk_tokens
 
     @property
+    def slots(self) -> int:
+        """The most sequences that are decoded at once."""
+        return self._most_rows
+
+    @property
     def version(self) -> int:
         """The version of the weights; −1 before any are loaded."""
         return self._version

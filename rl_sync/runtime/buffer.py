@@ -23,9 +23,9 @@ def replay_tables(settings: RunSettings) -> list[TableSpec]:
     """
     replay = settings.replay
     sampler = cast(Selector, replay.sampler)
-    ahead = settings.schedule.batches_ahead * settings.groups_generated
-    spare = settings.explorers * settings.groups_per_lease
-    table = queue(TABLE, replay.max_size or ahead + spare, sampler, replay.times_sampled)
+    spare = settings.explorers * settings.groups_at_once
+    size = replay.max_size or settings.groups_ahead + spare
+    table = queue(TABLE, size, sampler, replay.times_sampled)
     return [dataclasses.replace(table, priority_exponent=replay.priority_exponent)]
 
 

@@ -24,6 +24,8 @@ _POLL_SECS = 1.0
 _ROLLOUTS_AHEAD = 4
 """Rollouts whose groups may be judged at once while the explorer generates the next ones."""
 
+_MOST_THREADS = 64  # As many as the master judges at once.
+
 
 class Delivery:
     """Has groups judged, and puts them into the buffer.
@@ -33,7 +35,8 @@ class Delivery:
       task, explorer: the problems, and the actor that generated the groups.
       replay, table: where groups go.
       beside: whether threads deliver, beside the generation of the next groups. The groups of
-        several rollouts are then judged at once, and inserted in the order of the rollouts.
+        several rollouts are then judged at once, and inserted in the order of the rollouts. If the
+        explorer streams, each group is judged by itself, and inserted when it is judged.
     """
 
     def __init__(
@@ -47,9 +50,11 @@ class Delivery:
     ) -> None:
         self._session, self._task, self._explorer = session, task, explorer
         self._replay, self._table = replay, table
-        self._room = threading.Semaphore(_ROLLOUTS_AHEAD)
+        ahead = session.settings.groups_ahead if explorer.streams else _ROLLOUTS_AHEAD
+        self._room = threading.Semaphore(ahead)
         self._scored: queue.Queue[Future[list[Group]]] = queue.Queue()
-        self._judging = ThreadPoolExecutor(_ROLLOUTS_AHEAD, thread_name_prefix="judging")
+        threads = min(ahead, _MOST_THREADS)
+        self._judging = ThreadPoolExecutor(threads, thread_name_prefix="judging")
         self._fault: BaseException | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -65,7 +70,8 @@ class Delivery:
           TimeoutError: a wait passed its deadline, now or in a thread.
         """
         if self._beside:
-            self._session.agree("delivery", lambda: self._hand_over(groups))
+            parts = [[group] for group in groups] if self._explorer.streams else [groups]
+            self._session.agree("delivery", lambda: self._hand_over(parts))
         else:
             self._session.agree("insert", lambda: self._insert(self._judge(groups)))
 
@@ -81,7 +87,16 @@ class Delivery:
         if self._thread is not None:
             self._thread.join(timeout=2 * _POLL_SECS)
 
-    def _hand_over(self, groups: list[Group]) -> None:
+    def _hand_over(self, parts: list[list[Group]]) -> None:
+        for groups in parts:
+            self._await_room()
+            judged = self._judging.submit(self._judge_alone, groups)
+            if self._explorer.streams:
+                judged.add_done_callback(self._scored.put)
+            else:
+                self._scored.put(judged)
+
+    def _await_room(self) -> None:
         patience = self._session.patience("groups to be judged", "the reward")
         wait = {"reason": "judgements", "for_whom": "the reward"}
         if not self._room.acquire(blocking=False):
@@ -89,10 +104,9 @@ class Delivery:
                 while not self._room.acquire(timeout=_POLL_SECS):
                     self.check()
                     patience()
-        self._scored.put(self._judging.submit(self._judge_alone, groups))
 
     def _work(self) -> None:
-        """Inserts what is judged, one rollout's groups after the other."""
+        """Inserts what is judged: rollout after rollout, or each group when it is judged."""
         with self._session.alone():
             try:
                 while not self._over.is_set():

@@ -15,13 +15,17 @@ from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.runtime.delivery import Delivery
 from rl_sync.runtime.evaluation import Examination, await_evaluations
-from rl_sync.types import Group, Params
+from rl_sync.types import Group, Lease, Params
 from rl_sync.weights.interface import Puller, WeightsTimeoutError
 
 _POLL_SECS = 1.0
 _PAUSE_SECS = 0.02
 _RECEIVE_POLL_SECS = 10.0
 _IN_FLIGHT_POLL_SECS = 0.1
+_NO_ROOM_SECS = 0.02
+"""Time between two requests for leases while the master has none, and others are in flight."""
+
+Answer = LeaseGrant | GrantEvaluation | HoldBack | Finish
 
 
 @dataclasses.dataclass
@@ -51,6 +55,8 @@ class ExplorerLoop:
     examination: Examination
     _has_evaluated: bool = False
     _next_look: float = 0.0
+    _next_request: float = 0.0
+    _answer: Answer | None = None
 
     def run(self) -> None:
         """Generates until the end of the run.
@@ -80,14 +86,16 @@ class ExplorerLoop:
             self.delivery.close()
 
     def _grant(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | None:
-        """Returns what is to be generated next; the first process asks."""
-        answer = self.session.agree("grant", lambda: self._lease(state))
+        """Returns what is to be generated next: what ended a streaming rollout, or a new answer."""
+        answer, self._answer = self._answer, None
+        if answer is None or isinstance(answer, HoldBack):
+            answer = self.session.agree("grant", lambda: self._lease(state))
         return None if isinstance(answer, Finish) else answer
 
     def _lease(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | Finish:
         """The master's answer, once it does not hold the explorer back any more."""
         patience = self.session.patience("prompts", "the master, which waits for the trainer")
-        call = AskLease(self.number, len(state.unfinished) if state else 0)
+        call = self._request(state)
         waiting = dataclasses.replace(call, poll_secs=_POLL_SECS)
         self.delivery.check()
         answer = self.session.call(call)
@@ -99,6 +107,12 @@ class ExplorerLoop:
                     self.delivery.check()
                     answer = self.session.call(waiting)
         return answer
+
+    def _request(self, state: ExplorerState | None) -> AskLease:
+        if state is None:
+            return AskLease(self.number)
+        room = self.explorer.room(state) if self.explorer.streams else None
+        return AskLease(self.number, len(state.unfinished), room=room)
 
     def _pull(
         self, grant: LeaseGrant | GrantEvaluation, state: ExplorerState | None
@@ -137,26 +151,74 @@ class ExplorerLoop:
     def _generate(
         self, grant: LeaseGrant, state: ExplorerState
     ) -> tuple[ExplorerState, list[Group]]:
+        """Rolls out; returns the groups that are whole at the end.
+
+        A streaming rollout takes further leases between its chunks, and delivers at once. It ends
+        after as many groups as fill the slots, or where the master's answer is something else than
+        leases for the weights in use.
+        """
         leases = [lease.lease_id for lease in grant.leases]
         before, started = self.explorer.engine.stats, time.monotonic()
         with self.session.spans.span(
             SpanKind.ROLLOUT, step=grant.step, version=state.version, leases=leases
         ) as attributes:
             attributes["resumed"] = len(state.unfinished)
-            newer = self._newer if self.session.settings.rollout.swap == "in_flight" else None
-            try:
-                state, groups = self.explorer.rollout(state, grant.leases, newer)
-            except NonFiniteLogitsError as error:
-                raise RunError(
-                    f"With the weights of version {self.explorer.engine.version}: {error}"
-                ) from error
-            attributes["carried_over"] = len(state.unfinished)
+            state, groups = self._roll_out(state, grant.leases)
+            whole = len(groups)
+            while self.explorer.streams and whole < self.explorer.groups:
+                if groups:
+                    self.delivery.deliver(groups)
+                if (more := self._more(state)) is None:
+                    groups = []
+                    break
+                leases += [lease.lease_id for lease in more]
+                state, groups = self._roll_out(state, more)
+                whole += len(groups)
+            left = "in_flight" if self.explorer.streams else "carried_over"
+            attributes[left] = len(state.unfinished)
             stats = self.explorer.engine.stats - before
             attributes["tokens"] = tokens = stats.decode_tokens
             attributes["engine"] = stats.summary()
         rate = tokens / (time.monotonic() - started)
         self.session.facts.update(step=grant.step, version=state.version, tokens_per_sec=rate)
         return state, groups
+
+    def _roll_out(
+        self, state: ExplorerState, leases: list[Lease]
+    ) -> tuple[ExplorerState, list[Group]]:
+        newer = self._newer if self._swaps_in_flight and not self.explorer.streams else None
+        try:
+            return self.explorer.rollout(state, leases, newer)
+        except NonFiniteLogitsError as error:
+            raise RunError(
+                f"With the weights of version {self.explorer.engine.version}: {error}"
+            ) from error
+
+    @property
+    def _swaps_in_flight(self) -> bool:
+        return self.session.settings.rollout.swap == "in_flight"
+
+    def _more(self, state: ExplorerState) -> list[Lease] | None:
+        """Returns the leases that a streaming rollout begins now; None where it ends."""
+        answer = self.session.agree("more leases", lambda: self._look(state))
+        if answer is None:
+            return []
+        if isinstance(answer, LeaseGrant) and answer.version == state.version:
+            return answer.leases
+        self._answer = answer
+        return None
+
+    def _look(self, state: ExplorerState) -> Answer | None:
+        """Asks the master if there is room, or if there are newer weights; does not wait."""
+        self.delivery.check()
+        has_newer = self._swaps_in_flight and self._has_newer(state.version)
+        may_ask = self.explorer.room(state) and time.monotonic() >= self._next_request
+        if state.unfinished and not has_newer and not may_ask:
+            return None
+        answer = self.session.call(self._request(state))
+        if isinstance(answer, LeaseGrant) and not answer.leases:
+            self._next_request = time.monotonic() + _NO_ROOM_SECS
+        return answer
 
     def _evaluate(self, state: ExplorerState) -> ExplorerState:
         """Completes the held-out problems with the weights in use; the master has them judged."""

@@ -183,7 +183,9 @@ class MasterServer:
         deadline = time.monotonic() + call.poll_secs
         with self._changed:
             while True:
-                request = LeaseRequested(call.explorer, time.monotonic(), call.unfinished)
+                request = LeaseRequested(
+                    call.explorer, time.monotonic(), call.unfinished, call.room
+                )
                 (answer,) = self._apply(request)
                 left = deadline - time.monotonic()
                 if not isinstance(answer, HoldBack) or left <= 0:
@@ -287,7 +289,6 @@ class MasterServer:
     def _status(self, call: calls.AskStatus) -> RunStatus:
         del call
         settings = self._settings
-        capacity = settings.schedule.batches_ahead * settings.groups_generated
         with self._changed:
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == "warm-up":
@@ -300,7 +301,7 @@ class MasterServer:
                 steps=steps,
                 roles=tuple(self._roles[role] for role in settings.roles if role in self._roles),
                 buffer_size=self._state.buffered,
-                buffer_capacity=capacity,
+                buffer_capacity=settings.groups_ahead,
                 elapsed_secs=time.monotonic() - self._started,
                 message=self._message,
                 loss=loss,

@@ -160,9 +160,10 @@ def run_explorer(
             task=task,
             sampling=wiring.sampling(settings, task),
             group_size=settings.trainer.group_size,
-            groups=settings.groups_per_lease,
+            groups=settings.groups_at_once,
             seed=settings.seed,
             budget_tokens=settings.rollout.budget_tokens,
+            streams=settings.rollout.streaming,
             with_baselines=settings.algorithm.needs_baselines,
         )
         transfer = decided_transfer(session)

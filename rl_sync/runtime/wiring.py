@@ -145,7 +145,10 @@ def delivers_beside(settings: RunSettings, task: Task) -> bool:
     """Says whether explorers have groups judged while they generate the next ones.
 
     They wait for a quick reward: a thread beside the generation would only delay the trainer.
+    Streaming explorers never wait: others of their groups are in flight.
     """
+    if settings.rollout.streaming:
+        return True
     is_served = settings.reward.addresses is not None
     return settings.explorers_run_ahead and (is_served or not is_quick(task.reward))
 
@@ -297,9 +300,9 @@ def master_settings(settings: RunSettings) -> MasterSettings:
         steps=settings.trainer.steps,
         groups_per_step=settings.groups_generated,
         explorers=settings.explorers,
-        groups_per_lease=settings.groups_per_lease,
+        groups_per_lease=settings.groups_at_once,
         lease_secs=settings.master.lease_secs,
-        carries_over=settings.rollout.budget_tokens > 0,
+        carries_over=settings.rollout.streaming or settings.rollout.budget_tokens > 0,
         screening=settings.algorithm.screening,
         times_sampled=settings.replay.times_sampled,
         evaluate_every_steps=(

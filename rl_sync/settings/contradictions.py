@@ -191,6 +191,30 @@ def _check_synchronization(settings: RunSettings) -> None:
         " every batch: use sync.mode=asynchronous or multi_explorer, or rollout.budget_tokens=0"
         " (no budget).",
     )
+    if settings.rollout.streaming:
+        _check_streaming(settings)
+
+
+def _check_streaming(settings: RunSettings) -> None:
+    schedule, replay, budget = settings.schedule, settings.replay, settings.rollout.budget_tokens
+    rule, way_out = "rollout.streaming=true", "or rollout.streaming=false"
+    require(
+        schedule.pull == "latest",
+        f"{rule} begins groups whenever slots are free, but sync.pull={schedule.pull} fixes the"
+        " groups and the version of every batch: use sync.mode=asynchronous or multi_explorer,"
+        f" {way_out}.",
+    )
+    require(
+        replay.times_sampled == 1,
+        f"{rule} does not fit replay.times_sampled={replay.times_sampled}: steps that train on"
+        " groups again would overtake those in flight. Use replay.times_sampled=1,"
+        f" {way_out}.",
+    )
+    require(
+        not budget,
+        f"{rule} has no rollouts that rollout.budget_tokens={budget} could end: use"
+        f" rollout.budget_tokens=0, {way_out}.",
+    )
 
 
 def _check_replay(settings: RunSettings) -> None:

@@ -65,7 +65,8 @@ class RolloutSettings:
     )
     swap: str = setting(
         "between",
-        "Time at which an explorer takes newer weights: `between` two rollouts, or also"
+        "Time at which an explorer takes newer weights: `between` two rollouts (streaming, when it"
+        " takes prompts), or also"
         " `in_flight`, so that completions under way go on with them; that needs latest pulls and"
         " no collective transfer between processes.",
         choices=("between", "in_flight"),
@@ -83,6 +84,13 @@ class RolloutSettings:
         " pulls.",
         unit="tokens",
         least=0,
+    )
+    streaming: bool = setting(
+        False,
+        "Keeps the slots of explorers full: whenever some are free, an explorer takes prompts for"
+        " them, between two chunks of tokens. Each group is judged and inserted when it is whole,"
+        " while others are in flight. These go on with newer weights as soon as they come. It needs"
+        " latest pulls.",
     )
 
     def __post_init__(self) -> None:

@@ -196,10 +196,29 @@ class RunSettings:
         return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
 
     @property
+    def groups_at_once(self) -> int:
+        """The most groups that an explorer begins at once.
+
+        Streaming, these are the groups that fill its slots, and one that waits for the next free
+        ones.
+        """
+        if not self.rollout.streaming:
+            return self.groups_per_lease
+        return self.slots // self._rows_of_a_group + 1
+
+    @property
+    def groups_ahead(self) -> int:
+        """The most groups that are generated or in flight, but not yet trained on."""
+        return self.schedule.batches_ahead * self.groups_generated
+
+    @property
     def slots(self) -> int:
         """The most sequences that an explorer decodes at once."""
-        completions = self.trainer.group_size + self.algorithm.needs_baselines
-        return self.rollout.slots or self.groups_per_lease * completions
+        return self.rollout.slots or self.groups_per_lease * self._rows_of_a_group
+
+    @property
+    def _rows_of_a_group(self) -> int:
+        return self.trainer.group_size + self.algorithm.needs_baselines
 
     @property
     def compute_dtype(self) -> str:

@@ -204,7 +204,7 @@ class ExplorerSettings:
     )
     groups_per_lease: int | None = setting(
         None,
-        "The most groups that an explorer generates at once.",
+        "The most groups that an explorer generates at once; streaming, `rollout.slots` says that.",
         least=1,
         implied="an explorer's even share of a batch",
         free="always",

@@ -54,8 +54,9 @@ def started(run_settings):
     return take(state, Started(Position(0, 0, (), 0)), VersionPublished(0))[0]
 
 
-def lease(state, explorer=1, now=0.0, unfinished=0):
-    state, (answer, *_) = master.transition(state, LeaseRequested(explorer, now, unfinished))
+def lease(state, explorer=1, now=0.0, unfinished=0, room=None):
+    request = LeaseRequested(explorer, now, unfinished, room)
+    state, (answer, *_) = master.transition(state, request)
     return state, answer
 
 

@@ -201,6 +201,37 @@ def test_a_cache_is_not_recomputed_for_the_weights_that_it_is_of():
     assert engine.stats.prefill_tokens > before
 
 
+def test_a_streaming_explorer_has_its_slots_full_and_gives_the_same_groups():
+    leases = [_lease(i) for i in range(4)]
+    _, expected = EXPLORER.rollout(STATE, leases)
+    engine = _engine(slots=6, chunk_tokens=1)
+    explorer = dataclasses.replace(EXPLORER, engine=engine, groups=3, streams=True)
+    state, groups, begun = STATE, [], 0
+    assert explorer.room(state) == 3, "two groups fill the slots, and one waits"
+    while len(groups) < 4:
+        more = leases[begun : begun + explorer.room(state)]
+        begun += len(more)
+        before = engine.stats
+        state, whole = explorer.rollout(state, more)
+        groups += whole
+        drawn = engine.stats - before
+        assert drawn.steps == 1
+        assert begun == 4 or drawn.occupancy == 1.0
+    assert explorer.engine.unfinished == 0
+    assert state.unfinished == ()
+    for group in groups:
+        _assert_same(group, expected[group.ordinal], atol=1e-6)
+
+
+def test_a_streaming_explorer_begins_no_more_than_it_has_room_for():
+    engine = _engine(slots=6, chunk_tokens=1)
+    explorer = dataclasses.replace(EXPLORER, engine=engine, groups=3, streams=True)
+    with pytest.raises(ValueError, match="1 to 3 groups in flight, not 4"):
+        explorer.rollout(STATE, [_lease(i) for i in range(4)])
+    state, _ = explorer.rollout(STATE, [_lease(i) for i in range(3)])
+    assert explorer.room(state) == 0
+
+
 @pytest.mark.parametrize("leases", [0, 5])
 def test_leases_without_room_are_refused(leases):
     with pytest.raises(ValueError, match=f"1 to 4 groups in flight, not {leases}"):

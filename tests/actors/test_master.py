@@ -113,6 +113,17 @@ def test_an_explorer_gets_as_many_new_groups_as_it_has_finished():
     assert (state.leased, len(state.live)) == (7, 7)
 
 
+def test_an_explorer_gets_as_many_groups_as_it_has_room_for_however_many_are_in_flight():
+    state = started(settings_of(resolve("asynchronous"), carries_over=True))
+    state, first = lease(state, room=2)
+    state, second = lease(state, unfinished=2, room=5)
+    assert [len(grant.leases) for grant in (first, second)] == [2, 5]
+    state, none = lease(state, unfinished=7, room=0)
+    assert none == GrantLeases(2, 0, False, ())
+    state, rest = lease(state, unfinished=7, room=100)
+    assert len(rest.leases) == 3 * 4 - 7, "groups of version 0 are fresh enough for three steps"
+
+
 @pytest.mark.parametrize("trained", [1, 6])
 def test_an_explorer_that_has_something_unfinished_is_never_held_back(trained):
     """It waits neither for synchronization nor at the end of training: others may wait for it."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rl_sync.actors import master
 from rl_sync.actors.events import (
+    RUN_ENDED,
     TOO_STALE,
     BatchTrained,
     ExplorerSeen,
@@ -187,3 +188,70 @@ def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
     in_vain = {why: n for why, n in state.dropped.items() if why != NO_SPREAD}
     assert silent or not in_vain, "something was generated in vain"
     assert carried or budget > 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    explorers=st.integers(1, 3),
+    interval=st.integers(1, 2),
+    slack=st.integers(0, 2),
+    slots=st.integers(1, 5),
+    silent=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_streamed_groups_come_in_time_and_nobody_waits_for_ever(
+    explorers, interval, slack, slots, silent, seed
+):
+    """Explorers take a group for each free slot; judgements come in any order, some of them late.
+
+    The trainer takes groups first in, first out. Each of them is fresh enough, unless its lease is
+    over.
+    """
+    draw = random.Random(seed)
+    schedule = resolve("custom", interval, 0, interval - 1 + slack, "latest")
+    state = started(settings_of(schedule, 8, 4, explorers, slots, carries_over=True))
+    held = {explorer: {} for explorer in range(1, explorers + 1)}
+    judging = {explorer: {} for explorer in held}
+    asleep = dict.fromkeys(held, 0.0)
+    buffer, oldest, now = [], {}, 0.0
+    for _ in range(40_000):
+        if state.finished:
+            break
+        now += 0.25
+        awake = [explorer for explorer in held if asleep[explorer] <= now]
+        state, _ = take(state, Ticked(now), *(ExplorerSeen(one, now) for one in awake))
+        explorer = draw.choice(list(held))
+        if explorer in awake and silent and draw.random() < 0.01:
+            asleep[explorer] = now + 30
+        elif explorer in awake:
+            mine, judged_later = held[explorer], judging[explorer]
+            if len(mine) < slots:
+                state, answer = lease(state, explorer, now, len(mine), slots - len(mine))
+                assert not (mine and isinstance(answer, HoldBack))
+                for one in getattr(answer, "leases", ()):
+                    mine[one.lease_id] = draw.choice([1, 2, 3, 40])
+                    oldest[one.lease_id] = state.newest
+                assert len(mine) <= slots
+            for waiting in (mine, judged_later):
+                for lease_id in waiting:
+                    waiting[lease_id] -= 1
+            for lease_id in [i for i, left in mine.items() if left == 0]:
+                del mine[lease_id]
+                judged_later[lease_id] = draw.choice([1, 5, 30])
+            for lease_id in [i for i, left in judged_later.items() if left == 0]:
+                del judged_later[lease_id]
+                buffer.append(lease_id)
+                state, _ = take(state, GroupsBuffered((lease_id,)))
+        buffer = [lease_id for lease_id in buffer if lease_id in state.live]
+        if len(buffer) >= 4 and draw.random() < 0.7:
+            step, batch, buffer = state.trained_steps + 1, tuple(buffer[:4]), buffer[4:]
+            assert all(schedule.accepts(step, oldest[lease_id]) for lease_id in batch)
+            state, _ = take(state, BatchTrained(step, batch))
+            if schedule.publishes_after(step):
+                state, _ = take(state, VersionPublished(step))
+        assert accounted(state) == state.leased
+    assert state.finished, "the run came to a halt"
+    state, _ = master.end(state)
+    assert (state.trained, accounted(state)) == (32, state.leased)
+    in_vain = {why: n for why, n in state.dropped.items() if why != RUN_ENDED}
+    assert silent or not in_vain, "something was generated in vain"

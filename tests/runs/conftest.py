@@ -46,7 +46,7 @@ TEAMS = (*MESHES, "--config.trainer.processes=2", "--config.explorer.processes=2
 def flags(mode: str, **fields: object) -> tuple[str, ...]:
     sections = {"interval": "sync", "offset": "sync", "transfer": "sync", "count": "explorer"}
     sections |= {"steps": "trainer"}
-    of_rollout = ("budget_tokens", "slots", "chunk_tokens", "swap")
+    of_rollout = ("budget_tokens", "slots", "chunk_tokens", "swap", "streaming")
     sections |= dict.fromkeys(of_rollout, "rollout")
     sections |= dict.fromkeys(("colocate", "share_devices"), "launch")
     return (

@@ -51,6 +51,7 @@ class Session:
             algorithm=types.SimpleNamespace(screening=screening),
             launch=types.SimpleNamespace(wait_secs=wait_secs),
             reward=types.SimpleNamespace(limit_secs=0.1),
+            groups_ahead=2,
             replay=types.SimpleNamespace(priority="reward", sampler="max_heap"),
         )
         self.pending = 0
@@ -95,8 +96,8 @@ def rewarded(group, rewards):
     return new
 
 
-def delivery(session, beside=False):
-    explorer = types.SimpleNamespace(rewarded=rewarded)
+def delivery(session, beside=False, streams=False):
+    explorer = types.SimpleNamespace(rewarded=rewarded, streams=streams)
     return Delivery(session, TASK, explorer, Replay(), "groups", beside)
 
 
@@ -185,6 +186,40 @@ def test_the_groups_of_several_rollouts_are_judged_at_once_and_inserted_in_their
         time.sleep(0.01)
     assert [items[0]["n"] for _, items, _ in one._replay.inserted] == [0, 1, 2]
     one.close()
+
+
+def test_streamed_groups_are_inserted_when_they_are_judged_whatever_their_order():
+    session = Session([])
+    held, waits = threading.Event(), []
+
+    @contextlib.contextmanager
+    def span(kind, **attributes):
+        waits.append(attributes.get("reason"))
+        yield attributes
+
+    session.spans.span = span
+    one = delivery(session, beside=True, streams=True)
+    one._judge = lambda groups: (groups[0].lease_id == 1 or held.wait(10)) and groups
+    one.deliver([Group(0), Group(1)])
+    await_inserted(one, 1)
+    assert one._replay.inserted[0][1] == [{"n": 1}]
+    while not one._room.acquire(timeout=1):  # It is released after the insertion.
+        pass
+    one._room.release()
+    one.deliver([Group(2)])
+    assert "judgements" not in waits
+    threading.Timer(0.1, held.set).start()
+    one.deliver([Group(3)])
+    assert "judgements" in waits, "more groups than may be ahead of the trainer are judged at once"
+    await_inserted(one, 4)
+    one.close()
+
+
+def await_inserted(one, count):
+    deadline = time.monotonic() + 10
+    while len(one._replay.inserted) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(one._replay.inserted) == count
 
 
 def test_a_fault_of_the_thread_reaches_the_caller():

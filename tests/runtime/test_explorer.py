@@ -121,7 +121,10 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop,
     loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
     loop.session.spans = types.SimpleNamespace(span=span, now=lambda: 0.0, record=lambda *a, **k: 0)
     loop.explorer = types.SimpleNamespace(
-        compile=lambda params: None, rollout=rollout, engine=types.SimpleNamespace(stats=Stats())
+        compile=lambda params: None,
+        rollout=rollout,
+        engine=types.SimpleNamespace(stats=Stats()),
+        streams=False,
     )
     loop.delivery.deliver = inserted.append
     loop.clock.monotonic = iter(range(100)).__next__
@@ -135,12 +138,120 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop,
     assert [(a["resumed"], a["carried_over"]) for a in told] == [(0, 1), (1, 1), (1, 0)]
 
 
+class Streaming:
+    """An explorer of two groups at once; those of even numbers take one chunk, others three."""
+
+    streams, groups = True, 2
+
+    def __init__(self):
+        self.engine, self.left, self.rollouts = types.SimpleNamespace(stats=Stats()), {}, []
+
+    def compile(self, params):
+        pass
+
+    def room(self, state):
+        return self.groups - len(state.unfinished)
+
+    def rollout(self, state, leases, newer):
+        assert newer is None
+        self.left |= {lease.lease_id: 3 if lease.lease_id % 2 else 1 for lease in leases}
+        self.rollouts.append((state.version, sorted(self.left)))
+        self.left = {lease_id: left - 1 for lease_id, left in self.left.items()}
+        whole = [lease_id for lease_id, left in self.left.items() if left == 0]
+        self.left = {lease_id: left for lease_id, left in self.left.items() if left}
+        return state._replace(unfinished=tuple(self.left)), whole
+
+
+@pytest.fixture
+def streaming(loop, weights):
+    """A loop that streams; `delivered` and `told` are what it delivers and records."""
+    loop.explorer, loop.delivered, loop.told = Streaming(), [], []
+
+    @contextlib.contextmanager
+    def span(kind, **attributes):
+        yield attributes
+        loop.told.append((kind, attributes))
+
+    loop.session.patience = lambda *_: lambda: None
+    loop.session.facts = {}
+    loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
+    loop.session.spans = types.SimpleNamespace(span=span, now=lambda: 0.0, record=lambda *a, **k: 0)
+    loop.delivery.deliver = loop.delivered.append
+    loop.clock.monotonic = iter(range(1000)).__next__
+    weights.pull = lambda **_: (weights.version, "params")
+    return loop
+
+
+def _granting(version, *lease_ids):
+    leases = [Lease(lease_id, 0, 0, Prompt(0, "1+1=", "2")) for lease_id in lease_ids]
+    return LeaseGrant(1, version, False, leases)
+
+
+def test_a_streaming_explorer_takes_a_lease_for_each_group_that_is_whole(streaming):
+    end = Finish("the run ended")
+    streaming.session.call = Master(_granting(3, 1, 2), _granting(3, 4), _granting(3), end)
+    streaming.run()
+    calls = streaming.session.call.calls
+    assert [(call.unfinished, call.room) for call in calls] == [(0, None), (1, 1), (1, 1), (0, 2)]
+    assert streaming.explorer.rollouts == [(3, [1, 2]), (3, [1, 4]), (3, [1])]
+    assert streaming.delivered == [[2], [4], [1]]
+    rollouts = [attributes for kind, attributes in streaming.told if kind is SpanKind.ROLLOUT]
+    assert [(one["leases"], one["in_flight"]) for one in rollouts] == [([1, 2, 4], 1), ([], 0)]
+    assert all(call.poll_secs == 0 for call in calls), "it waits while groups are in flight"
+
+
+def test_a_streaming_explorer_without_room_does_not_ask(streaming):
+    streaming.session.call = Master(_granting(3, 1, 3), Finish("the run ended"))
+    streaming.run()
+    assert streaming.explorer.rollouts == [(3, [1, 3])] * 3
+    assert len(streaming.session.call.calls) == 2
+
+
+def test_a_streaming_explorer_begins_leases_of_newer_weights_with_these(streaming, weights):
+    end = Finish("the run ended")
+    streaming.session.call = Master(_granting(3, 1, 2), _granting(5, 4), end, end)
+    rollout = streaming.explorer.rollout
+
+    def publishing(*arguments):
+        weights.version = 5
+        return rollout(*arguments)
+
+    streaming.explorer.rollout = publishing
+    streaming.run()
+    assert streaming.explorer.rollouts[:2] == [(3, [1, 2]), (5, [1, 4])]
+    rollouts = [attributes for kind, attributes in streaming.told if kind is SpanKind.ROLLOUT]
+    assert [one["version"] for one in rollouts] == [3, 5]
+
+
+def test_newer_weights_in_flight_are_taken_without_room_for_another_group(streaming, weights):
+    streaming.session.settings.rollout.swap = "in_flight"
+    go_on = _granting(5)
+    streaming.session.call = Master(_granting(3, 1, 3), go_on, Finish("the run ended"))
+    rollout = streaming.explorer.rollout
+
+    def publishing(*arguments):
+        weights.version = 5
+        return rollout(*arguments)
+
+    streaming.explorer.rollout = publishing
+    streaming.run()
+    assert [version for version, _ in streaming.explorer.rollouts] == [3, 5, 5]
+
+
+def test_a_streaming_explorer_is_held_back_only_once_nothing_is_in_flight(streaming):
+    wait, end = HoldBack("synchronization"), Finish("the run ended")
+    streaming.session.call = Master(_granting(3, 2), wait, wait, wait, end)
+    streaming.run()
+    assert [call.poll_secs for call in streaming.session.call.calls] == [0, 0, 0, 1, 1]
+    assert [kind for kind, _ in streaming.told].count(SpanKind.WAIT) == 1
+
+
 def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(loop):
     def rollout(*_):
         raise NonFiniteLogitsError("The model's logits are NaN")
 
     engine = types.SimpleNamespace(stats=Stats(), version=4)
-    loop.explorer = types.SimpleNamespace(rollout=rollout, engine=engine)
+    loop.explorer = types.SimpleNamespace(rollout=rollout, engine=engine, streams=False)
     loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
     loop.session.spans.span = lambda *_, **attributes: contextlib.nullcontext(attributes)
     grant = LeaseGrant(1, 4, True, [])
@@ -176,7 +287,9 @@ def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights
         record=lambda *_, **__: 0,
     )
     loop.explorer = types.SimpleNamespace(
-        compile=lambda params: None, complete=lambda state, requests: (state, requests)
+        compile=lambda params: None,
+        complete=lambda state, requests: (state, requests),
+        streams=False,
     )
     loop.run()
     (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]

@@ -173,6 +173,26 @@ from tests.settings.changed import config_with, settings_with
             {"sync__mode": "one_step_off_policy", "rollout__budget_tokens": 64},
             ["rollout.budget_tokens=64", "sync.pull=exact", "sync.mode=asynchronous"],
         ),
+        (
+            {"sync__mode": "one_step_off_policy", "rollout__streaming": True},
+            ["rollout.streaming=true", "sync.pull=exact", "sync.mode=asynchronous"],
+        ),
+        (
+            {
+                "sync__mode": "asynchronous",
+                "rollout__streaming": True,
+                "rollout__budget_tokens": 64,
+            },
+            ["rollout.streaming=true", "budget_tokens=64", "use rollout.budget_tokens=0"],
+        ),
+        (
+            {
+                "sync__mode": "asynchronous",
+                "rollout__streaming": True,
+                "replay__times_sampled": 2,
+            },
+            ["rollout.streaming=true", "times_sampled=2", "overtake", "replay.times_sampled=1"],
+        ),
         ({"rollout__cache": "recompile"}, ["did you mean 'recompute'"]),
         ({"algorithm__advantage": "gea"}, ["algorithm.advantage='gea'", "grpo"]),
         ({"algorithm__name": "grop"}, ["algorithm.name='grop'", "did you mean 'grpo'"]),
