@@ -1,6 +1,7 @@
 """Explorers that stream beside explorers that take leases: occupancy, and time a trained group.
 
-    python benchmarks/streaming.py [--seeds=0,1,2] [--steps=12] [--slots=32]
+    python benchmarks/streaming.py [--seeds=0,1,2] [--steps=16] [--slots=16]
+        [--max_staleness=24]
 
 One process drives the explorer's own loop, its delivery and the master's `transition`. Stand-ins
 take no time: a trainer that consumes a batch once it is there and publishes at once, and a buffer.
@@ -8,12 +9,16 @@ Completions have log-normal lengths (8 to 512 tokens, median 64, sigma 1), which
 prompt and the row alone; the weights are random, and the model is small. A judgement takes no time,
 or one, or five times the mean time of a leased rollout; any number of them are under way at once.
 
-The *ideal* is the time of the same tokens at the engine's rate with all slots full, measured by an
-engine whose queue never ends. It is the time in which nobody waits for anything. All cases take
-turns within a seed. The figures are those of the last steps: the first four fill the pipeline.
+Each figure is one of the last trainer steps: the first four fill the pipeline. All cases take turns
+within a seed.
 
-`--clock=cpu` counts the CPU seconds of the process, which hardly depend on other load; it is for
-rewards without time.
+- *occupancy*: tokens in each decode step, over the rows of the batch; the batch shrinks where the
+  queue is empty.
+- *steps*: decode steps over the fewest, those of full slots. An accelerator takes about as long for
+  a step of few rows as for one of many, so there this is the ratio of times.
+- *CPU*: CPU seconds over those of the ideal: the same tokens by an engine whose queue never ends,
+  measured just before. They hardly depend on other load, and count no waits.
+- *waited*: the share of the time in which the explorer waited.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ from rl_sync.weights.interface import Puller
 GROUP_SIZE, LONGEST, SHORTEST, MEDIAN = 4, 512, 8, 64
 FILLING_STEPS = 4
 REWARDS = (0.0, 1.0, 5.0)  # In mean times of a leased rollout.
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.monotonic, "cpu": time.process_time}
+NAMES = ("occupancy", "steps", "CPU", "waited", "groups/s")
 
 
 def length_of(seed: Sequence[int], row: int) -> int:
@@ -91,14 +96,14 @@ class TimedEngine(Engine):
         return start
 
 
-def settings_of(streaming: bool, slots: int, seed: int) -> RunSettings:
+def settings_of(streaming: bool, slots: int, seed: int, max_staleness: int) -> RunSettings:
     """Returns the settings of a run whose batch is as many groups as there are slots for."""
     config = base.get_config()
     config.seed = seed
     config.workdir = "nowhere"
     config.model.update({"embed_dim": 128, "num_layers": 2, "mlp_dim": 384})
     config.task.max_completion_tokens = LONGEST
-    config.sync.update({"mode": "asynchronous", "max_staleness": 24})
+    config.sync.update({"mode": "asynchronous", "max_staleness": max_staleness})
     config.evaluation.every_steps = 0
     config.trainer.update({"steps": 10**6, "group_size": GROUP_SIZE})
     config.trainer.groups_per_step = slots // GROUP_SIZE
@@ -111,13 +116,16 @@ class Measured(NamedTuple):
     """Figures of the steps that count.
 
     Attributes:
-      secs: the time of the measured steps.
+      secs, cpu_secs: the time of the measured steps.
+      waited_secs: the part of it in which the explorer waited.
       groups: the groups that they trained on.
       stats: the engine's work.
       rollout_secs: the mean time of a rollout.
     """
 
     secs: float
+    cpu_secs: float
+    waited_secs: float
     groups: int
     stats: Stats
     rollout_secs: float
@@ -141,10 +149,9 @@ class Standing:
         *,
         judging_secs: float,
         steps: int,
-        clock: Callable[[], float],
     ) -> None:
         self.settings, self._engine, self._params = settings, engine, params
-        self._judging_secs, self._steps, self._clock = judging_secs, steps, clock
+        self._judging_secs, self._steps = judging_secs, steps
         self.task = wiring.load_task(settings)
         self.facts: dict[str, Any] = {}
         self.spans = Spans()
@@ -153,7 +160,7 @@ class Standing:
         self._buffer: list[int] = []
         self._tickets: dict[int, tuple[float, int]] = {}
         self._count = itertools.count()
-        self.marks: dict[int, tuple[float, Stats, int]] = {}
+        self.marks: dict[int, tuple[float, float, Stats, int]] = {}
         self._apply(Started(Position(0, 0, (), 0)))
         self._apply(VersionPublished(0))
 
@@ -229,7 +236,8 @@ class Standing:
                 step = self._state.trained_steps + 1
                 self._apply(BatchTrained(step, batch))
                 self._apply(VersionPublished(step))
-                self.marks[step] = self._clock(), self._engine.stats, step * size
+                stats, now = self._engine.stats, self.spans.now()
+                self.marks[step] = now, time.process_time(), stats, step * size
                 if step == self._steps:
                     self._apply(StopRequested("the end"))
             self._changed.notify_all()
@@ -251,29 +259,35 @@ class Standing:
 
 
 class Spans(SpanRecorder):
-    """Keeps the times of rollouts."""
+    """Keeps the times of rollouts, and the waits of the explorer's main thread."""
 
     def __init__(self) -> None:
         super().__init__(None, "explorer1")
         self.rollouts: list[float] = []
+        self.waits: list[tuple[float, float]] = []
 
     def record(
         self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: Any
     ) -> None:
         if kind is SpanKind.ROLLOUT:
             self.rollouts.append(end_secs - start_secs)
+        if kind is SpanKind.WAIT:
+            self.waits.append((start_secs, end_secs))
 
 
 class Bench:
     """The model and the engine that all cases share, so that programs are compiled once."""
 
-    def __init__(self, slots: int, clock: Callable[[], float]) -> None:
-        self._slots, self._clock = slots, clock
-        settings = settings_of(True, slots, 0)
+    def __init__(self, slots: int, max_staleness: int) -> None:
+        self._slots, self._max_staleness = slots, max_staleness
+        settings = self._settings(True, 0)
         self._task: Task = wiring.load_task(settings)
         self._config = wiring.explorer_model(settings, self._task)
         self._params = jax.jit(init_params, static_argnums=0)(self._config, jax.random.key(0))
         self._sampling = Sampling(LONGEST, ())
+
+    def _settings(self, streaming: bool, seed: int) -> RunSettings:
+        return settings_of(streaming, self._slots, seed, self._max_staleness)
 
     def _engine(self, chunk_tokens: int) -> Engine:
         layout = Layout.single()
@@ -281,7 +295,7 @@ class Bench:
 
     def run(self, streaming: bool, judging_secs: float, seed: int, steps: int) -> Measured:
         """Runs an explorer until so many steps are trained."""
-        settings = settings_of(streaming, self._slots, seed)
+        settings = self._settings(streaming, seed)
         engine = self._engine(settings.rollout.chunk_tokens)
         site = Standing(
             settings,
@@ -289,7 +303,6 @@ class Bench:
             self._params,
             judging_secs=judging_secs,
             steps=steps,
-            clock=self._clock,
         )
         session = cast(Session, site)
         explorer = Explorer(
@@ -320,13 +333,21 @@ class Bench:
             ),
             examination=cast(Examination, None),
         ).run()
-        (began, before, first), (ended, after, last) = site.marks[FILLING_STEPS], site.marks[steps]
-        rollouts = site.spans.rollouts
-        return Measured(ended - began, last - first, after - before, statistics.mean(rollouts))
+        began, began_cpu, before, first = site.marks[FILLING_STEPS]
+        ended, ended_cpu, after, last = site.marks[steps]
+        waits = [max(0.0, min(end, ended) - max(start, began)) for start, end in site.spans.waits]
+        return Measured(
+            secs=ended - began,
+            cpu_secs=ended_cpu - began_cpu,
+            waited_secs=sum(waits),
+            groups=last - first,
+            stats=after - before,
+            rollout_secs=statistics.mean(site.spans.rollouts),
+        )
 
     def full(self, seed: int, groups: int) -> float:
-        """Returns the tokens a second of an engine whose queue never ends."""
-        engine = self._engine(settings_of(True, self._slots, seed).rollout.chunk_tokens)
+        """Returns the tokens a CPU second of an engine whose queue never ends."""
+        engine = self._engine(self._settings(True, seed).rollout.chunk_tokens)
         engine.load(self._params, 0)
         prompts, lengths = self._task.encode_prompts([p.text for p in self._task.train[:groups]])
         engine.submit(
@@ -340,47 +361,43 @@ class Bench:
         while engine.unfinished > self._slots:
             done += len(engine.step())
             if done >= first and not began:
-                began, before = self._clock(), engine.stats
-        return (engine.stats - before).decode_tokens / (self._clock() - began)
+                began, before = time.process_time(), engine.stats
+        return (engine.stats - before).decode_tokens / (time.process_time() - began)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=16, help="trainer steps of each run")
-    parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--max_staleness", type=int, default=24)
     arguments = parser.parse_args()
-    bench = Bench(arguments.slots, CLOCKS[arguments.clock])
-    rewards = REWARDS if arguments.clock == "wall" else REWARDS[:1]
-    groups = arguments.steps * arguments.slots // GROUP_SIZE
-    found: dict[tuple[str, float], list[tuple[float, float, float, float]]] = {}
+    bench, slots = Bench(arguments.slots, arguments.max_staleness), arguments.slots
+    groups = arguments.steps * slots // GROUP_SIZE // 2
+    found: dict[tuple[str, float], list[tuple[float, ...]]] = {}
     bench.full(99, groups)
     for streaming in (False, True):
-        bench.run(streaming, 0.0, 99, FILLING_STEPS + 2)  # Compiles.
+        bench.run(streaming, 0.0, 99, FILLING_STEPS + 4)  # Compiles.
     for seed in map(int, arguments.seeds.split(",")):
         rollout_secs = 0.0
-        for reward in rewards:
+        for reward in REWARDS:
             for name, streaming in (("leases", False), ("streaming", True)):
                 rate = bench.full(seed, groups)
                 one = bench.run(streaming, reward * rollout_secs, seed, arguments.steps)
                 if not streaming and not reward:
                     rollout_secs = one.rollout_secs
-                tokens, secs = one.stats.decode_tokens, one.secs
+                stats = one.stats
                 figures = (
-                    one.stats.occupancy,
-                    tokens / secs,
-                    secs / one.groups,
-                    secs * rate / tokens,
+                    stats.occupancy,
+                    stats.steps * slots / stats.decode_tokens,
+                    one.cpu_secs * rate / stats.decode_tokens,
+                    one.waited_secs / one.secs,
+                    one.groups / one.secs,
                 )
                 found.setdefault((name, reward), []).append(figures)
-                print(
-                    f"seed {seed}, {name}, reward {reward:g}:",
-                    *(f"{f:.4g}" for f in figures),
-                    flush=True,
-                )
-    print("\n| | reward, rollouts | occupancy | tokens/s | s a trained group | times the ideal |")
-    print("|---|---|---|---|---|---|")
+                told = ", ".join(f"{n} {f:.3g}" for n, f in zip(NAMES, figures, strict=True))
+                print(f"seed {seed}, {name}, reward {reward:g}: {told}", flush=True)
+    print("\n| | reward, rollouts | " + " | ".join(NAMES) + " |\n|" + "---|" * (2 + len(NAMES)))
     for (name, reward), rows in found.items():
         cells = [_of(column) for column in zip(*rows, strict=True)]
         print(f"| {name} | {reward:g} | " + " | ".join(cells) + " |")
