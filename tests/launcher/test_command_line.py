@@ -130,6 +130,13 @@ def test_plan_prints_the_schedule_in_words_and_as_a_drawing(capsys):
         assert phrase in done.out
 
 
+def test_plan_says_what_streaming_means(capsys):
+    flags = ("--config.sync.mode=asynchronous", "--config.rollout.streaming=True")
+    done = said_here(capsys, "plan", CONFIG, *flags, "--config.rollout.slots=24")
+    assert done.status == 0, done.err
+    assert "Explorers stream: each keeps its 24 slots full" in done.out
+
+
 def test_plan_reads_the_users_own_file(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"{i}+1=", "answer": i + 1} for i in range(40)]

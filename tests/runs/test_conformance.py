@@ -37,8 +37,19 @@ RUNS = {
     "asynchronous, with a token budget": flags(
         "asynchronous", budget_tokens=4, slots=5, chunk_tokens=1, steps=30
     ),
+    "asynchronous, streaming": flags(
+        "asynchronous", streaming=True, slots=5, chunk_tokens=1, steps=30
+    ),
+    "asynchronous, streaming in flight, by server": flags(
+        "asynchronous", streaming=True, swap="in_flight", transfer="server", slots=5, chunk_tokens=1
+    ),
+    "asynchronous, streaming, in teams": (
+        *flags("asynchronous", streaming=True, chunk_tokens=1, steps=12),
+        *TEAMS,
+    ),
     # Long enough for an explorer that starts seconds after the others.
     "two explorers": flags("multi_explorer", count=2, steps=50),
+    "two explorers, streaming": flags("multi_explorer", count=2, streaming=True, steps=50),
     "two explorers by server": flags("multi_explorer", count=2, transfer="server", steps=50),
     "three explorers": flags("multi_explorer", count=3, steps=50),
     "synchronous, in one process": flags("synchronous", colocate=True),
@@ -74,6 +85,7 @@ ALIKE = (
     "asynchronous, interval 2, collective",
     "two explorers by server",
     "three explorers",
+    "asynchronous, streaming in flight, by server",
 )
 SLOW = [
     name
@@ -234,6 +246,22 @@ def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(r
     mixed = [g for g in groups if len({version for row in g["versions"] for version, _ in row}) > 1]
     assert mixed, "no group has tokens of two versions"
     assert not run.leases("dropped"), "a group came too late"
+
+
+@of("asynchronous, streaming")
+def test_streaming_explorers_take_groups_while_others_are_in_flight(runs, name):
+    run = runs.get(*RUNS[name])
+    rollouts = run.spans(SpanKind.ROLLOUT)
+    beside = [one for one in rollouts if one.attributes["resumed"] and one.leases]
+    assert len(beside) > len(rollouts) / 3
+    started = [lease for span in rollouts for lease in span.leases]
+    assert sorted(started) == sorted(run.leases("leased")), "a lease was begun twice, or never"
+    groups = [group for step in run.consumed for group in step["groups"]]
+    mixed = [g for g in groups if len({version for row in g["versions"] for version, _ in row}) > 1]
+    assert mixed, "no group has tokens of two versions"
+    assert not run.leases("dropped"), "a group came too late"
+    inserted = [span.leases for span in run.spans(SpanKind.INSERT)]
+    assert all(len(leases) == 1 for leases in inserted), "groups wait for each other's judgement"
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
         ({"task__reward": "exact + 0.1 * format(pattern='.')"}, True),
         ({"reward__addresses": "somewhere:1", "reward__secret_path": "secret"}, True),
         ({"task__reward": "math", "sync__mode": "synchronous"}, False),
+        ({"sync__mode": "asynchronous"}, False),
+        ({"sync__mode": "asynchronous", "rollout__streaming": True}, True),
     ],
 )
 def test_explorers_generate_while_others_judge_but_wait_for_a_quick_reward(fields, beside):

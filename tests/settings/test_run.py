@@ -367,6 +367,12 @@ def test_the_shape_of_batches_decides_how_much_is_generated():
     (table,) = replay_tables(twice)
     assert (table.sampler, table.priority_exponent) == ("prioritized", 0.6)
     assert (table.max_times_sampled, table.max_diff) == (2, 200.0)
+    streaming = settings_with(sync__mode="asynchronous", rollout__streaming=True, rollout__slots=65)
+    assert (streaming.groups_at_once, streaming.groups_ahead) == (65 // 8 + 1, 3 * 64)
+    assert wiring.master_settings(streaming).groups_per_lease == 9
+    assert wiring.master_settings(streaming).carries_over
+    assert replay_tables(streaming)[0].max_size == 3 * 64 + 9
+    assert usual.groups_at_once == 64
     remax = settings_with(algorithm__name="remax", sync__mode="synchronous")
     assert remax.slots == 64 * 9
     assert wiring.batching(remax, row_tokens=8).with_baselines
