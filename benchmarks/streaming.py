@@ -52,7 +52,7 @@ from rl_sync.actors.events import (
 from rl_sync.actors.explorer import Explorer
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
-from rl_sync.observe.spans import SpanKind, SpanRecorder
+from rl_sync.observe.spans import SpanKind, SpanRecorder, sync_kind
 from rl_sync.processes import calls
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay
@@ -322,7 +322,7 @@ class Bench:
             blank=lambda: self._params,
             puller=cast(Puller, site),
             granted_secs=lambda: 0.0,
-            sync_kind=SpanKind.SYNC_CHECKPOINT,
+            sync_kind=sync_kind("checkpoint"),
             delivery=Delivery(
                 session=session,
                 task=site.task,
