@@ -70,7 +70,7 @@ class ExplorerLoop:
             self.explorer.compile(self.blank())
         try:
             while (grant := self._grant(state)) is not None:
-                if state is None or state.version != grant.version:
+                if state is None or not _suits(grant, state.version):
                     state = self._pull(grant, state)
                 if isinstance(grant, GrantEvaluation):
                     state = self._evaluate(state)
@@ -203,7 +203,7 @@ class ExplorerLoop:
         answer = self.session.agree("more leases", lambda: self._look(state))
         if answer is None:
             return []
-        if isinstance(answer, LeaseGrant) and answer.version == state.version:
+        if isinstance(answer, LeaseGrant) and _suits(answer, state.version):
             return answer.leases
         self._answer = answer
         return None
@@ -253,3 +253,8 @@ class ExplorerLoop:
             return False
         self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
         return self.puller.newest() > version
+
+
+def _suits(grant: LeaseGrant | GrantEvaluation, version: int) -> bool:
+    """Says whether weights of a version are those of a grant, or newer where that is fine."""
+    return version == grant.version or (version > grant.version and not grant.exactly)

@@ -246,6 +246,13 @@ def test_a_streaming_explorer_is_held_back_only_once_nothing_is_in_flight(stream
     assert [kind for kind, _ in streaming.told].count(SpanKind.WAIT) == 1
 
 
+def test_weights_newer_than_those_of_a_grant_are_pulled_again_only_if_it_wants_its_own():
+    latest = LeaseGrant(1, 3, False, [])
+    exact = latest._replace(exactly=True)
+    assert [explorer._suits(latest, version) for version in (2, 3, 4)] == [False, True, True]
+    assert [explorer._suits(exact, version) for version in (2, 3, 4)] == [False, True, False]
+
+
 def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(loop):
     def rollout(*_):
         raise NonFiniteLogitsError("The model's logits are NaN")
