@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rl_sync.settings.run import RunSettings
 
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("0.0.0.0", "::")
+_POLL_SECS = 0.2
 
 
 def serve(
@@ -34,7 +36,8 @@ def serve(
       secret_path: the file of the secret; None for that of the config.
 
     Raises:
-      ConfigError: the reward cannot be made, the address is not free, or there is no secret.
+      ConfigError: the reward cannot be made, a worker cannot prepare it, the address is not free,
+        or there is no secret.
     """
     # The server has workers of its own, whatever judges for the run.
     settings = read_settings({**config, "workdir": config.get("workdir") or ""})
@@ -60,11 +63,26 @@ def serve(
         raise ConfigError(str(error)) from error
     with contextlib.closing(server):
         print(f"Reward: {reward}")
-        print(f"Workers: {settings.reward.workers}, secret: {path}")
-        print(f"Serving at {server.address}; Ctrl-C ends it.", flush=True)
+        print(f"Workers: {settings.reward.workers}, secret: {path}", flush=True)
+        _await_workers(server, settings.launch.start_secs, asked)
+        if not asked.is_set():
+            print(f"Serving at {server.address}; Ctrl-C ends it.", flush=True)
         asked.wait()
     print("The reward server has ended.")
     return 0
+
+
+def _await_workers(server: RewardServer, start_secs: float, asked: threading.Event) -> None:
+    deadline = time.monotonic() + start_secs
+    try:
+        while not (asked.is_set() or server.is_prepared(_POLL_SECS)):
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"The workers have not prepared the reward in launch.start_secs={start_secs:g}"
+                    " s: raise it if they have a large model to load."
+                )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _secret_path(given: str | None) -> Path:

@@ -67,9 +67,25 @@ class Judges:
         self._door = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judges")
         has_workers = settings.workers > 0 and not self.rubric.is_quick
         self._pool = self._new_pool() if has_workers else None
+        self._begun: list[ProcessFuture[str | None]] = []
         if self._pool is not None:
-            for _ in range(settings.workers):
-                self._submit([])
+            call = functools.partial(_fault_of, self._name)
+            self._begun = [self._hand_in(call, None) for _ in range(settings.workers)]
+
+    def are_prepared(self, timeout_secs: float = 0.0) -> bool:
+        """Says whether the workers have prepared the reward.
+
+        Args:
+          timeout_secs: the longest wait for them.
+
+        Raises:
+          ValueError: a worker cannot prepare it.
+        """
+        concurrent.futures.wait(self._begun, timeout_secs)
+        for one in self._begun:
+            if one.done() and (fault := _outcome(one)) is not None:
+                raise ValueError(f"A worker cannot prepare the reward {self._name}: {fault}")
+        return all(one.done() for one in self._begun)
 
     def judge(
         self, items: Sequence[Judgeable], timeout_secs: float | None = None
@@ -121,10 +137,12 @@ class Judges:
         limit = self._settings.limit_secs
         # An asynchronous reward has its own clock for each completion.
         outer = limit * 2 if self.rubric.in_batches else limit
-        call = functools.partial(_judge, self._name, list(share), limit)
-        return self._door.submit(lambda: self._schedule(call, outer)).result()
+        return self._hand_in(functools.partial(_judge, self._name, list(share), limit), outer)
 
-    def _schedule(self, call: Callable[[], Any], timeout: float) -> ProcessFuture[Any]:
+    def _hand_in(self, call: Callable[[], Any], timeout: float | None) -> ProcessFuture[Any]:
+        return self._door.submit(lambda: self._schedule(call, timeout)).result()
+
+    def _schedule(self, call: Callable[[], Any], timeout: float | None) -> ProcessFuture[Any]:
         for _ in range(_MOST_REBUILDS):
             assert self._pool is not None
             try:
@@ -182,6 +200,24 @@ def _rubric(name: str) -> Rubric:
     return Rubric(name)
 
 
+def _outcome(begun: ProcessFuture[str | None]) -> str | None:
+    try:
+        return begun.result()
+    except (ProcessExpired, BrokenProcessPool) as error:
+        return f"it has ended ({error})"
+
+
+@functools.lru_cache(maxsize=4)
+def _fault_of(name: str) -> str | None:
+    """Prepares a worker's reward, once; returns why it cannot be."""
+    try:
+        _rubric(name).warm_up()
+    except Exception as error:
+        _log.exception("A worker could not prepare the reward %s", name)
+        return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return None
+
+
 def _judge(name: str, items: list[Judgeable], limit_secs: float) -> tuple[float, list[Judgement]]:
     """Judges in a worker, on its main thread; returns the seconds that it took, too."""
     rubric = _rubric(name)
@@ -203,10 +239,7 @@ def _begin(name: str, memory_bytes: int) -> None:
         # A judge may hold the interpreter's lock, so that no thread of ours can run.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_follow_parent, name="lifeline", daemon=True).start()
-    try:
-        _rubric(name).warm_up()
-    except Exception:
-        _log.exception("A worker could not prepare the reward %s", name)
+    _fault_of(name)
 
 
 def _follow_parent() -> None:

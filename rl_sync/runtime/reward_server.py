@@ -60,6 +60,10 @@ class RewardServer:
             raise
         self.address = f"{host}:{self._server.port}"
 
+    def is_prepared(self, timeout_secs: float) -> bool:
+        """Says whether all workers have prepared the reward; see `Judges.are_prepared`."""
+        return self._judges.are_prepared(timeout_secs)
+
     def close(self) -> None:
         """Ends the workers; runs that have handed in completions hand them to other servers."""
         self._server.close()

@@ -45,6 +45,16 @@ class Threshold:
         return Judgement(float(row["size"] >= self.least), f"{row['size']}", {"raw": row["size"]})
 
 
+class NeedsDevices:
+    """Cannot be prepared where it has to judge."""
+
+    def warm_up(self):
+        raise ValueError("a mesh of 64 devices does not fit 1 device.")
+
+    def __call__(self, row, completion):
+        return 1.0
+
+
 def hostile(row, completion):
     """Does what the completion says."""
     match completion.text:

@@ -175,3 +175,16 @@ def test_judges_end_with_who_started_them_even_if_it_is_killed(case, tmp_path):
     while any(map(lives, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(lives, processes))
+
+
+def test_workers_say_once_that_they_have_prepared_the_reward():
+    with judging("exact + tests.rewards.own:tokens", workers=2) as judges:
+        assert judges.are_prepared(60)
+        assert judges.are_prepared()
+    with judging("exact", workers=0) as judges:
+        assert judges.are_prepared()
+    with judging(f"exact + {OWN}:NeedsDevices", workers=2) as judges:
+        with pytest.raises(ValueError, match=r"exact .*NeedsDevices: a mesh of 64 devices"):
+            judges.are_prepared(60)
+        # It is up to the caller: what these can judge by, they do.
+        assert judges.judge(items("2"))[0].is_known

@@ -70,6 +70,16 @@ def test_a_server_ends_cleanly_when_it_is_asked_to(serve, number):
         time.sleep(0.05)
 
 
+def test_a_server_whose_workers_cannot_prepare_the_reward_does_not_serve(tmp_path):
+    command = [sys.executable, "-m", "launcher", "reward", f"--config={CONFIG}"]
+    command += [f"--secret-path={tmp_path / 'secret'}", "--config.reward.workers=1"]
+    command += ["--config.task.reward=exact + tests.rewards.own:NeedsDevices"]
+    server = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS)
+    assert server.returncode == 2
+    assert "Serving at" not in server.stdout
+    assert "a mesh of 64 devices does not fit 1 device." in server.stderr.splitlines()[-1]
+
+
 def test_a_run_goes_on_when_one_of_its_reward_servers_is_killed(serve, tmp_path):
     victim, first = serve()
     _, second = serve()
