@@ -38,7 +38,7 @@ from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.school import SchoolConfig
 from rl_sync.tasks.shapes import ShapesConfig
-from rl_sync.tasks.shots import with_shots
+from rl_sync.tasks.shots import TEMPLATE, require_template, with_shots
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import CharacterTokenizer, Tokenizer
 from rl_sync.tasks.worked import WorkedConfig
@@ -116,17 +116,22 @@ class TaskConfig(TaskSections, LengthLimits):
         " or a weighted sum such as `math + 0.2 * format(pattern='<answer>.*</answer>')`.",
         implied="the task's own",
     )
-
     shots: int = setting(
         0,
         "Solved training problems in front of every question (few-shot), of its category where rows"
-        " have one. The prompt then ends with `Answer:`, to be continued: no chat template.",
+        " have one. The prompt is then a text to be continued: no chat template.",
         least=0,
         greatest=64,
+    )
+    shot_template: str = setting(
+        TEMPLATE,
+        "Text of a solved problem, with `{question}` and then `{answer}`. The prompt ends where the"
+        " answer would begin.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_template(self.shot_template)
         if not own.is_own(self.name):
             require_one_of("task.name", self.name, TASKS)
 
@@ -149,7 +154,7 @@ def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
     problems = _problems(config, seed)
     if config.reward is not None:
         problems = dataclasses.replace(problems, reward=config.reward)
-    problems = with_shots(problems, config.shots, seed)
+    problems = with_shots(problems, config.shots, seed, config.shot_template)
     if config.shots and tokenizer.chat == "auto":
         tokenizer = dataclasses.replace(tokenizer, chat="no")
     return fit(problems, _tokenizer(tokenizer, problems), config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import string
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,10 +11,31 @@ import numpy as np
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
 
-_QUESTION, _ANSWER = "Question: ", "Answer:"
+TEMPLATE = "Question: {question}\nAnswer: {answer}\n\n"
+_FIELDS = ["question", "answer"]
 
 
-def with_shots(problems: Problems, count: int, seed: int) -> Problems:
+def require_template(template: str) -> None:
+    """Checks the text of a solved problem.
+
+    Raises:
+      ValueError: it is no format string with `{question}` and then `{answer}`.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(
+            f"task.shot_template={template!r} is not a format string: {error}."
+        ) from error
+    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    if fields != [(name, "", None) for name in _FIELDS]:
+        raise ValueError(
+            f"task.shot_template={template!r} must have {{question}} once, and after it {{answer}}"
+            " once; a brace that stands for itself is doubled."
+        )
+
+
+def with_shots(problems: Problems, count: int, seed: int, template: str = TEMPLATE) -> Problems:
     """Puts solved training problems in front of every question, as a text that is to be continued.
 
     All questions have the same ones; where rows name a `category`, all of a category have. They are
@@ -23,19 +45,27 @@ def with_shots(problems: Problems, count: int, seed: int) -> Problems:
 
     Args:
       count: the number of solved problems; 0 leaves the problems as they are.
+      template: the text of a solved problem, with `{question}` and `{answer}`. The question that is
+        asked is the part before the answer, without spaces at its end: tokens of words begin with
+        a space.
 
     Raises:
-      ValueError: a category has too few training problems with an answer.
+      ValueError: a category has too few training problems with an answer, or the template is none.
     """
     if not count:
         return problems
+    require_template(template)
     chosen = _chosen(problems, count, seed)
     used = {id(prompt) for of in chosen.values() for prompt in of}
-    heads = {category: _head(of) for category, of in chosen.items()}
+    heads = {
+        category: "".join(template.format(question=one.text, answer=one.answer) for one in of)
+        for category, of in chosen.items()
+    }
+    question = template.partition("{answer}")[0].rstrip(" ")
 
     def asked(prompts: Sequence[Prompt]) -> list[Prompt]:
         return [
-            prompt._replace(text=f"{heads[_category(prompt)]}{_asked(prompt)}")
+            prompt._replace(text=heads[_category(prompt)] + question.format(question=prompt.text))
             for prompt in prompts
             if id(prompt) not in used
         ]
@@ -66,11 +96,3 @@ def _chosen(problems: Problems, count: int, seed: int) -> dict[str, list[Prompt]
 
 def _category(prompt: Prompt) -> str:
     return str((prompt.row or {}).get("category", ""))
-
-
-def _head(solved: Sequence[Prompt]) -> str:
-    return "".join(f"{_asked(prompt)} {prompt.answer}\n\n" for prompt in solved)
-
-
-def _asked(prompt: Prompt) -> str:
-    return f"{_QUESTION}{prompt.text}\n{_ANSWER}"

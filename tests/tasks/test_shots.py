@@ -1,6 +1,7 @@
 """Few-shot prompts: which solved problems stand in front of which question."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -69,6 +70,30 @@ def test_the_seed_draws_them():
     assert len(drawn) > 1
     assert with_shots(_problems(), 2, 7) == with_shots(_problems(), 2, 7)
     assert with_shots(_problems(), 0, 7) == _problems()
+
+
+def test_a_template_says_how_a_problem_and_its_answer_are_written():
+    few = with_shots(_problems(), 2, 0, "Q {{{question}}}: {answer};\n")
+    *shown, asked = few.held_out[0].text.split("\n")
+    assert asked == "Q {100+1?}:"
+    solved = {f"Q {{{prompt.text}}}: {prompt.answer};" for prompt in _problems().train}
+    assert len(shown) == 2
+    assert set(shown) < solved
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{answer} {question}", "question} once, and after it {answer}"),
+        ("{question}", "question} once, and after it {answer}"),
+        ("{question} {answer} {answer}", "a brace that stands for itself is doubled"),
+        ("{question:>9} {answer}", "question} once, and after it {answer}"),
+        ("{question} {answer", "is not a format string: expected '}'"),
+    ],
+)
+def test_a_template_without_question_and_answer_is_refused(template, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        settings_with(task__shot_template=template)
 
 
 def test_too_few_solved_problems_are_refused():
