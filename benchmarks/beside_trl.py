@@ -36,7 +36,7 @@ UNCOUNTED = 2
 
 
 class Curve(NamedTuple):
-    """What a side did.
+    """Measurements of one side.
 
     Attributes:
       secs: of each step that counts.

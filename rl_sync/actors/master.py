@@ -236,10 +236,8 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     room = (last_step * per_step - placed) // times
     if last_step > state.trained_steps:
         room = max(room, per_step - len(state.live))
-    has_room = request.room
-    if has_room is None:
-        has_room = settings.groups_per_lease - request.unfinished
-    room = min(has_room, room)
+    left = settings.groups_per_lease - request.unfinished
+    room = min(left if request.room is None else request.room, room)
     if room <= 0 and not request.unfinished:
         ends = placed >= settings.steps * per_step
         return state, (HoldBack("the end of training" if ends else "synchronization"),)

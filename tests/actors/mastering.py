@@ -24,7 +24,14 @@ def settings_of(
     screening=NO_SCREENING,
 ):
     return MasterSettings(
-        schedule, steps, groups, explorers, groups_per_lease, 10.0, carries_over, screening
+        schedule,
+        steps,
+        groups_per_step=groups,
+        explorers=explorers,
+        groups_per_lease=groups_per_lease,
+        lease_secs=10.0,
+        carries_over=carries_over,
+        screening=screening,
     )
 
 

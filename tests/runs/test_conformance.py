@@ -231,6 +231,15 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
     assert union_secs(blocking) - beside < 0.2 * len(publishing) + 0.5
 
 
+def assert_begun_once_and_finished_with_newer_weights(run):
+    begun = [lease for span in run.spans(SpanKind.ROLLOUT) for lease in span.leases]
+    assert sorted(begun) == sorted(run.leases("leased")), "a lease was begun twice, or never"
+    groups = [group for step in run.consumed for group in step["groups"]]
+    mixed = [g for g in groups if len({version for row in g["versions"] for version, _ in row}) > 1]
+    assert mixed, "no group has tokens of two versions"
+    assert not run.leases("dropped"), "a group came too late"
+
+
 @of("asynchronous, with a token budget")
 def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(runs, name):
     run = runs.get(*RUNS[name])
@@ -240,12 +249,7 @@ def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(r
     assert [0, *carried[:-1]] == [span.attributes["resumed"] for span in rollouts]
     most = run.settings.groups_per_lease
     assert all(s.attributes["resumed"] + len(s.leases) <= most for s in rollouts)
-    started = [lease for span in rollouts for lease in span.leases]
-    assert sorted(started) == sorted(run.leases("leased")), "a lease was begun twice, or never"
-    groups = [group for step in run.consumed for group in step["groups"]]
-    mixed = [g for g in groups if len({version for row in g["versions"] for version, _ in row}) > 1]
-    assert mixed, "no group has tokens of two versions"
-    assert not run.leases("dropped"), "a group came too late"
+    assert_begun_once_and_finished_with_newer_weights(run)
 
 
 @of("asynchronous, streaming")
@@ -254,12 +258,7 @@ def test_streaming_explorers_take_groups_while_others_are_in_flight(runs, name):
     rollouts = run.spans(SpanKind.ROLLOUT)
     beside = [one for one in rollouts if one.attributes["resumed"] and one.leases]
     assert len(beside) > len(rollouts) / 3
-    started = [lease for span in rollouts for lease in span.leases]
-    assert sorted(started) == sorted(run.leases("leased")), "a lease was begun twice, or never"
-    groups = [group for step in run.consumed for group in step["groups"]]
-    mixed = [g for g in groups if len({version for row in g["versions"] for version, _ in row}) > 1]
-    assert mixed, "no group has tokens of two versions"
-    assert not run.leases("dropped"), "a group came too late"
+    assert_begun_once_and_finished_with_newer_weights(run)
     inserted = [span.leases for span in run.spans(SpanKind.INSERT)]
     assert all(len(leases) == 1 for leases in inserted), "groups wait for each other's judgement"
 

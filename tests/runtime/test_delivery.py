@@ -98,7 +98,7 @@ def rewarded(group, rewards):
 
 def delivery(session, beside=False, streams=False):
     explorer = types.SimpleNamespace(rewarded=rewarded, streams=streams)
-    return Delivery(session, TASK, explorer, Replay(), "groups", beside)
+    return Delivery(session, TASK, explorer, Replay(), table="groups", beside=beside)
 
 
 @pytest.mark.parametrize("replaces", [False, True])

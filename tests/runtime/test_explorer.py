@@ -207,17 +207,22 @@ def test_a_streaming_explorer_without_room_does_not_ask(streaming):
     assert len(streaming.session.call.calls) == 2
 
 
-def test_a_streaming_explorer_begins_leases_of_newer_weights_with_these(streaming, weights):
-    end = Finish("the run ended")
-    streaming.session.call = Master(_granting(3, 1, 2), _granting(5, 4), end, end)
+def run_while_published(streaming, weights, version):
+    """Runs, and publishes a version in the first rollout."""
     rollout = streaming.explorer.rollout
 
     def publishing(*arguments):
-        weights.version = 5
+        weights.version = version
         return rollout(*arguments)
 
     streaming.explorer.rollout = publishing
     streaming.run()
+
+
+def test_a_streaming_explorer_begins_leases_of_newer_weights_with_these(streaming, weights):
+    end = Finish("the run ended")
+    streaming.session.call = Master(_granting(3, 1, 2), _granting(5, 4), end, end)
+    run_while_published(streaming, weights, 5)
     assert streaming.explorer.rollouts[:2] == [(3, [1, 2]), (5, [1, 4])]
     rollouts = [attributes for kind, attributes in streaming.told if kind is SpanKind.ROLLOUT]
     assert [one["version"] for one in rollouts] == [3, 5]
@@ -227,14 +232,7 @@ def test_newer_weights_in_flight_are_taken_without_room_for_another_group(stream
     streaming.session.settings.rollout.swap = "in_flight"
     go_on = _granting(5)
     streaming.session.call = Master(_granting(3, 1, 3), go_on, Finish("the run ended"))
-    rollout = streaming.explorer.rollout
-
-    def publishing(*arguments):
-        weights.version = 5
-        return rollout(*arguments)
-
-    streaming.explorer.rollout = publishing
-    streaming.run()
+    run_while_published(streaming, weights, 5)
     assert [version for version, _ in streaming.explorer.rollouts] == [3, 5, 5]
 
 
