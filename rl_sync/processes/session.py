@@ -113,6 +113,11 @@ class Session:
         """Raises `RunStoppedError` when the run is being stopped."""
         self.agree("check", self._check)
 
+    @property
+    def lasts(self) -> bool:
+        """False once the run is being stopped; for the first process."""
+        return self._stop is None
+
     def _check(self) -> None:
         if self._stop is not None:
             raise RunStoppedError(self._stop)

@@ -39,10 +39,11 @@ from rl_sync.tasks.task import Task
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.ends import NoTransfer, Site, TrainerEnd, ends_of
 from rl_sync.types import Params
-from rl_sync.weights.cluster import leave_cluster
+from rl_sync.weights.cluster import host_leaves, leave_cluster
 from rl_sync.workdir import Workdir
 
 _POLL_SECS = 0.1
+_HOST_POLL_SECS = 1.0
 _SCORED_ROWS = 64
 _log = logging.getLogger(__name__)
 
@@ -191,8 +192,19 @@ def run_explorer(
         ).run()
         end.puller.close()
         replay.close()
+        _await_host(session)
         team.close()
         leave_cluster()
+
+
+def _await_host(session: Session) -> None:
+    """Waits until the trainer leaves the cluster, however long its last evaluation is judged."""
+
+    def is_over() -> bool:
+        return host_leaves(_HOST_POLL_SECS) or not session.lasts
+
+    while not session.agree("the cluster's end", is_over):
+        pass
 
 
 def _site(

@@ -13,6 +13,7 @@ from jax._src import distributed, xla_bridge
 from rl_sync.weights.interface import WeightsTimeoutError, WeightsTransferError
 
 _LEAVE = "rl_sync/leave"
+_LEAVING = "rl_sync/leaving"
 
 
 def init_cluster(
@@ -70,6 +71,29 @@ def init_cluster(
     )
 
 
+def host_leaves(timeout_secs: float) -> bool:
+    """Waits until process 0, which hosts the cluster, is about to leave; says whether it is.
+
+    True without a cluster, and in process 0 itself.
+
+    Args:
+      timeout_secs: the longest wait.
+
+    Raises:
+      WeightsTransferError: the cluster is gone.
+    """
+    client = distributed.global_state.client
+    if client is None or distributed.global_state.process_id == 0:
+        return True
+    try:
+        client.blocking_key_value_get(_LEAVING, int(timeout_secs * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return False
+        raise WeightsTransferError(f"The cluster's host is gone: {error}") from error
+    return True
+
+
 def leave_cluster(timeout_secs: float = 120.0) -> None:
     """Leaves the cluster once every process is about to leave; does nothing without a cluster.
 
@@ -83,6 +107,8 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
     if client is None:
         return
     try:
+        if distributed.global_state.process_id == 0:
+            client.key_value_set(_LEAVING, "")
         client.wait_at_barrier(_LEAVE, int(timeout_secs * 1000))
     except jax.errors.JaxRuntimeError as error:
         raise WeightsTimeoutError(
