@@ -129,22 +129,24 @@ class Served:
     ) -> Float[np.ndarray, " rows"]:
         """Computes a value of each row, in their order.
 
-        Rows of like length are padded to one of few lengths, so that little is compiled.
+        Rows of like length are padded to one of few lengths, so that little is compiled. Equal rows
+        are computed once: completions of a group are often the same.
 
         Args:
           one: the pass.
           rows: token ids.
           starts: a position in each row that the pass wants.
         """
-        found = np.zeros(len(rows), np.float32)
-        by_width: dict[int, list[int]] = {}
-        for i, row in enumerate(rows):
-            by_width.setdefault(self._width(len(row)), []).append(i)
+        asked = [(tuple(row), start) for row, start in zip(rows, starts, strict=True)]
+        by_width: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for row, start in dict.fromkeys(asked):
+            by_width.setdefault(self._width(len(row)), []).append((row, start))
+        found: dict[tuple[tuple[int, ...], int], float] = {}
         for width, members in sorted(by_width.items()):
             for first in range(0, len(members), self._site.rows):
                 some = members[first : first + self._site.rows]
-                found[some] = self._batch(one, width, [(rows[i], starts[i]) for i in some])
-        return found
+                found |= dict(zip(some, self._batch(one, width, some).tolist(), strict=True))
+        return np.array([found[key] for key in asked], np.float32)
 
     def _batch(
         self, one: Pass, width: int, rows: Sequence[tuple[Sequence[int], int]]

@@ -12,6 +12,7 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.rewards.template import delimiter_of
 from rl_sync.scoring.self_judge import SelfJudge
+from rl_sync.scoring.served import Served
 from rl_sync.tasks import pretrained
 from tests.models.huggingface import golden
 from tests.runtime.test_export import TOKENIZER, run_in
@@ -47,6 +48,22 @@ def test_the_score_is_the_share_of_yes(chat, verdicts):
         )
         assert one.score == pytest.approx(yes / (yes + no), rel=1e-3)
         assert one.components["mass"] == pytest.approx(yes + no, rel=1e-3)
+
+
+def test_equal_completions_are_computed_once(monkeypatch):
+    computed = []
+
+    def batch(self, one, width, rows):
+        computed.extend(rows)
+        return original(self, one, width, rows)
+
+    original = Served._batch
+    monkeypatch.setattr(Served, "_batch", batch)
+    judge = SelfJudge(str(LLAMA), question=SHORT, chat="no")
+    judged = judge([ROW] * 5, [Completion(text) for text in ("2", "1", "2", "2", "1")])
+    assert len(computed) == 4, "two completions, with two verdicts each"
+    assert judged[0] == judged[2] == judged[3]
+    assert judged[1] == judged[4] != judged[0]
 
 
 def test_verdicts_of_one_s_own_have_values_of_one_s_own():
