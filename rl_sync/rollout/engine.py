@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Bool, Int
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.rollout.batch import Batch, CompiledProgram, Start
-from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
+from rl_sync.rollout.admission import Admission
+from rl_sync.rollout.batch import Batch, CompiledProgram
+from rl_sync.rollout.buckets import next_smaller, row_bucket
+from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import Completion, CompletionRequest, require_servable
 from rl_sync.rollout.sequence import Decode, GrowingSequence
-from rl_sync.rollout.slots import Prefix
 from rl_sync.rollout.stats import Stats
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
@@ -92,7 +92,8 @@ class Engine:
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
-        self._sequences: list[GrowingSequence | None] = []
+        self._occupancy = Occupancy()
+        self._admission = Admission(self._batch, self._queue, self._occupancy)
         self._pauses: Int[np.ndarray, " N"] = np.full(_MOST_PAUSES, -1, np.int32)
         self._counted = Stats()
 
@@ -114,7 +115,7 @@ class Engine:
     @property
     def unfinished(self) -> int:
         """Number of completions that wait or are in flight."""
-        return self._queue.completions + len(self._live())
+        return self._queue.completions + len(self._occupancy.live)
 
     @property
     def programs(self) -> frozenset[CompiledProgram]:
@@ -135,7 +136,7 @@ class Engine:
         self._batch.load(params)
         self._version = version
         self._queue.forget_prefixes()
-        live = self._live()
+        live = self._occupancy.live
         if live and self._cache_policy == "recompute":
             started, compiled = time.monotonic(), self._batch.compile_secs
             lengths = [sequence.length for sequence in live.values()]
@@ -174,8 +175,9 @@ class Engine:
         if not self.unfinished:
             return []
         started, compiled = time.monotonic(), self._batch.compile_secs
-        prefixes, prompt_tokens = self._admit()
-        live = self._live()
+        self._fit()
+        prefixes, prompt_tokens = self._admission.admit()
+        live = self._occupancy.live
         chunk = self._batch.decode(
             self._mask(live),
             self._enough(live),
@@ -190,7 +192,7 @@ class Engine:
         tokens, logprobs, goes_on, steps = jax.device_get(chunk)
         ended = time.monotonic()
         done = {}
-        for slot, sequence in self._live().items():
+        for slot, sequence in self._occupancy.live.items():
             drawn = int((tokens[:steps, slot] >= 0).sum())
             if not np.isfinite(logprobs[:drawn, slot]).all():
                 raise NonFiniteLogitsError(
@@ -262,10 +264,6 @@ class Engine:
             by_ticket[completion.ticket].append(completion)
         return list(by_ticket.values())
 
-    def _live(self) -> dict[int, GrowingSequence]:
-        """Returns the sequences in flight, by slot."""
-        return {slot: s for slot, s in enumerate(self._sequences) if s is not None}
-
     def _mask(self, live: dict[int, GrowingSequence]) -> Bool[np.ndarray, " B"]:
         mask = np.zeros(self._batch.rows, bool)
         mask[list(live)] = True
@@ -290,7 +288,7 @@ class Engine:
 
     def _take_out(self, done: dict[int, GrowingSequence]) -> list[Completion]:
         for slot, sequence in done.items():
-            self._sequences[slot] = None
+            self._occupancy.finish(slot)
             self._learn(sequence.stop_token(self._decode))
         return [sequence.finished() for sequence in done.values()]
 
@@ -303,65 +301,9 @@ class Engine:
         if token is not None and free.size and token not in self._pauses:
             self._pauses[free[0]] = token
 
-    def _admit(self) -> tuple[list[Prefix], int]:
-        """Fills free slots.
-
-        Returns:
-          The prefixes of prompts that were read, and their number of tokens.
-        """
-        self._fit()
-        free = deque(slot for slot, sequence in enumerate(self._sequences) if sequence is None)
-        starts: dict[int, list[Start]] = {}
-        used: dict[int, Prefix] = {}
-        read: list[Prefix] = []
-        prompt_tokens = 0
-        while free and self._queue:
-            waiting = self._queue.head
-            if waiting.prefix is None:
-                prompt_tokens += self._prefill(len(free))
-                assert waiting.prefix is not None
-                read.append(waiting.prefix)
-            used[id(waiting.prefix)] = waiting.prefix
-            group = starts.setdefault(id(waiting.prefix), [])
-            while free and waiting.left:
-                group.append(self._start(waiting, free.popleft()))
-            self._queue.drop_finished_head()
-        for name, group in starts.items():
-            self._batch.insert(used[name], group)
-        return read, prompt_tokens
-
     def _fit(self) -> None:
         """Resizes the batch to the number of unfinished sequences."""
-        live = self._live()
         rows = row_bucket(self.unfinished, self._most_rows)
-        if rows > self._batch.rows or (rows < self._batch.rows and self._may_shrink(live)):
-            self._batch.resize(rows, list(live))
-            self._sequences = [*live.values(), *[None] * (rows - len(live))]
-
-    def _start(self, waiting: Waiting, slot: int) -> Start:
-        request, index = waiting.request, waiting.next
-        waiting.next += 1
-        self._sequences[slot] = GrowingSequence(waiting.ticket, index, request)
-        key: UInt32[np.ndarray, " 2"]
-        key = np.random.SeedSequence([*waiting.seed, index]).generate_state(2, np.uint32)
-        return Start(waiting.row, slot, request.prompt, request.sampling, key)
-
-    def _prefill(self, free: int) -> int:
-        """Reads the first waiting prompt, with others of its size that come soon.
-
-        Returns:
-          Their number of tokens.
-        """
-
-        def width_of(request: CompletionRequest) -> int:
-            return prompt_bucket(len(request.prompt), self._length)
-
-        width = width_of(self._queue.head.request)
-        read = self._queue.unread(
-            free,
-            lambda request: width_of(request) == width,
-            lambda prompts: self._batch.prefill_rows(prompts, width),
-        )
-        prompts = [waiting.request.prompt for waiting in read]
-        self._queue.put_prefix(read, self._batch.prefill(prompts, width))
-        return sum(map(len, prompts))
+        may_shrink = self._may_shrink(self._occupancy.live)
+        if rows > self._batch.rows or (rows < self._batch.rows and may_shrink):
+            self._batch.resize(rows, self._occupancy.resize(rows))
