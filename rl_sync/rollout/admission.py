@@ -39,7 +39,11 @@ class Admission:
     occupancy: Occupancy
 
     def admit(self) -> Admitted:
-        """Starts waiting completions in free slots, in the order of the queue."""
+        """Starts waiting completions in free slots, in the order of the queue.
+
+        Held sequences give up slots that are lacking.
+        """
+        self.occupancy.make_room(self.queue.completions)
         free = deque(self.occupancy.free)
         starts: dict[int, list[Start]] = {}
         used: dict[int, Prefix] = {}
