@@ -50,12 +50,15 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.actors.explorer import Explorer
+from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.spans import SpanKind, SpanRecorder, sync_kind
 from rl_sync.processes import calls
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay
+from rl_sync.rollout.admission import Admission
+from rl_sync.rollout.batch import Start
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.queue import Waiting
 from rl_sync.rollout.request import CompletionRequest
@@ -83,17 +86,27 @@ def length_of(seed: Sequence[int], row: int) -> int:
     return int(np.clip(round(drawn), SHORTEST, LONGEST))
 
 
-class TimedEngine(Engine):
-    """An engine whose completions have the lengths of `length_of`."""
+class TimedAdmission(Admission):
+    """An admission that gives completions the lengths of `length_of`."""
 
-    def _start(self, waiting: Waiting, slot: int) -> Any:
+    def start(self, waiting: Waiting, slot: int) -> Start:
+        """Starts a completion that ends after its own number of tokens."""
         request = waiting.request
         tokens = length_of(waiting.seed, waiting.next)
         sampling = dataclasses.replace(request.sampling, max_new_tokens=tokens)
         own = dataclasses.replace(waiting, request=dataclasses.replace(request, sampling=sampling))
-        start = super()._start(own, slot)
+        start = super().start(own, slot)
         waiting.next = own.next
         return start
+
+
+class TimedEngine(Engine):
+    """An engine whose completions have the lengths of `length_of`."""
+
+    def __init__(self, config: ModelConfig, slots: int, **options: Any) -> None:
+        """See `Engine`."""
+        super().__init__(config, slots, **options)
+        self._admission = TimedAdmission(self._batch, self._queue, self._occupancy)
 
 
 def settings_of(streaming: bool, slots: int, seed: int, max_staleness: int) -> RunSettings:

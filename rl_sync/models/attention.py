@@ -211,7 +211,8 @@ def attend_cached(
     Where the cache is read by pages, only pages within some row's window are read, whatever the
     span. Elsewhere the whole span is read at once.
     """
-    positions = context.positions[:, 0]
+    # Rows below 0 read a slot as well: a softmax over nothing would not be a number.
+    positions = jnp.maximum(context.positions[:, 0], 0)
 
     def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:
         behind = positions[:, None] - slots

@@ -96,9 +96,13 @@ def write(
     values: Float[Array, "B K H"],
     positions: Int[Array, " B"],
 ) -> KVCache:
-    """Puts one new token a row into the slot of its position, in one layer."""
+    """Puts one new token a row into the slot of its position, in one layer.
+
+    Rows with a position below 0 stay as they are.
+    """
     rows = jnp.arange(keys.shape[0])
     page, slot = jnp.divmod(positions, cache.values.shape[4])
+    page = jnp.where(positions < 0, cache.values.shape[1], page)  # Out of bounds: nothing is set.
     return KVCache(
         cache.keys.at[layer, page, rows, :, :, slot].set(keys.astype(cache.keys.dtype)),
         cache.values.at[layer, page, rows, :, slot].set(values.astype(cache.values.dtype)),

@@ -226,7 +226,8 @@ def decode_step(
 
     Args:
       tokens: one token a row.
-      positions: the positions of the tokens, which are their slots in the cache.
+      positions: the positions of the tokens, which are their slots in the cache; −1 for rows that
+        keep their cache as it is, and whose hidden states have no meaning.
       cache: keys and values of all earlier tokens.
       span: the number of slots that are read, more than any position. It is a shape: each value
         compiles once.

@@ -53,6 +53,24 @@ class Start(NamedTuple):
     key: UInt32[np.ndarray, " 2"]
 
 
+class Extension(NamedTuple):
+    """A sequence in a slot that goes on after given tokens.
+
+    Attributes:
+      target: its slot.
+      newest: the position of its last token so far.
+      given: the tokens that follow.
+      sampling: the sampling choices for the tokens after those.
+      key: the random key of their draws.
+    """
+
+    target: int
+    newest: int
+    given: Int[np.ndarray, " T"]
+    sampling: Sampling
+    key: UInt32[np.ndarray, " 2"]
+
+
 @dataclasses.dataclass
 class Batch:
     """Slots of a number that changes, and the weights that they are decoded with.
@@ -130,8 +148,7 @@ class Batch:
         """Starts sequences whose prompts are in a prefix."""
         filled = [*starts, *[starts[-1]] * (self.rows - len(starts))]
         sources = np.array([start.source for start in filled], np.int32)
-        targets = np.full(self.rows, self.rows, np.int32)
-        targets[: len(starts)] = [start.target for start in starts]
+        targets = self._targets([start.target for start in starts])
         lengths: Any = np.array([len(start.prompt) for start in filled], np.int32)
         keys: Any = np.stack([start.key for start in filled])
         choice = knobs([start.sampling for start in filled], self._stop_ids)
@@ -141,6 +158,31 @@ class Batch:
         self._slots = self._call(
             program, core.insert, self._slots, prefix, count, sources, targets, rows
         )
+
+    def extend(self, extensions: Sequence[Extension], most_given: int) -> None:
+        """Lets sequences go on.
+
+        Args:
+          most_given: the most tokens that any of them is given, in this call or another.
+        """
+        filled = [*extensions, *[extensions[-1]] * (self.rows - len(extensions))]
+        given = np.zeros((self.rows, most_given), np.int32)
+        for row, extension in zip(given, extensions, strict=False):
+            row[: len(extension.given)] = extension.given
+        newest: Any = np.array([extension.newest for extension in filled], np.int32)
+        counts = np.array([len(extension.given) for extension in filled], np.int32)
+        keys: Any = np.stack([extension.key for extension in filled])
+        choice = knobs([extension.sampling for extension in filled], self._stop_ids)
+        rows = Rows(newest, newest + 1 + counts, keys, choice)
+        targets = self._targets([extension.target for extension in extensions])
+        program = CompiledProgram("extend", (self.rows, most_given, self._stop_ids))
+        self._slots = self._call(program, core.extend, self._slots, given, targets, rows)
+
+    def _targets(self, slots: Sequence[int]) -> Int[np.ndarray, " B"]:
+        """Returns the slots, followed by slots that no row has."""
+        targets = np.full(self.rows, self.rows, np.int32)
+        targets[: len(slots)] = slots
+        return targets
 
     def decode(
         self,

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Int
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.rollout.batch import Batch, CompiledProgram, Start
-from rl_sync.rollout.buckets import next_smaller, prompt_bucket, row_bucket
+from rl_sync.rollout.admission import Admission, draw_key
+from rl_sync.rollout.batch import Batch, CompiledProgram, Extension
+from rl_sync.rollout.occupancy import Occupancy
+from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import Completion, CompletionRequest, require_servable
+from rl_sync.rollout.request import Completion, CompletionRequest, Handle, require_servable
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
-from rl_sync.rollout.slots import Prefix
+from rl_sync.rollout.sizing import Sizing
 from rl_sync.rollout.stats import Stats
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
@@ -31,10 +33,6 @@ class NonFiniteLogitsError(RuntimeError):
     """The weights give logits that are NaN or infinite, so that no token can be drawn."""
 
 
-_REFILLED_SHARE = 8
-_MOST_PAUSES = 32
-
-
 class Engine:
     """Generates completions.
 
@@ -44,6 +42,10 @@ class Engine:
     the rounding of sums in batches of other sizes).
 
     Weights may change between two steps: sequences in flight go on with the new weights.
+
+    Completions may be held, so that they go on after given tokens: the turns of an episode. A held
+    sequence is parked in its slot with its cache. When others need the slot, the sequence held
+    longest is evicted; then `extend` prefills the whole sequence again, with the same result.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Engine:
         *,
         max_length: int | None = None,
         chunk_tokens: int = 16,
+        stepped_tokens: int = 64,
         cache: CachePolicy = "keep",
         decode: Decode | None = None,
         seed: int = 0,
@@ -65,26 +68,30 @@ class Engine:
           slots: the most sequences that are decoded at once.
           max_length: the most tokens of a sequence, prompt included; the model's when left out.
           chunk_tokens: the most tokens that a sequence gets in a step.
-          cache: what becomes of the keys and values of sequences that new weights find under way:
-            `keep` them, or `recompute` them with the new weights.
+          stepped_tokens: the most tokens of an extension that decode steps read, one a step. For
+            longer extensions the whole sequence is prefilled again.
+          cache: what becomes of the keys and values of sequences that new weights find under way or
+            parked: `keep` them, or `recompute` them with the new weights.
           decode: from token ids to text; stop strings need it.
           seed: what the draws of requests without a seed depend on.
           layout: where the weights lie, and where slots are to lie.
 
         Raises:
-          ValueError: a size that is not positive, or rows longer than the model's.
+          ValueError: a size that is out of range, or rows longer than the model's.
         """
         length = config.max_length if max_length is None else max_length
         if slots < 1 or chunk_tokens < 1:
             raise ValueError(f"slots={slots} and chunk_tokens={chunk_tokens} must be at least 1.")
+        if stepped_tokens < 0:
+            raise ValueError(f"stepped_tokens={stepped_tokens} must be at least 0.")
         if not 1 <= length <= config.max_length:
             raise ValueError(
                 f"max_length={length} must be from 1 to model.max_length={config.max_length}."
             )
         require_one_of("cache", cache, get_args(CachePolicy))
         self._config = config
-        self._most_rows = slots
         self._length = length
+        self._most_stepped = min(stepped_tokens, length)
         self._cache_policy = cache
         self._decode = decode
         self._seed = seed
@@ -92,8 +99,12 @@ class Engine:
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
-        self._sequences: list[GrowingSequence | None] = []
-        self._pauses: Int[np.ndarray, " N"] = np.full(_MOST_PAUSES, -1, np.int32)
+        self._occupancy = Occupancy()
+        self._admission = Admission(self._batch, self._queue, self._occupancy)
+        self._sizing = Sizing(slots, chunk_tokens, self._queue, self._occupancy)
+        self._extensions: list[Extension] = []
+        self._chunks = 0
+        self._pauses = Pauses()
         self._counted = Stats()
 
     @property
@@ -104,7 +115,7 @@ class Engine:
     @property
     def slots(self) -> int:
         """The most sequences that are decoded at once."""
-        return self._most_rows
+        return self._sizing.most_rows
 
     @property
     def version(self) -> int:
@@ -114,7 +125,12 @@ class Engine:
     @property
     def unfinished(self) -> int:
         """Number of completions that wait or are in flight."""
-        return self._queue.completions + len(self._live())
+        return self._queue.completions + len(self._occupancy.live)
+
+    @property
+    def held(self) -> tuple[Handle, ...]:
+        """The completions that are held, those held longest first."""
+        return self._occupancy.held
 
     @property
     def programs(self) -> frozenset[CompiledProgram]:
@@ -125,20 +141,24 @@ class Engine:
     def stats(self) -> Stats:
         """Counts of the engine's work so far."""
         compiled, secs = len(self._batch.compiled), self._batch.compile_secs
-        return dataclasses.replace(self._counted, programs=compiled, compile_secs=secs)
+        return dataclasses.replace(
+            self._counted,
+            evictions=self._occupancy.evictions,
+            programs=compiled,
+            compile_secs=secs,
+        )
 
     def load(self, params: Params, version: int) -> None:
-        """Takes new weights; unfinished sequences go on with them.
+        """Takes new weights; unfinished and held sequences go on with them.
 
         The arrays must not be donated before the next `load`, or the engine's last use.
         """
         self._batch.load(params)
         self._version = version
         self._queue.forget_prefixes()
-        live = self._live()
-        if live and self._cache_policy == "recompute":
+        lengths = self._occupancy.lengths
+        if lengths and self._cache_policy == "recompute":
             started, compiled = time.monotonic(), self._batch.compile_secs
-            lengths = [sequence.length for sequence in live.values()]
             self._batch.recompute(max(lengths))
             secs = time.monotonic() - started - (self._batch.compile_secs - compiled)
             self._counted += Stats(prefill_tokens=sum(lengths), prefill_secs=secs)
@@ -153,14 +173,62 @@ class Engine:
           ValueError: a request can never be served; then none is taken.
         """
         for request in requests:
-            require_servable(request, self._config, self._length, self._decode is not None)
-        first = self._tickets
-        for request in requests:
-            seed = (self._seed, self._tickets) if request.seed is None else request.seed
-            self._queue.append(Waiting(self._tickets, request, seed))
-            self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
-            self._tickets += 1
-        return list(range(first, self._tickets))
+            self._require_servable(request)
+        accepted = [self._accept(request) for request in requests]
+        for waiting in accepted:
+            self._queue.append(waiting)
+        return [waiting.ticket for waiting in accepted]
+
+    def extend(
+        self,
+        handle: Handle,
+        tokens: Int[np.ndarray, " T"],
+        sampling: Sampling,
+        *,
+        seed: tuple[int, ...] | None = None,
+        held: bool = False,
+    ) -> int:
+        """Lets a held completion go on after given tokens, before requests that wait.
+
+        The result is that of a request whose prompt is the sequence so far and the given tokens,
+        except for rounding, and for new weights that `keep` caches of old ones.
+
+        Args:
+          handle: the completion. It is held no longer.
+          tokens: token ids that follow it; there may be none.
+          sampling, seed, held: see `CompletionRequest`.
+
+        Returns:
+          The ticket of a new completion, number 0, which has only the tokens drawn from here on.
+
+        Raises:
+          ValueError: no such completion is held, or the request can never be served; then the
+            completion stays held.
+        """
+        before = self._occupancy.find(handle)
+        given = np.asarray(tokens, np.int32)
+        whole = np.concatenate([before.tokens, given])
+        request = CompletionRequest(whole, sampling, seed=seed, held=held)
+        self._require_servable(request)
+        self._occupancy.release(handle)
+        waiting = self._accept(request)
+        if before.slot is None or len(given) > self._most_stepped:
+            self._queue.put_ahead(waiting)
+            return waiting.ticket
+        sequence = GrowingSequence(waiting.ticket, 0, request, unread=len(given))
+        self._occupancy.start(before.slot, sequence)
+        newest, key = len(before.tokens) - 1, draw_key(waiting.seed, 0)
+        self._extensions.append(Extension(before.slot, newest, given, sampling, key))
+        return waiting.ticket
+
+    def release(self, handle: Handle) -> None:
+        """Gives up a held completion, whose episode is over.
+
+        Raises:
+          ValueError: no such completion is held.
+        """
+        self._occupancy.find(handle)
+        self._occupancy.release(handle)
 
     def step(self) -> list[Completion]:
         """Starts sequences in free slots, draws a chunk, and returns finished completions.
@@ -174,14 +242,20 @@ class Engine:
         if not self.unfinished:
             return []
         started, compiled = time.monotonic(), self._batch.compile_secs
-        prefixes, prompt_tokens = self._admit()
-        live = self._live()
+        stepped, reused = self._extend()
+        rows = self._sizing.rows(self._chunks)
+        if rows != self._batch.rows:
+            self._batch.resize(rows, self._occupancy.resize(rows))
+        prefixes, prompt_tokens = self._admission.admit()
+        live = self._occupancy.live
         chunk = self._batch.decode(
-            self._mask(live),
-            self._enough(live),
-            self._pauses.copy(),
+            self._occupancy.mask,
+            self._sizing.enough(),
+            self._pauses.tokens,
             longest=max(s.length for s in live.values()),
         )
+        parked = sum(len(held.tokens) for held in self._occupancy.parked.values())
+        self._chunks += 1
         # The device computes from here on. Meanwhile the host looks for stop strings in the last
         # chunk's text. Tokens that are now drawn after a stop string are dropped.
         finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
@@ -190,14 +264,13 @@ class Engine:
         tokens, logprobs, goes_on, steps = jax.device_get(chunk)
         ended = time.monotonic()
         done = {}
-        for slot, sequence in self._live().items():
-            drawn = int((tokens[:steps, slot] >= 0).sum())
-            if not np.isfinite(logprobs[:drawn, slot]).all():
+        for slot, sequence in self._occupancy.live.items():
+            if not np.isfinite(logprobs[:steps, slot]).all():
                 raise NonFiniteLogitsError(
                     "The model's logits are NaN or infinite: its weights are, or what it computes"
                     f" with them in {self._config.dtype} is."
                 )
-            sequence.append(tokens[:drawn, slot], logprobs[:drawn, slot], self._version)
+            sequence.append(tokens[:steps, slot], logprobs[:steps, slot], self._version)
             if not goes_on[slot]:
                 sequence.cut(self._decode)
                 if sequence.is_over:
@@ -207,13 +280,15 @@ class Engine:
         prefill_secs = max(0.0, prefilled - started - compile_secs) if prefixes else 0.0
         self._counted += Stats(
             completions=len(finished),
-            prefill_tokens=prompt_tokens,
+            prefill_tokens=prompt_tokens + stepped,
             prefill_secs=prefill_secs,
+            stepped_tokens=stepped,
+            reused_tokens=reused,
             decode_tokens=int((tokens >= 0).sum()),
             decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
             steps=int(steps),
             row_steps=int(steps) * self._batch.rows,
-            cache_filled=sum(sequence.length for sequence in live.values()),
+            cache_filled=sum(sequence.length for sequence in live.values()) + parked,
             cache_allocated=self._batch.rows * self._length,
         )
         return finished
@@ -223,7 +298,8 @@ class Engine:
     ) -> list[Completion]:
         """Takes steps until nothing is left, or so many tokens were drawn.
 
-        Unfinished sequences go on with the next step. The budget is checked between steps.
+        Unfinished sequences go on with the next step; held ones stay. The budget is checked between
+        steps.
 
         Args:
           between: a function called after each step that leaves unfinished sequences; it may `load`
@@ -262,106 +338,31 @@ class Engine:
             by_ticket[completion.ticket].append(completion)
         return list(by_ticket.values())
 
-    def _live(self) -> dict[int, GrowingSequence]:
-        """Returns the sequences in flight, by slot."""
-        return {slot: s for slot, s in enumerate(self._sequences) if s is not None}
-
-    def _mask(self, live: dict[int, GrowingSequence]) -> Bool[np.ndarray, " B"]:
-        mask = np.zeros(self._batch.rows, bool)
-        mask[list(live)] = True
-        return mask
-
-    def _enough(self, live: dict[int, GrowingSequence]) -> int:
-        """Returns the number of live rows at which a chunk ends early.
-
-        It ends early so that other requests can start, or the batch can shrink. While requests
-        wait, it does not end for every single row: each end costs a round trip.
-        """
-        if self._queue:
-            rows = self._batch.rows
-            return min(len(live) - 1, rows - max(1, rows // _REFILLED_SHARE))
-        smaller = next_smaller(self._batch.rows, self._most_rows)
-        return smaller if len(live) > smaller and self._may_shrink(live) else 0
-
-    def _may_shrink(self, live: dict[int, GrowingSequence]) -> bool:
-        """Says whether more than a chunk is to come, so that compiling a smaller batch pays."""
-        longest = max((sequence.left for sequence in live.values()), default=0)
-        return max(longest, self._queue.most_new_tokens) > self.chunk_tokens
-
     def _take_out(self, done: dict[int, GrowingSequence]) -> list[Completion]:
         for slot, sequence in done.items():
-            self._sequences[slot] = None
-            self._learn(sequence.stop_token(self._decode))
+            self._occupancy.finish(slot, self._chunks)
+            self._pauses.learn(sequence.stop_token(self._decode))
         return [sequence.finished() for sequence in done.values()]
 
-    def _learn(self, token: int | None) -> None:
-        """Remembers a token that has a stop string: rows that draw it soon wait for the host.
+    def _require_servable(self, request: CompletionRequest) -> None:
+        require_servable(request, self._config, self._length, self._decode is not None)
 
-        Otherwise they would draw tokens in vain up to the end of the chunk.
-        """
-        free = np.flatnonzero(self._pauses < 0)
-        if token is not None and free.size and token not in self._pauses:
-            self._pauses[free[0]] = token
+    def _accept(self, request: CompletionRequest) -> Waiting:
+        """Gives a request a ticket, and a seed if it has none."""
+        ticket = self._tickets
+        self._tickets += 1
+        self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
+        seed = (self._seed, ticket) if request.seed is None else request.seed
+        return Waiting(ticket, request, seed)
 
-    def _admit(self) -> tuple[list[Prefix], int]:
-        """Fills free slots.
-
-        Returns:
-          The prefixes of prompts that were read, and their number of tokens.
-        """
-        self._fit()
-        free = deque(slot for slot, sequence in enumerate(self._sequences) if sequence is None)
-        starts: dict[int, list[Start]] = {}
-        used: dict[int, Prefix] = {}
-        read: list[Prefix] = []
-        prompt_tokens = 0
-        while free and self._queue:
-            waiting = self._queue.head
-            if waiting.prefix is None:
-                prompt_tokens += self._prefill(len(free))
-                assert waiting.prefix is not None
-                read.append(waiting.prefix)
-            used[id(waiting.prefix)] = waiting.prefix
-            group = starts.setdefault(id(waiting.prefix), [])
-            while free and waiting.left:
-                group.append(self._start(waiting, free.popleft()))
-            self._queue.drop_finished_head()
-        for name, group in starts.items():
-            self._batch.insert(used[name], group)
-        return read, prompt_tokens
-
-    def _fit(self) -> None:
-        """Resizes the batch to the number of unfinished sequences."""
-        live = self._live()
-        rows = row_bucket(self.unfinished, self._most_rows)
-        if rows > self._batch.rows or (rows < self._batch.rows and self._may_shrink(live)):
-            self._batch.resize(rows, list(live))
-            self._sequences = [*live.values(), *[None] * (rows - len(live))]
-
-    def _start(self, waiting: Waiting, slot: int) -> Start:
-        request, index = waiting.request, waiting.next
-        waiting.next += 1
-        self._sequences[slot] = GrowingSequence(waiting.ticket, index, request)
-        key: UInt32[np.ndarray, " 2"]
-        key = np.random.SeedSequence([*waiting.seed, index]).generate_state(2, np.uint32)
-        return Start(waiting.row, slot, request.prompt, request.sampling, key)
-
-    def _prefill(self, free: int) -> int:
-        """Reads the first waiting prompt, with others of its size that come soon.
+    def _extend(self) -> tuple[int, int]:
+        """Lets sequences go on that were extended in their slots.
 
         Returns:
-          Their number of tokens.
+          The number of tokens that they are given, and of those whose cache they keep.
         """
-
-        def width_of(request: CompletionRequest) -> int:
-            return prompt_bucket(len(request.prompt), self._length)
-
-        width = width_of(self._queue.head.request)
-        read = self._queue.unread(
-            free,
-            lambda request: width_of(request) == width,
-            lambda prompts: self._batch.prefill_rows(prompts, width),
-        )
-        prompts = [waiting.request.prompt for waiting in read]
-        self._queue.put_prefix(read, self._batch.prefill(prompts, width))
-        return sum(map(len, prompts))
+        extensions, self._extensions = self._extensions, []
+        if extensions:
+            self._batch.extend(extensions, self._most_stepped)
+        given = sum(len(extension.given) for extension in extensions)
+        return given, sum(extension.newest for extension in extensions)

@@ -35,10 +35,11 @@ class Waiting:
 
 
 class Queue:
-    """Requests in the order of their arrival."""
+    """Requests in the order of their arrival, after those that were put ahead."""
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
+        self._ahead = 0
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -62,10 +63,16 @@ class Queue:
         """Puts a request at the end."""
         self._waiting.append(waiting)
 
+    def put_ahead(self, waiting: Waiting) -> None:
+        """Puts a request before those that were appended, and after those that were put ahead."""
+        self._waiting.insert(self._ahead, waiting)
+        self._ahead += 1
+
     def drop_finished_head(self) -> None:
         """Removes the next request if all of its completions are started."""
         if not self.head.left:
             self._waiting.popleft()
+            self._ahead = max(0, self._ahead - 1)
 
     def forget_prefixes(self) -> None:
         """Drops all prefixes, which old weights computed; the prompts are prefilled again."""

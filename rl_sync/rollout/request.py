@@ -14,6 +14,14 @@ from rl_sync.rollout.sampling import Sampling
 Finish = Literal["stop", "length"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Handle:
+    """The name of a completion: the ticket of its request, and its number in the request."""
+
+    ticket: int
+    index: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompletionRequest:
     """Request for some completions of one prompt, which is prefilled once for all of them.
@@ -24,12 +32,15 @@ class CompletionRequest:
       completions: the number of completions.
       seed: the seed of the draws. With the same seed, prompt and weights, completion i is the same,
         whatever else is in the batch. None for a new seed from the engine.
+      held: whether the engine holds each completion when it is finished, so that `Engine.extend`
+        can let it go on, until `Engine.release`.
     """
 
     prompt: Int[np.ndarray, " P"]
     sampling: Sampling
     completions: int = 1
     seed: tuple[int, ...] | None = None
+    held: bool = False
 
     def __post_init__(self) -> None:
         if self.completions < 1:
@@ -59,6 +70,11 @@ class Completion:
     logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
     finish: Finish
+
+    @property
+    def handle(self) -> Handle:
+        """The name by which the engine knows it, if it is held."""
+        return Handle(self.ticket, self.index)
 
 
 def require_servable(

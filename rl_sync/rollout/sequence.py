@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from rl_sync.rollout.request import Completion, CompletionRequest
+from rl_sync.rollout.request import Completion, CompletionRequest, Handle
+from rl_sync.rollout.slots import NOT_DRAWN
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -23,12 +24,14 @@ class GrowingSequence:
     Attributes:
       ticket, index: see `Completion`.
       request: the request that it belongs to.
+      unread: the number of last tokens of its prompt that decode steps are still to read.
       tokens, logprobs, versions: as in `Completion`, so far.
     """
 
     ticket: int
     index: int
     request: CompletionRequest
+    unread: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
@@ -41,17 +44,29 @@ class GrowingSequence:
         return len(self.request.prompt) + len(self.tokens)
 
     @property
+    def handle(self) -> Handle:
+        """The name of the completion."""
+        return Handle(self.ticket, self.index)
+
+    @property
+    def whole(self) -> Int[np.ndarray, " S"]:
+        """The prompt and the completion so far."""
+        return np.concatenate([self.request.prompt, np.array(self.tokens, np.int32)])
+
+    @property
     def left(self) -> int:
-        """The largest number of tokens still to come."""
-        return self.request.sampling.max_new_tokens - len(self.tokens)
+        """The largest number of decode steps still to come."""
+        return self.unread + self.request.sampling.max_new_tokens - len(self.tokens)
 
     def append(
         self, tokens: Int[np.ndarray, " C"], logprobs: Float[np.ndarray, " C"], version: int
     ) -> None:
-        """Adds the tokens of a chunk."""
-        self.tokens += tokens.tolist()
-        self.logprobs += logprobs.tolist()
-        self.versions += [version] * len(tokens)
+        """Adds what a chunk drew in each of its steps; see `Chunk`."""
+        drawn = tokens != NOT_DRAWN
+        self.tokens += tokens[drawn].tolist()
+        self.logprobs += logprobs[drawn].tolist()
+        self.versions += [version] * int(drawn.sum())
+        self.unread = max(0, self.unread - len(tokens))
 
     def cut(self, decode: Decode | None) -> bool:
         """Says whether a stop string is complete, and removes the tokens after it.

@@ -2,13 +2,17 @@
 
 A slot holds a sequence's tokens, and the KV cache of all of them except the newest. A sequence has
 no other state, be it a prompt without drawn tokens or an interrupted completion. Each decode step
-feeds the newest token and draws the next one.
+feeds the newest token and draws the next one. Rows that are not live keep their state.
+
+A sequence may go on after its completion: the tokens so far and those that it is extended with are
+its prompt from then on. While the newest token lies before the prompt's last one, a decode step
+takes the next token from the prompt, and draws none.
 
 All functions map state to state. Parameters and sampling choices are arguments, so new weights or
 choices compile nothing. Programs are compiled for shapes, `span` and `chunk_tokens`.
 
 Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
-prefill, C steps of a chunk, L layers, K kv heads, H head dim.
+prefill, T tokens that extend a sequence, C steps of a chunk, L layers, K kv heads, H head dim.
 """
 
 from __future__ import annotations
@@ -42,8 +46,9 @@ class Rows(NamedTuple):
     """Values of each sequence, beside its tokens and their cache.
 
     Attributes:
-      newest: the position of its newest token.
-      prompt_lengths: the number of tokens of its prompt, at least 1.
+      newest: the position of the newest token that is drawn or fed.
+      prompt_lengths: the number of tokens of its prompt, at least 1. The prompt may go on after
+        `newest`.
       keys: the random key of its draws.
       choice: its sampling choices.
     """
@@ -58,7 +63,7 @@ class Slots(NamedTuple):
     """A batch of sequences.
 
     Attributes:
-      tokens: prompt and completion of each, up to its newest; entries after it are undefined.
+      tokens: prompt and completion of each; entries after both are undefined.
       cache: keys and values of the tokens before the newest.
       rows: the other values of each sequence.
     """
@@ -79,8 +84,8 @@ class Chunk(NamedTuple):
     """Tokens that one call drew.
 
     Attributes:
-      tokens: the token of each step and row; −1 where the row was not live any more, or the chunk
-        had ended.
+      tokens: the token of each step and row; −1 where the next token was one of the prompt, the
+        row was not live any more, or the chunk had ended.
       logprobs: the log-probability of each token under the distribution that it was sampled from.
       live: rows that go on.
       steps: the number of steps taken.
@@ -161,8 +166,12 @@ def insert(
         return tokens, jax.tree.map(copy, cache, prefix.cache)
 
     tokens, cache = jax.lax.fori_loop(0, count, write, (slots.tokens, slots.cache))
-    put = functools.partial(jax.tree.map, lambda old, new: old.at[targets].set(new, mode="drop"))
-    return on_mesh(Slots(tokens, cache, put(slots.rows, rows)))
+    return on_mesh(Slots(tokens, cache, _with_rows(slots.rows, targets, rows)))
+
+
+def _with_rows(rows: Rows, targets: Int[Array, " B"], new: Rows) -> Rows:
+    """Replaces the values of the targets, except targets outside the slots."""
+    return jax.tree.map(lambda old, row: old.at[targets].set(row, mode="drop"), rows, new)
 
 
 @functools.partial(
@@ -178,7 +187,7 @@ def decode_chunk(
     span: int,
     chunk_tokens: int,
 ) -> tuple[Slots, Chunk]:
-    """Draws up to `chunk_tokens` tokens a live row.
+    """Takes up to `chunk_tokens` steps: a live row draws a token, or reads one of its prompt.
 
     Args:
       live: rows that go on; the others are finished.
@@ -188,32 +197,33 @@ def decode_chunk(
       span: the number of cache slots that are read: more than the position of any token that is
         drawn.
     """
-    B = slots.tokens.shape[0]
+    B, S = slots.tokens.shape
     everyone = jnp.arange(B)
 
     def step(carry: tuple[Slots, Chunk]) -> tuple[Slots, Chunk]:
         slots, chunk = carry
         (tokens, cache, rows), live = slots, chunk.live
-        # Finished rows must not make the others read further.
-        positions = jnp.where(live, rows.newest, 0)
+        positions = jnp.where(live, rows.newest, -1)
         hidden, cache = transformer.decode_step(
             config, params, tokens[everyone, positions], positions, cache, span
         )
         generated = rows.newest + 1 - rows.prompt_lengths
+        draws = live & (generated >= 0)
         adjusted = adjusted_logits(
             transformer.logits(config, params, hidden),
             rows.choice,
-            History(tokens[:, :span], rows.newest, generated, live),
+            History(tokens[:, :span], rows.newest, generated, draws),
         )
         drawn, logprobs = draw(uniforms(rows.keys, generated), adjusted, rows.choice.greedy)
         newest = rows.newest + live
-        tokens = tokens.at[everyone, newest].set(drawn)
+        tokens = tokens.at[everyone, jnp.where(draws, newest, S)].set(drawn, mode="drop")
         stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
         paused = (drawn[:, None] == pauses).any(axis=-1)
         stopped |= paused & (generated + 1 >= rows.choice.min_new_tokens)
+        stopped &= draws
         after = Chunk(
-            tokens=chunk.tokens.at[chunk.steps].set(jnp.where(live, drawn, NOT_DRAWN)),
-            logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(live, logprobs, 0.0)),
+            tokens=chunk.tokens.at[chunk.steps].set(jnp.where(draws, drawn, NOT_DRAWN)),
+            logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(draws, logprobs, 0.0)),
             live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
             steps=chunk.steps + 1,
         )
@@ -232,6 +242,23 @@ def decode_chunk(
     slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
     # The host reads all of it, in every process.
     return on_mesh(slots), jax.tree.map(constrain, chunk)
+
+
+@functools.partial(jax.jit, donate_argnames="slots")
+def extend(slots: Slots, given: Int[Array, "B T"], targets: Int[Array, " B"], rows: Rows) -> Slots:
+    """Puts tokens after those of finished sequences, which go on from there.
+
+    Args:
+      given: the tokens, padded on the right.
+      targets: the slot of each sequence; those of rows to leave out are outside the slots.
+      rows: the values of the sequences from now on. `newest` is where the cache ends, and
+        `prompt_lengths` counts the given tokens.
+    """
+    S = slots.tokens.shape[1]
+    after = rows.newest[:, None] + 1 + jnp.arange(given.shape[1])
+    after = jnp.where(after < rows.prompt_lengths[:, None], after, S)
+    tokens = slots.tokens.at[targets[:, None], after].set(given, mode="drop")
+    return on_mesh(Slots(tokens, slots.cache, _with_rows(slots.rows, targets, rows)))
 
 
 @jax.jit

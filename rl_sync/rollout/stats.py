@@ -14,9 +14,13 @@ class Stats:
 
     Attributes:
       completions: the number of finished completions.
-      prefill_tokens: the tokens of prefilled prompts (a prompt of several completions counts once)
-        and of sequences whose cache was recomputed.
+      prefill_tokens: the tokens of prefilled prompts (a prompt of several completions counts once),
+        of sequences whose cache was recomputed, and those that decode steps read.
       prefill_secs: the time spent on prefills.
+      stepped_tokens: of the prefilled tokens, those of extensions that decode steps read; the time
+        counts as decoding.
+      reused_tokens: the number of tokens whose cache sequences kept when they were extended.
+      evictions: the number of held sequences whose slot went to others.
       decode_tokens: the number of drawn tokens.
       decode_secs: the time spent on decoding.
       steps: the number of decode steps.
@@ -30,6 +34,9 @@ class Stats:
     completions: int = 0
     prefill_tokens: int = 0
     prefill_secs: float = 0.0
+    stepped_tokens: int = 0
+    reused_tokens: int = 0
+    evictions: int = 0
     decode_tokens: int = 0
     decode_secs: float = 0.0
     steps: int = 0
@@ -47,8 +54,8 @@ class Stats:
 
     @property
     def prefill_tokens_per_sec(self) -> float:
-        """Prefilled tokens a second; 0 without prefills."""
-        return _ratio(self.prefill_tokens, self.prefill_secs)
+        """Tokens that prefills read a second; 0 without prefills."""
+        return _ratio(self.prefill_tokens - self.stepped_tokens, self.prefill_secs)
 
     @property
     def decode_tokens_per_sec(self) -> float:

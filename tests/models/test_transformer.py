@@ -119,6 +119,24 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("path", ["auto", "einsum", "dot_product"])
+def test_rows_without_a_position_keep_their_cache_and_disturb_no_other(path):
+    config = dataclasses.replace(tiny.VARIANTS["sliding"], attention=path)
+    params = tiny.params(config)
+    rng = np.random.default_rng(0)
+    shape = (2, config.num_layers, 3, 50, config.num_kv_heads, config.head_dim)
+    keys, values = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    cache = jax.vmap(functools.partial(cached, config))(keys, values)
+    tokens = np.array([3, 4, 5])
+    hidden, after = decode_step(config, params, tokens, np.array([20, -1, 49]), cache, span=50)
+    expected, _ = decode_step(config, params, tokens, np.array([20, 7, 49]), cache, span=50)
+    np.testing.assert_allclose(hidden[::2], expected[::2], atol=1e-6)
+    assert np.isfinite(hidden).all()
+    for x, y in zip(after, cache, strict=True):
+        np.testing.assert_array_equal(x[:, :, 1], y[:, :, 1])
+        assert (np.asarray(x[:, :, 0]) != np.asarray(y[:, :, 0])).any()
+
+
 def test_slots_beyond_the_longest_row_are_not_read():
     config = tiny.CONFIG
     params = tiny.params(config)

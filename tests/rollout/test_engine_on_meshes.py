@@ -52,6 +52,25 @@ def test_completions_are_those_of_one_device(mesh, requests, expected):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
+@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])
+def test_extensions_are_those_of_one_device(mesh):
+    given, sampling = np.array([4, 1], np.int32), dataclasses.replace(SAMPLING, max_new_tokens=4)
+
+    def turns(on):
+        engine = _engine(on)
+        held = [CompletionRequest(p, sampling, 2, (7, i), held=True) for i, p in enumerate(PROMPTS)]
+        first = [completion for group in engine.generate(held) for completion in group]
+        for completion in first[::-1]:
+            engine.extend(completion.handle, given[: completion.index + 1], sampling, seed=(8,))
+        second = sorted(engine.advance(), key=lambda completion: completion.ticket)
+        assert 0 < engine.stats.evictions < len(first)
+        return [*first, *second]
+
+    for one, other in zip(turns(layout(**mesh)), turns(layout()), strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
 def test_each_device_holds_its_rows_and_heads_of_the_cache():
     on = layout(data=2, tensor=2)
     params = jax.device_put(PARAMS, shardings(param_like(CONFIG, on)))
@@ -68,6 +87,8 @@ def test_each_device_holds_its_rows_and_heads_of_the_cache():
             span=16,
             chunk_tokens=4,
         )
+        rows = jax.device_get(after.rows)
+        after = slots.extend(after, np.ones((8, 3), np.int32), np.arange(8, dtype=np.int32), rows)
     shape = after.cache.keys.shape
     L, Z, B, K, H, C = shape
     assert {shard.data.shape for shard in after.cache.keys.addressable_shards} == {

@@ -1,0 +1,98 @@
+"""Admission: requests that wait get the free slots of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt32
+
+from rl_sync.rollout.batch import Batch, Start
+from rl_sync.rollout.buckets import prompt_bucket
+from rl_sync.rollout.occupancy import Occupancy
+from rl_sync.rollout.queue import Queue, Waiting
+from rl_sync.rollout.request import CompletionRequest
+from rl_sync.rollout.sequence import GrowingSequence
+from rl_sync.rollout.slots import Prefix
+
+
+class Admitted(NamedTuple):
+    """The prefills of an admission.
+
+    Attributes:
+      prefixes: the prefixes that the device computes.
+      prompt_tokens: their number of tokens, without padding.
+    """
+
+    prefixes: list[Prefix]
+    prompt_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """The way from a queue into the slots of a batch."""
+
+    batch: Batch
+    queue: Queue
+    occupancy: Occupancy
+
+    def admit(self) -> Admitted:
+        """Starts waiting completions in free slots, in the order of the queue.
+
+        Held sequences give up slots that are lacking.
+        """
+        self.occupancy.make_room(self.queue.completions)
+        free = deque(self.occupancy.free)
+        starts: dict[int, list[Start]] = {}
+        used: dict[int, Prefix] = {}
+        read: list[Prefix] = []
+        prompt_tokens = 0
+        while free and self.queue:
+            waiting = self.queue.head
+            if waiting.prefix is None:
+                prompt_tokens += self._prefill(len(free))
+                assert waiting.prefix is not None
+                read.append(waiting.prefix)
+            used[id(waiting.prefix)] = waiting.prefix
+            group = starts.setdefault(id(waiting.prefix), [])
+            while free and waiting.left:
+                group.append(self.start(waiting, free.popleft()))
+            self.queue.drop_finished_head()
+        for name, group in starts.items():
+            self.batch.insert(used[name], group)
+        return Admitted(read, prompt_tokens)
+
+    def start(self, waiting: Waiting, slot: int) -> Start:
+        """Starts the next completion of a request in a slot, as far as the host is concerned."""
+        request, index = waiting.request, waiting.next
+        waiting.next += 1
+        self.occupancy.start(slot, GrowingSequence(waiting.ticket, index, request))
+        key = draw_key(waiting.seed, index)
+        return Start(waiting.row, slot, request.prompt, request.sampling, key)
+
+    def _prefill(self, free: int) -> int:
+        """Reads the first waiting prompt, with others of its size that come soon.
+
+        Returns:
+          Their number of tokens.
+        """
+
+        def width_of(request: CompletionRequest) -> int:
+            return prompt_bucket(len(request.prompt), self.batch.length)
+
+        width = width_of(self.queue.head.request)
+        read = self.queue.unread(
+            free,
+            lambda request: width_of(request) == width,
+            lambda prompts: self.batch.prefill_rows(prompts, width),
+        )
+        prompts = [waiting.request.prompt for waiting in read]
+        self.queue.put_prefix(read, self.batch.prefill(prompts, width))
+        return sum(map(len, prompts))
+
+
+def draw_key(seed: tuple[int, ...], index: int) -> UInt32[np.ndarray, " 2"]:
+    """Makes the random key of a completion's draws from its request's seed and its own number."""
+    return np.random.SeedSequence([*seed, index]).generate_state(2, np.uint32)
