@@ -38,6 +38,7 @@ ALLOWED = {
     "sandbox": set(),
     "rewards": {"types", "sandbox"},
     "tasks": {"types", "models", "rewards"},
+    "environments": {"types", "tasks"},
     "replay": {"types", "models"},
     "weights": {"types", "models"},
     "observe": {"types", "models"},

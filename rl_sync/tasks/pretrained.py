@@ -7,6 +7,7 @@ tokenizer of characters does not need it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from typing import Any
 
 from rl_sync.models.huggingface.files import read_object
 from rl_sync.setting import check, setting
+from rl_sync.tasks.special_tokens import SpecialTokens
 
 CHAT_CHOICES = ("auto", "yes", "no")
 _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
 _REPLACEMENT = "\ufffd"
+_ANY_TEXT = "0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +94,67 @@ class PretrainedTokenizer:
             return self.backend.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=False
             )
-        ids = self.backend.encode(text)
+        return self._continued(self.backend.encode(text))
+
+    def encode_literally(self, text: str, begins: bool = False) -> list[int]:
+        """Encodes a text in which the names of special tokens are plain text.
+
+        Args:
+          text: the text.
+          begins: puts before it the special tokens that a sequence begins with, if any.
+        """
+        return self._opening * begins + self.special.encode_as_text(text)
+
+    def template(self, has_tools: bool) -> str:
+        """Returns the source of the chat template, for conversations with tools or without.
+
+        Raises:
+          ValueError: there is none.
+        """
+        return self.backend.get_chat_template(tools=[{}] if has_tools else None)
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        prompts: bool = True,
+    ) -> str:
+        """Writes a conversation in the chat template.
+
+        Args:
+          messages: what templates of `transformers` take; `system` is put before them, unless they
+            have a system message.
+          tools: JSON schemas of the tools that the policy may call.
+          prompts: writes the header of the assistant's answer at the end.
+
+        Raises:
+          ValueError: the template refuses the conversation, or there is no template.
+        """
+        messages = list(messages)
+        if self.system is not None and not any(m["role"] == "system" for m in messages):
+            messages.insert(0, {"role": "system", "content": self.system})
+        try:
+            return self.backend.apply_chat_template(
+                messages, tools=list(tools) or None, add_generation_prompt=prompts, tokenize=False
+            )
+        except Exception as error:  # From Jinja, or from the template's own code.
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(
+                f"The chat template refuses a conversation of {roles}:"
+                f" {str(error).partition(chr(10))[0]}. Change the messages, or the template."
+            ) from error
+
+    @functools.cached_property
+    def special(self) -> SpecialTokens:
+        """The special tokens, and encoding of texts that spell them."""
+        return SpecialTokens(self.backend)
+
+    @functools.cached_property
+    def _opening(self) -> list[int]:
+        alone = self.encode(_ANY_TEXT)
+        return self._continued(self.backend.encode(_ANY_TEXT))[: -len(alone)]
+
+    def _continued(self, ids: list[int]) -> list[int]:
         # Some tokenizers end every text, but a completion shall continue this one.
         return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
 
@@ -101,8 +164,11 @@ class PretrainedTokenizer:
         An id that the tokenizer does not have becomes U+FFFD: a checkpoint's vocabulary may be
         padded beyond its tokenizer's.
         """
-        completion = itertools.takewhile(lambda i: i not in self.eos_ids, ids)
-        runs = itertools.groupby(completion, lambda i: 0 <= i < self.vocab_size)
+        return self.decode_all(list(itertools.takewhile(lambda i: i not in self.eos_ids, ids)))
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Decodes every id, as `decode` does, also behind an end of sequence."""
+        runs = itertools.groupby(ids, lambda i: 0 <= i < self.vocab_size)
         return "".join(
             self.backend.decode(list(run), clean_up_tokenization_spaces=False)
             if known
@@ -187,7 +253,7 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"No tokenizer can be loaded from {path}: {reason} {way_out}") from error
     # For a model's config without a tokenizer, transformers makes one with an empty vocabulary.
-    if not backend.encode("0", add_special_tokens=False):
+    if not backend.encode(_ANY_TEXT, add_special_tokens=False):
         raise ValueError(f"{path} has a model's config but no tokenizer. {way_out}")
     generation = cached_file(
         path, "generation_config.json", _raise_exceptions_for_missing_entries=False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol
 
@@ -38,8 +39,19 @@ class Tokenizer(Hashable, Protocol):
     def encode_prompt(self, text: str) -> list[int]:
         """Encodes a text as a prompt, from which the policy goes on."""
 
+    def encode_literally(self, text: str, begins: bool = False) -> list[int]:
+        """Encodes a text in which the names of special tokens are plain text.
+
+        Args:
+          text: the text.
+          begins: puts before it the special tokens that a sequence begins with, if any.
+        """
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes a completion up to its first end of sequence."""
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Decodes every id, also behind an end of sequence; special tokens stay visible."""
 
 
 # Loading a task needs the same lengths several times, and encoding takes most of its time.
@@ -123,8 +135,24 @@ class CharacterTokenizer:
         """
         return self.encode(text)
 
+    def encode_literally(self, text: str, begins: bool = False) -> list[int]:
+        """Encodes the characters: no special token has a name, and none begins a sequence.
+
+        Raises:
+          ValueError: a character is not in the charset.
+        """
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes up to the first end of sequence; padding inside becomes U+FFFD.
+
+        Raises:
+          ValueError: an id is outside the vocabulary.
+        """
+        return self.decode_all(list(itertools.takewhile(lambda i: i != EOS_ID, ids)))
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Decodes every id; an end of sequence has no text, and padding becomes U+FFFD.
 
         Raises:
           ValueError: an id is outside the vocabulary.
@@ -132,7 +160,7 @@ class CharacterTokenizer:
         characters = []
         for i in ids:
             if i == EOS_ID:
-                break
+                continue
             if not 0 <= i < self.vocab_size:
                 raise ValueError(f"Token id {i} is outside the {self.vocab_size} of the tokenizer.")
             characters.append("\ufffd" if i == PAD_ID else self.charset[i - _FIRST_CHARACTER_ID])

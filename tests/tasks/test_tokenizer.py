@@ -39,3 +39,16 @@ def test_the_charset_of_texts_is_their_characters_in_order():
 
 def test_the_length_of_a_completion_counts_its_end():
     assert (prompt_tokens(TOKENIZER, "a+b"), completion_tokens(TOKENIZER, "a+b")) == (3, 4)
+
+
+def test_decoding_all_goes_on_behind_an_end_which_has_no_text():
+    tokenizer = CharacterTokenizer("ab")
+    assert tokenizer.decode_all([2, 1, 3, 0]) == "ab\ufffd"
+    assert tokenizer.decode([2, 1, 3, 0]) == "a"
+    with pytest.raises(ValueError, match="Token id 9 is outside"):
+        tokenizer.decode_all([9])
+
+
+def test_characters_are_literal_wherever_they_stand():
+    tokenizer = CharacterTokenizer("ab")
+    assert tokenizer.encode_literally("ab", begins=True) == tokenizer.encode("ab") == [2, 3]

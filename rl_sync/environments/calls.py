@@ -1,0 +1,249 @@
+"""Tool calls in a reply's text, as the chat templates of model families write them.
+
+A format is a function from a text to a `Reading`, and a line in `CALL_FORMATS`. A call that cannot
+be read is no error of ours: its message is for the policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rl_sync.environments.interface import Reply, ToolCall
+from rl_sync.tasks.pretrained import PretrainedTokenizer
+from rl_sync.tasks.tokenizer import Tokenizer
+
+_SHOWN_CHARACTERS = 200
+_THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
+
+
+class Reading(NamedTuple):
+    """The parts of a text.
+
+    Attributes:
+      content: the text without the calls that were read.
+      calls: the calls that were read, in their order; those without an id of their own have None.
+      malformed: what is wrong with each other call.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+
+
+CallFormat = Callable[[str], Reading]
+
+
+def read_tagged(text: str) -> Reading:
+    """Reads calls of Qwen 2.5 and 3: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
+    content, *parts = text.split("<tool_call>")
+    read = _Calls("arguments")
+    for part in parts:
+        body, closing, rest = part.partition("</tool_call>")
+        if closing:
+            is_read = read.add_text(body)
+        else:
+            is_read = read.refuse("it is not closed by </tool_call>", body)
+        content += rest if is_read else f"<tool_call>{part}"
+    return read.reading(content)
+
+
+def read_headless(text: str) -> Reading:
+    """Reads calls of Llama 3: a reply of `{"name": …, "parameters": …}`, and nothing else.
+
+    `<|python_tag|>` may stand before it, behind other text. Several calls are parted by `;`.
+    Without the tag, an object that has no name and parameters is an ordinary answer.
+    """
+    content, tag, calls = text.partition("<|python_tag|>")
+    calls = calls.strip() if tag else text.strip()
+    read = _Calls("parameters")
+    if not tag and not calls.startswith("{"):
+        return Reading(text)
+    try:
+        values = _joined_values(calls)
+    except ValueError as error:
+        is_meant = tag or calls.removeprefix("{").lstrip().startswith('"name"')
+        if is_meant:
+            read.refuse(f"it is not JSON ({error})", calls)
+        return read.reading(text)
+    if not tag and not all(
+        isinstance(v, dict) and {"name", "parameters"} <= set(v) for v in values
+    ):
+        return Reading(text)
+    are_read = [read.add(value) for value in values]
+    return read.reading((content if tag else "") if any(are_read) else text)
+
+
+def read_listed(text: str) -> Reading:
+    """Reads calls of Mistral: `[TOOL_CALLS][{"name": …, "arguments": …}, …]` behind other text."""
+    content, tag, calls = text.partition("[TOOL_CALLS]")
+    read = _Calls("arguments")
+    if not tag:
+        return Reading(text)
+    try:
+        values = _value(calls)
+    except ValueError as error:
+        read.refuse(f"it is not JSON ({error})", calls)
+        return read.reading(text)
+    if not isinstance(values, list) or not values:
+        read.refuse("it is not a list of calls", calls)
+        return read.reading(text)
+    are_read = [read.add(value) for value in values]
+    return read.reading(content if any(are_read) else text)
+
+
+CALL_FORMATS: dict[str, CallFormat] = {
+    "qwen": read_tagged,
+    "llama": read_headless,
+    "mistral": read_listed,
+}
+
+
+def call_format(tokenizer: Tokenizer, name: str = "auto") -> CallFormat | None:
+    """Returns the format in which a policy writes tool calls.
+
+    Args:
+      tokenizer: the policy's tokenizer.
+      name: one of `CALL_FORMATS`; `none` for no calls; or `auto` for that of the chat template, and
+        none if there is no template, or it writes none of these formats.
+
+    Raises:
+      ValueError: the name is unknown.
+    """
+    if name in CALL_FORMATS:
+        return CALL_FORMATS[name]
+    if name not in ("auto", "none"):
+        known = ", ".join(["auto", "none", *CALL_FORMATS])
+        raise ValueError(f"The format of tool calls must be one of {known}, not {name!r}.")
+    if name == "none" or not isinstance(tokenizer, PretrainedTokenizer) or not tokenizer.chat:
+        return None
+    template = tokenizer.template(has_tools=True)
+    # Templates with `<function=` in their tags write XML.
+    if "<tool_call>" in template and "<function=" not in template:
+        return read_tagged
+    if "[TOOL_CALLS]" in template:
+        return read_listed
+    if "<|python_tag|>" in template or '"parameters"' in template:
+        return read_headless
+    return None
+
+
+def read_reply(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    is_cut: bool,
+    reads: CallFormat | None = None,
+    calls_before: int = 0,
+) -> Reply:
+    """Reads a reply from its ids.
+
+    Args:
+      tokenizer: the policy's tokenizer.
+      ids: the drawn ids, with the one that ended the reply, if one did.
+      is_cut: a limit ended the reply.
+      reads: the format of tool calls; None if there are none.
+      calls_before: the number of earlier calls in the conversation, from which calls are numbered.
+
+    Returns:
+      The reply. Calls inside the policy's thinking (`<think>…</think>`) are text.
+    """
+    ends = bool(len(ids)) and ids[-1] in tokenizer.eos_ids
+    text = tokenizer.decode_all([int(i) for i in (ids[:-1] if ends else ids)])
+    thought, mark, answer = text.rpartition(_THOUGHT_ENDS)
+    if reads is None or (not mark and answer.lstrip().startswith(_THOUGHT_BEGINS)):
+        return Reply(text, is_cut=is_cut)
+    content, calls, malformed = reads(answer)
+    named = tuple(
+        dataclasses.replace(call, call_id=call.call_id or _call_id(calls_before + number))
+        for number, call in enumerate(calls)
+    )
+    return Reply(
+        text=text,
+        tool_calls=named,
+        malformed=malformed,
+        is_cut=is_cut,
+        content=thought + mark + content if calls else None,
+    )
+
+
+def _call_id(number: int) -> str:
+    # Templates of Mistral refuse other ids than those of nine letters and digits.
+    return f"call{number:05d}"
+
+
+class _Calls:
+    """The calls found so far; `arguments` is the name that the format gives to arguments."""
+
+    def __init__(self, arguments: str) -> None:
+        self._arguments = arguments
+        self._calls: list[ToolCall] = []
+        self._malformed: list[str] = []
+
+    def add_text(self, text: str) -> bool:
+        """Adds a call from its JSON, and says if it could be read."""
+        try:
+            value = _value(text)
+        except ValueError as error:
+            return self.refuse(f"it is not JSON ({error})", text)
+        return self.add(value)
+
+    def add(self, value: Any) -> bool:
+        """Adds a call from its object, and says if it could be read."""
+        if not isinstance(value, dict):
+            return self.refuse("it is not an object", json.dumps(value))
+        name, arguments = value.get("name"), value.get(self._arguments)
+        if not isinstance(name, str) or not name:
+            return self.refuse('it has no "name"', json.dumps(value))
+        if not isinstance(arguments, dict):
+            return self.refuse(f'its "{self._arguments}" are not an object', json.dumps(value))
+        own_id = value.get("id")
+        call_id = own_id if isinstance(own_id, str) and own_id else None
+        self._calls.append(ToolCall(name, arguments, call_id))
+        return True
+
+    def refuse(self, reason: str, text: str) -> bool:
+        """Notes a call that cannot be read; returns False."""
+        text = text.strip()
+        shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+        self._malformed.append(
+            f"Malformed tool call: {reason}. Write an object with"
+            f' "name" and "{self._arguments}" instead of {shown}'
+        )
+        return False
+
+    def reading(self, content: str) -> Reading:
+        """Returns all that was found; white space around calls is no content."""
+        content = content.strip("\n") if self._calls else content
+        return Reading(content, tuple(self._calls), tuple(self._malformed))
+
+
+def _value(text: str) -> Any:
+    """Parses JSON. Raises ValueError, also for text that no encoding has."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    # An escaped half of a surrogate pair is legal JSON, and no text that could be encoded.
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _joined_values(text: str) -> list[Any]:
+    """Parses JSON values that are parted by `;`. Raises ValueError."""
+    values = []
+    decoder = json.JSONDecoder()
+    while text:
+        try:
+            _, stop = decoder.raw_decode(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        values.append(_value(text[:stop]))
+        text = text[stop:].strip()
+        if text and not text.startswith(";"):
+            raise ValueError(f"text follows: {text[:_SHOWN_CHARACTERS]!r}")
+        text = text.removeprefix(";").lstrip()
+    if not values:
+        raise ValueError("there is nothing")
+    return values

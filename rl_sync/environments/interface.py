@@ -1,0 +1,157 @@
+"""The interface of an environment: the records that it takes and gives, and its protocol.
+
+An episode is one conversation. `reset` gives its first turn; `step` gives the turn after a reply of
+the policy, or the outcome that ends the episode. A task of one prompt and one reward is an
+episode of one turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Mapping
+from typing import Any, Literal, Protocol
+
+Reason = Literal[
+    "done", "turns", "tokens", "context", "parse error", "time-out", "environment failure"
+]
+"""The end of an episode.
+
+`done`: the environment ended it. `turns`, `tokens`: a limit of the episode. `context`: the
+conversation left no room for a reply. `parse error`: a reply could not be read. `time-out`: the
+deadline of a turn. `environment failure`: the environment raised an error, or answered nonsense.
+"""
+
+ToolSchema = Mapping[str, Any]
+"""A tool's JSON schema, as chat templates of `transformers` take it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool by the policy.
+
+    Attributes:
+      name: the tool's name; nobody has checked that there is one of that name.
+      arguments: its arguments by name, as JSON values.
+      call_id: the call's name, to which the tool's answer refers; unique within a conversation.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """A message of a conversation.
+
+    Attributes:
+      role: `system`, `user`, `assistant`, `tool`, or another that the chat template knows.
+      content: its text. The names of special tokens in it are plain text.
+      tool_calls: the calls in an assistant's message, which are no part of the content.
+      name: the tool that a tool's message comes from.
+      tool_call_id: the call that a tool's message answers.
+    """
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns the message as chat templates of `transformers` take it, without empty fields."""
+        calls = [
+            {
+                "type": "function",
+                "function": {"name": call.name, "arguments": dict(call.arguments)},
+            }
+            | ({} if call.call_id is None else {"id": call.call_id})
+            for call in self.tool_calls
+        ]
+        optional = {"tool_calls": calls, "name": self.name, "tool_call_id": self.tool_call_id}
+        present = {name: value for name, value in optional.items() if value}
+        return {"role": self.role, "content": self.content, **present}
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """New messages to the policy, which is to reply to them.
+
+    Attributes:
+      messages: the messages since the policy's last reply, at least one; those before them, and
+        the reply itself, are not repeated.
+      tools: schemas of the tools that may be called from now on. If empty, they stay as they are.
+      stop_strings: texts that end the reply; they stay in it.
+      deadline_secs: the time for the reply, from the turn on; None for no limit.
+      reward: the reward of the reply that led to this turn; 0 in the first turn.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    deadline_secs: float | None = None
+    reward: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """A reply of the policy.
+
+    Attributes:
+      text: all of its text, without the token that ends it; special tokens inside are visible.
+      tool_calls: the calls that could be read in it.
+      malformed: what is wrong with each call that could not be read, for the policy to read.
+      is_cut: a limit ended it, and the policy did not.
+      content: the text without the calls that could be read; None if it is all of the text.
+    """
+
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+    is_cut: bool = False
+    content: str | None = None
+
+    def message(self) -> Message:
+        """Returns the reply as a message of the assistant."""
+        content = self.text if self.content is None else self.content
+        return Message("assistant", content, tool_calls=self.tool_calls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of an episode.
+
+    Attributes:
+      rewards: rewards by name, which count for the whole episode; those of replies stand in their
+        turns. Empty where the episode could not be judged, which is no score.
+      metrics: other numbers by name, to be logged.
+      reason: the reason of the end.
+      messages: last messages, for the record; the policy does not see them.
+    """
+
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    reason: Reason = "done"
+    messages: tuple[Message, ...] = ()
+
+
+class Environment(Protocol):
+    """One episode at a time: `reset`, then `step` until it returns an outcome.
+
+    Each method is plain or `async`. `close` is called once, when no episode will follow, also after
+    an error.
+    """
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> Turn | Awaitable[Turn]:
+        """Begins an episode.
+
+        Args:
+          task: a row of the data.
+          seed: the only source of the environment's random draws.
+        """
+
+    def step(self, reply: Reply) -> Turn | Outcome | Awaitable[Turn | Outcome]:
+        """Answers a reply with the next turn, or ends the episode."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Gives back what the environment holds."""

@@ -1,0 +1,180 @@
+"""Tools: Python functions that the policy calls, and an environment that answers its calls."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rl_sync.environments.interface import Message, Outcome, Reply, ToolCall, Turn
+from rl_sync.environments.schemas import function_schema, wrong_arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A function that the policy may call.
+
+    Attributes:
+      name: its name in calls.
+      function: a plain function or a bound method, called with JSON values by name.
+      schema: its JSON schema.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    schema: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Tool:
+        """Makes the tool of a function; see `function_schema` for what it must have.
+
+        Raises:
+          ValueError: the function has no schema, or is `async`.
+        """
+        if inspect.iscoroutinefunction(function):
+            raise ValueError(
+                f"The tool {function.__name__} is async, but tools are called in threads of their"
+                " own: make it plain, and call asyncio.run in it."
+            )
+        schema = function_schema(function)
+        return cls(schema["function"]["name"], function, schema)
+
+
+class Toolbox:
+    """Answers calls of tools. Whatever goes wrong in a call is an answer, never an exception.
+
+    Each call has a thread of its own and a time limit, which starts with the thread. Calls may come
+    from several threads. A call that takes longer is answered with an error and left alone: Python
+    cannot interrupt a thread. It goes on in the background, holding what it holds, and may still
+    change what it has access to. Nor does the limit hold for native code that keeps the
+    interpreter's lock. What must really end, such as a program that the policy wrote, belongs in a
+    process (`rl_sync.sandbox`), with the tool only waiting for it.
+
+    Args:
+      functions: functions, or tools that were made before.
+      call_secs: the time limit of a call.
+
+    Raises:
+      ValueError: two tools have the same name; a function has no schema; or the limit is not above
+        0.
+    """
+
+    def __init__(
+        self, functions: Sequence[Callable[..., Any] | Tool], call_secs: float = 10.0
+    ) -> None:
+        tools = [f if isinstance(f, Tool) else Tool.of(f) for f in functions]
+        self._tools = {tool.name: tool for tool in tools}
+        if len(self._tools) < len(tools):
+            names = ", ".join(tool.name for tool in tools)
+            raise ValueError(f"Tools need names of their own, not {names}: rename one.")
+        if not call_secs > 0:
+            raise ValueError(f"The time limit of a call must be above 0 s, not {call_secs}.")
+        self._call_secs = call_secs
+        self._left: list[threading.Thread] = []
+
+    @property
+    def schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """The schemas of the tools, for `Turn.tools`."""
+        return tuple(tool.schema for tool in self._tools.values())
+
+    @property
+    def calls_left_alone(self) -> int:
+        """The number of calls that took too long and still run."""
+        self._left = [thread for thread in self._left if thread.is_alive()]
+        return len(self._left)
+
+    def answer(self, call: ToolCall) -> Message:
+        """Runs a call, and returns the tool's message: the result as text, or the error."""
+        return Message(
+            role="tool", content=self._answer(call), name=call.name, tool_call_id=call.call_id
+        )
+
+    def _answer(self, call: ToolCall) -> str:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return f"Error: there is no tool {call.name!r}; the tools are {', '.join(self._tools)}."
+        wrong = wrong_arguments(tool.schema, call.arguments)
+        if wrong is not None:
+            return f"Error: in a call of {call.name}, {wrong}."
+        answers: list[str] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(_result(tool.function, call.arguments)),
+            name=f"tool {call.name}",
+            # A call that never ends does not keep the process from ending.
+            daemon=True,
+        )
+        thread.start()
+        thread.join(self._call_secs)
+        if not answers:
+            self._left.append(thread)
+            return f"Error: {call.name} did not answer within {self._call_secs:g} s."
+        return answers[0]
+
+
+class ToolEnvironment(abc.ABC):
+    """An environment of tools, to be derived from: `question` begins, `outcome` judges.
+
+    A reply with tool calls gets their answers, in their order; one without ends the episode. The
+    error of a malformed call is an answer too. It comes from the tool role where the reply also has
+    a proper call, and else from `malformed_role`.
+
+    Methods of the derived class can be tools, so that calls see the episode's state:
+    `super().__init__([self.look, self.open])`. See `Toolbox` for the time limit.
+
+    Attributes:
+      malformed_role: the role that answers a reply whose calls are all malformed. The templates of
+        Mistral need `user`: they refuse a tool's answer to a reply without a call.
+
+    Args:
+      functions, call_secs: see `Toolbox`.
+    """
+
+    malformed_role = "tool"
+
+    def __init__(
+        self, functions: Sequence[Callable[..., Any] | Tool], call_secs: float = 10.0
+    ) -> None:
+        self.toolbox = Toolbox(functions, call_secs)
+
+    @abc.abstractmethod
+    def question(self, task: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
+        """Begins an episode, and returns its first messages."""
+
+    @abc.abstractmethod
+    def outcome(self, reply: Reply) -> Outcome:
+        """Judges the reply that calls no tool, and with it the episode."""
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> Turn:
+        """Begins an episode, with all tools."""
+        return Turn(self.question(task, seed), tools=self.toolbox.schemas)
+
+    def step(self, reply: Reply) -> Turn | Outcome:
+        """Answers the calls of a reply, or ends the episode."""
+        if not reply.tool_calls and not reply.malformed:
+            return self.outcome(reply)
+        answers = [self.toolbox.answer(call) for call in reply.tool_calls]
+        role = "tool" if reply.tool_calls else self.malformed_role
+        errors = [Message(role, f"Error: {error}") for error in reply.malformed]
+        return Turn((*answers, *errors))
+
+    def close(self) -> None:  # noqa: B027 (there is a default)
+        """Does nothing; derived environments give back here what they hold."""
+
+
+def _result(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    try:
+        text = _text(function(**arguments))
+    except BaseException as error:  # SystemExit too: the policy reads it, and nobody else would.
+        text = f"Error: {type(error).__name__}: {error}"
+    # Tokenizers refuse half a surrogate pair.
+    return text.encode(errors="replace").decode()
+
+
+def _text(result: Any) -> str:
+    return (
+        result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    )

@@ -1,0 +1,180 @@
+"""The record of an episode's tokens: segments of token ids to which tokens are only appended.
+
+A drawn token stays as it was drawn: it is never decoded and encoded again. Where the conversation
+so far is written anew, a new segment begins, and the earlier ones stay in the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+NOT_DRAWN = -1
+"""The policy version of a token that the policy did not draw."""
+
+Ids = Sequence[int] | Int[np.ndarray, " T"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segment:
+    """A sequence of tokens, as the policy saw it; T tokens. The arrays cannot be written to.
+
+    Attributes:
+      tokens: token ids.
+      mask: true at the tokens that the policy drew.
+      behavior_logprobs: the log-probability of each drawn token under the distribution that it was
+        sampled from, in nats; 0 elsewhere.
+      policy_versions: the version of the weights that drew each token; -1 elsewhere.
+    """
+
+    tokens: Int[np.ndarray, " T"]
+    mask: Bool[np.ndarray, " T"]
+    behavior_logprobs: Float[np.ndarray, " T"]
+    policy_versions: Int[np.ndarray, " T"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class ReplySpan(NamedTuple):
+    """The place of a reply's tokens, from `start` until before `stop` in a segment."""
+
+    segment: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trajectory:
+    """The tokens of an episode.
+
+    Attributes:
+      segments: the segments, in the order in which they were begun; the last one may grow.
+      replies: the place of each reply: `replies[i]` is that to turn i, whose reward counts for it.
+    """
+
+    segments: tuple[Segment, ...] = ()
+    replies: tuple[ReplySpan, ...] = ()
+
+    @property
+    def context(self) -> Int[np.ndarray, " T"]:
+        """The tokens of the last segment, from which the policy goes on.
+
+        Raises:
+          ValueError: there is no segment.
+        """
+        return self._last().tokens
+
+    def _last(self) -> Segment:
+        if not self.segments:
+            raise ValueError("A trajectory's first tokens begin a segment: use begin_segment.")
+        return self.segments[-1]
+
+
+def begin_segment(trajectory: Trajectory, ids: Ids) -> Trajectory:
+    """Begins a segment with tokens that the policy did not draw.
+
+    Args:
+      trajectory: the tokens so far.
+      ids: the whole context of the next reply.
+
+    Raises:
+      ValueError: there are no tokens, or one is no token id.
+    """
+    segment = _given(ids)
+    if not len(segment):
+        raise ValueError(
+            "A segment needs a token from which the policy goes on: begin it with one."
+        )
+    return dataclasses.replace(trajectory, segments=(*trajectory.segments, segment))
+
+
+def append_reply(
+    trajectory: Trajectory,
+    tokens: Ids,
+    logprobs: Sequence[float] | Float[np.ndarray, " T"],
+    versions: Ids,
+) -> Trajectory:
+    """Appends a reply to the last segment, as it was drawn; T tokens.
+
+    Args:
+      trajectory: the tokens so far.
+      tokens: the drawn ids, with that which ended the reply.
+      logprobs: their log-probabilities under the distribution sampled from, in nats.
+      versions: the versions of the weights that drew them.
+
+    Raises:
+      ValueError: the lengths differ; a logprob is no number of at most 0; a version is negative; a
+        token is no token id; or there is no segment.
+    """
+    ids = _token_ids(tokens)
+    values = np.asarray(logprobs, np.float32)
+    drawn_by = np.asarray(versions, np.int32)
+    if not ids.shape == values.shape == drawn_by.shape:
+        raise ValueError(
+            "Each token of a reply needs a logprob and a version, not"
+            f" {len(ids)} tokens, {values.size} logprobs and {drawn_by.size} versions."
+        )
+    if not (np.isfinite(values) & (values <= 0)).all():
+        wrong = values[~(np.isfinite(values) & (values <= 0))][0]
+        raise ValueError(f"A drawn token's logprob is a number of at most 0, not {wrong}.")
+    if (drawn_by < 0).any():
+        raise ValueError(f"A drawn token's version is at least 0, not {drawn_by.min()}.")
+    before = trajectory._last()
+    reply = Segment(ids, np.ones(ids.shape, bool), values, drawn_by)
+    span = ReplySpan(len(trajectory.segments) - 1, len(before), len(before) + len(reply))
+    appended = _appended(trajectory, reply)
+    return dataclasses.replace(appended, replies=(*trajectory.replies, span))
+
+
+def append_turn(trajectory: Trajectory, ids: Ids) -> Trajectory:
+    """Appends tokens of the environment to the last segment.
+
+    Args:
+      trajectory: the tokens so far.
+      ids: the tokens between the last reply and the next.
+
+    Raises:
+      ValueError: one is no token id, or there is no segment.
+    """
+    return _appended(trajectory, _given(ids))
+
+
+def _token_ids(ids: Ids) -> Int[np.ndarray, " T"]:
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"Token ids are a sequence of integers, not {ids!r}.")
+    if array.size and not 0 <= array.min() <= array.max() <= np.iinfo(np.int32).max:
+        raise ValueError(f"Token ids are from 0 to 2³¹ − 1, not {array.min()} to {array.max()}.")
+    return array.astype(np.int32)
+
+
+def _given(ids: Ids) -> Segment:
+    """Makes the segment of tokens that the policy did not draw."""
+    tokens = _token_ids(ids)
+    return _frozen(
+        Segment(
+            tokens=tokens,
+            mask=np.zeros(tokens.shape, bool),
+            behavior_logprobs=np.zeros(tokens.shape, np.float32),
+            policy_versions=np.full(tokens.shape, NOT_DRAWN, np.int32),
+        )
+    )
+
+
+def _appended(trajectory: Trajectory, more: Segment) -> Trajectory:
+    before = trajectory._last()
+    names = [field.name for field in dataclasses.fields(Segment)]
+    joined = {n: np.concatenate([getattr(before, n), getattr(more, n)]) for n in names}
+    segments = (*trajectory.segments[:-1], _frozen(Segment(**joined)))
+    return dataclasses.replace(trajectory, segments=segments)
+
+
+def _frozen(segment: Segment) -> Segment:
+    for field in dataclasses.fields(segment):
+        getattr(segment, field.name).flags.writeable = False
+    return segment

@@ -1,0 +1,48 @@
+"""Special tokens of a tokenizer of `transformers`, and texts that only spell their names."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import re
+from typing import Any
+
+
+class SpecialTokens:
+    """The special tokens of a `PreTrainedTokenizerBase`.
+
+    Tokens that were added to the vocabulary without being special, such as `<tool_call>` of Qwen,
+    are ordinary text.
+
+    Attributes:
+      names: their texts, longer ones first.
+      pattern: matches one of them with the white space that it swallows; None if there is none.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        special = {i: t for i, t in backend.added_tokens_decoder.items() if t.special}
+        tokens = sorted(special.values(), key=lambda token: (-len(str(token)), str(token)))
+        self.names = tuple(str(token) for token in tokens)
+        patterns = [
+            r"\s*" * token.lstrip + re.escape(str(token)) + r"\s*" * token.rstrip
+            for token in tokens
+        ]
+        self.pattern = re.compile("|".join(patterns)) if patterns else None
+        self._ids = frozenset(special)
+        # Encoding names as text switches a flag of the backend, which another thread may be using.
+        encode = copy.deepcopy(backend).encode
+        self._encode = functools.partial(
+            encode, add_special_tokens=False, split_special_tokens=True
+        )
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """Encodes a text in which the names of special tokens are plain text."""
+        ids = self._encode(text)
+        if self._ids.isdisjoint(ids):
+            return ids
+        # A name may also be a piece of the tokenizer's own model. Cut in two, it is none.
+        names = (re.finditer(re.escape(name), text) for name in self.names)
+        cuts = sorted({match.start() + 1 for match in itertools.chain(*names)})
+        pieces = itertools.pairwise([0, *cuts, len(text)])
+        return [i for start, stop in pieces for i in self._encode(text[start:stop])]
