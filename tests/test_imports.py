@@ -92,7 +92,8 @@ def test_no_module_imports_one_that_imports_it():
 
 
 @pytest.mark.parametrize(
-    "part", ["rewards", "sandbox", "replay", "schedule.py", "actors/events.py"]
+    "part",
+    ["rewards", "sandbox", "replay", "environments/hosts", "schedule.py", "actors/events.py"],
 )
 def test_parts_that_serve_without_a_model_do_not_import_jax(part):
     path = ROOT / "rl_sync" / part

@@ -1,0 +1,1 @@
+"""Hosts of environments: many episodes under way, in this process or in worker processes."""

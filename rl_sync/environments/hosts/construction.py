@@ -1,0 +1,103 @@
+"""Constructors of environments, from references with options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_sync.environments.interface import Environment
+from rl_sync.environments.tool_class import ToolClass, is_tool_class
+from rl_sync.expression import parse_call
+from rl_sync.references import resolve
+from rl_sync.spelling import hint
+
+_METHODS = ("reset", "step", "close")
+
+
+@dataclasses.dataclass(frozen=True)
+class Construction:
+    """A class or function that makes environments, and its options.
+
+    Attributes:
+      reference: such as `module:Class(level=3)` or `path/to/file.py:Class`.
+      name: the reference without its options.
+      maker: the class or function.
+      options: what it is called with.
+      inline: whether its environments may run in the caller's process: their class says
+        `inline = True`.
+    """
+
+    reference: str
+    name: str
+    maker: Callable[..., Any]
+    options: Mapping[str, Any]
+    inline: bool
+
+    @classmethod
+    def of(cls, reference: str) -> Construction:
+        """Imports what a reference names, and checks its options.
+
+        Raises:
+          ValueError: it cannot be imported, has no such option, or lacks one that it needs.
+        """
+        call = parse_call(reference)
+        maker = resolve(call.name)
+        _check_options(call.name, maker, call.options)
+        return cls(
+            reference=reference,
+            name=call.name,
+            maker=maker,
+            options=call.options,
+            inline=getattr(maker, "inline", False) is True,
+        )
+
+    def warm_up(self) -> None:
+        """Calls `warm_up()` of the class, if it has one: imports that its constructor would do."""
+        if callable(warm_up := getattr(self.maker, "warm_up", None)):
+            warm_up()
+
+    def make(self) -> Environment:
+        """Makes an environment; a class in the shape of TRL's is adapted.
+
+        Raises:
+          ValueError: the object made is no environment. Exceptions of its class pass.
+        """
+        made = self.maker(**self.options)
+        if is_tool_class(made):
+            return ToolClass(made, self.name)
+        lacking = [name for name in _METHODS if not callable(getattr(made, name, None))]
+        if lacking:
+            raise ValueError(
+                f"{self.name} made a {type(made).__name__}, which lacks {', '.join(lacking)}: an"
+                " environment has reset(task, seed), step(reply) and close(); a class of tools has"
+                " reset(**row), tools, and reward."
+            )
+        return made
+
+
+def _check_options(name: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(maker)
+    except ValueError:  # Some classes of C extensions tell nothing.
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        known = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        unknown = [option for option in options if option not in known]
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        if unknown:
+            raise ValueError(
+                f"The environment {name} has no option {unknown[0]!r}: {has}"
+                f"{hint(unknown[0], known)}"
+            ) from error
+        raise ValueError(
+            f"The environment {name} cannot be made: {error}. Options are written as"
+            f" {name}(option=value); {has}."
+        ) from error

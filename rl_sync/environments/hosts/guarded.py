@@ -1,0 +1,93 @@
+"""Environment whose faults are answers: it is called, checked, and its exceptions are described."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_sync.environments.hosts.construction import Construction
+from rl_sync.environments.hosts.host import Failure, Kind, Result
+from rl_sync.environments.hosts.plain import plain
+from rl_sync.environments.interface import Environment, Reply
+from rl_sync.environments.validation import check_answer, check_turn
+
+_LAST_LINES = 12
+_LAST_CHARACTERS = 2000
+
+
+class Guarded:
+    """One environment, from `reset` to `close`; its methods may be `async`.
+
+    Args:
+      construction: makes the environment, at `reset`.
+      runner: runs coroutines. All coroutines of an environment run in one event loop.
+    """
+
+    def __init__(self, construction: Construction, runner: asyncio.Runner) -> None:
+        self._construction = construction
+        self._runner = runner
+        self._environment: Environment | None = None
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> Result:
+        """Makes the environment and returns its first turn, or why there is none."""
+
+        def call() -> Any:
+            self._environment = self._construction.make()
+            return self._environment.reset(task, seed)
+
+        return self._answer("reset", call, check_turn)
+
+    def step(self, reply: Reply) -> Result:
+        """Returns the environment's answer to a reply, or why there is none."""
+        environment = self._environment
+        assert environment is not None, "an environment is reset before its first step"
+        return self._answer("step", lambda: environment.step(reply), check_answer)
+
+    def close(self) -> Failure | None:
+        """Closes the environment if it was made; returns the fault if that fails."""
+        environment, self._environment = self._environment, None
+        if environment is None:
+            return None
+        _, failure = self._called("close", environment.close)
+        return failure
+
+    def _answer(
+        self, method: str, call: Callable[[], Any], check: Callable[[Environment, Any], Result]
+    ) -> Result:
+        found, failure = self._called(method, call)
+        if failure is not None:
+            return failure
+        assert self._environment is not None, "a method of it has returned"
+        try:
+            return plain(check(self._environment, found), f"{self._construction.name}.{method}")
+        except ValueError as error:
+            return Failure(str(error), "nonsense")
+
+    def _called(self, method: str, call: Callable[[], Any]) -> tuple[Any, Failure | None]:
+        """Calls a method, and runs its coroutine if it returns one."""
+        try:
+            found = call()
+            return (
+                self._runner.run(_awaited(found)) if inspect.isawaitable(found) else found
+            ), None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # An environment may exit, or cancel itself.
+            kind: Kind = "memory" if isinstance(error, MemoryError) else "raised"
+            return None, Failure(f"{self._construction.name}.{method}: {_described(error)}", kind)
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def _described(error: BaseException) -> str:
+    """Returns the last lines of an exception's traceback, without the frames of this module."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename == __file__:
+        first = first.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, first)).splitlines()
+    return "\n".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]

@@ -1,0 +1,118 @@
+"""Plain data: what environments return, as bytes that are read without running their code."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import numbers
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.environments.hosts.host import Failure
+from rl_sync.environments.interface import Message, Outcome, ToolCall, Turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Closed:
+    """A worker's answer to `close`.
+
+    Attributes:
+      fault: the fault of the environment's `close`, or an empty text.
+      is_worn: whether the episode left something in the process that the next one must not meet.
+    """
+
+    fault: str
+    is_worn: bool
+
+
+Sent = Turn | Outcome | Failure | Closed
+_RECORDS = {cls.__name__: cls for cls in (Turn, Outcome, Failure, Closed, Message, ToolCall)}
+_ATOMS = (str, int, float, bool, bytes, type(None))
+_DEEPEST = 32
+
+
+def plain(value: Any, where: str) -> Any:
+    """Copies a record of plain data; scalars of NumPy become numbers of Python.
+
+    Args:
+      value: a record of `rl_sync.environments.interface`, text, a number, bytes, None, or a tuple,
+        a list or a mapping from text of these.
+      where: the value's name in messages.
+
+    Raises:
+      ValueError: a part is something else; the message names the part and its type.
+    """
+    return _copy(value, where, _DEEPEST)
+
+
+def pack(record: Sent) -> bytes:
+    """Encodes a record that `plain` returned."""
+    return pickle.dumps(record, protocol=5)
+
+
+def unpack(data: bytes) -> Sent:
+    """Decodes a record.
+
+    Raises:
+      ValueError: the bytes are no record of plain data.
+    """
+    try:
+        found = _Reader(io.BytesIO(data)).load()
+    except Exception as error:
+        raise ValueError(f"The worker sent bytes that are no record: {error}") from error
+    if not isinstance(found, Sent):
+        raise ValueError(f"The worker sent a {type(found).__name__}, which is no record.")
+    return found
+
+
+def _copy(value: Any, where: str, depth: int) -> Any:
+    if type(value) in _ATOMS:
+        return value
+    if not depth:
+        raise ValueError(f"{where} is nested more than {_DEEPEST} deep.")
+    if _RECORDS.get(type(value).__name__) is type(value):
+        return _record(value, where, depth)
+    if isinstance(value, Mapping):
+        return _mapping(value, where, depth)
+    if isinstance(value, tuple | list):
+        parts = [_copy(part, f"{where}[{i}]", depth - 1) for i, part in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return _copy(value.item(), where, depth - 1)
+    # A member of an enumeration, or a fraction.
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, int) else float(value)
+    raise ValueError(
+        f"{where} is a {type(value).__name__}, not plain data: text, numbers, bytes, None, and"
+        " lists, tuples and mappings of these."
+    )
+
+
+def _record(value: Any, where: str, depth: int) -> Any:
+    fields = [field.name for field in dataclasses.fields(value)]
+    copied = {name: _copy(getattr(value, name), f"{where}.{name}", depth - 1) for name in fields}
+    return type(value)(**copied)
+
+
+def _mapping(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
+    copied = {}
+    for key, part in value.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{where} has the key {key!r}; keys must be text.")
+        copied[str(key)] = _copy(part, f"{where}[{key!r}]", depth - 1)
+    return copied
+
+
+class _Reader(pickle.Unpickler):
+    """Reads records, and refuses every other class and function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _RECORDS.get(name)
+        if found is None or found.__module__ != module:
+            raise ValueError(f"{module}.{name} is no record of environments")
+        return found

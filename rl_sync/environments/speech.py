@@ -1,0 +1,21 @@
+"""Speech of replies in games: what the policy says after its thoughts, and the action in it."""
+
+from __future__ import annotations
+
+import re
+
+from rl_sync.environments.interface import Reply
+
+_END_OF_THOUGHTS = "</think>"
+_BRACKETED = re.compile(r"\[([^\[\]]*)\]")
+
+
+def said(reply: Reply) -> str:
+    """Returns the text after the thoughts, of which games must not read moves."""
+    return reply.text.rpartition(_END_OF_THOUGHTS)[2].strip()
+
+
+def action(text: str) -> str:
+    """Returns the last part in square brackets, or the whole text if there is none."""
+    bracketed = _BRACKETED.findall(text)
+    return (bracketed[-1] if bracketed else text).strip()

@@ -1,0 +1,146 @@
+"""Classes of tools in the shape of TRL's environments, as environments.
+
+Such a class has `reset(**row)`, which may return a text; each other public method is a tool; and
+`reward`, an attribute or a method, or `get_reward()`, judges the episode when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_sync.environments.interface import Message, Outcome, Reply
+from rl_sync.environments.tools import ToolEnvironment
+
+_REWARDS = ("reward", "get_reward")
+_NOT_TOOLS = {"reset", "close", "warm_up", *_REWARDS}
+_CALL_SECS = 10.0
+
+
+def is_tool_class(made: Any) -> bool:
+    """Says whether an object has the shape: `reset` and a reward, and no `step`."""
+    return (
+        callable(getattr(made, "reset", None))
+        and not hasattr(made, "step")
+        and any(hasattr(made, name) for name in _REWARDS)
+    )
+
+
+class ToolClass(ToolEnvironment):
+    """An environment of the tools of an object; a reply without calls ends the episode.
+
+    The first messages are the row's `prompt`, a text or a list of messages. A text that `reset`
+    returns is appended to the last of them that the user says.
+
+    Args:
+      made: the object. Its methods may be `async`. Its attribute `call_secs` limits a tool call.
+      name: its name in messages.
+
+    Raises:
+      ValueError: it has no tools, or a tool has no schema.
+    """
+
+    def __init__(self, made: Any, name: str) -> None:
+        tools = [_plain(getattr(made, tool)) for tool in _tools(made)]
+        if not tools:
+            raise ValueError(f"{name} has no tools: give it a public method with a docstring.")
+        super().__init__(tools, getattr(made, "call_secs", _CALL_SECS))
+        self._made, self._name = made, name
+
+    def question(self, task: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
+        """Resets the object with the row, and with `seed` if it takes one.
+
+        Raises:
+          ValueError: there is no prompt and no text, or they are something else.
+        """
+        reset = _plain(self._made.reset)
+        text = reset(**_accepted(reset, {"seed": seed, **task}, set(task)))
+        if not isinstance(text, str | None):
+            raise ValueError(f"{self._name}.reset must return a text or None, not {text!r}.")
+        messages = _messages(task.get("prompt"), self._name)
+        if text:
+            messages = _appended(messages, text)
+        if not messages:
+            raise ValueError(
+                f"{self._name}: the row has no 'prompt', and reset returned no text: one of them"
+                " must begin the episode."
+            )
+        return tuple(messages)
+
+    def outcome(self, reply: Reply) -> Outcome:
+        """Takes the object's reward, or its rewards by name.
+
+        Raises:
+          ValueError: the reward is no number and no mapping.
+        """
+        found = next(getattr(self._made, name) for name in _REWARDS if hasattr(self._made, name))
+        reward = _plain(found)() if callable(found) else found
+        if isinstance(reward, Mapping):
+            return Outcome(rewards=dict(reward))
+        if not isinstance(reward, numbers.Real):
+            raise ValueError(
+                f"{self._name}: the reward must be a number, or numbers by name, not {reward!r}."
+            )
+        return Outcome(rewards={"reward": float(reward)})
+
+    def close(self) -> None:
+        """Calls the object's `close`, if it has one."""
+        if callable(close := getattr(self._made, "close", None)):
+            _plain(close)()
+
+
+def _tools(made: Any) -> list[str]:
+    """Returns the names of the public methods, without reading properties."""
+    routines = inspect.getmembers_static(type(made), _is_routine)
+    return [name for name, _ in routines if not name.startswith("_") and name not in _NOT_TOOLS]
+
+
+def _is_routine(member: Any) -> bool:
+    return inspect.isroutine(member) or isinstance(member, staticmethod | classmethod)
+
+
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that is not `async`, with the same signature and docstring."""
+    if not inspect.iscoroutinefunction(method):
+        return method
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return asyncio.run(method(*args, **kwargs))
+
+    return run
+
+
+def _accepted(
+    function: Callable[..., Any], values: Mapping[str, Any], row: set[str]
+) -> dict[str, Any]:
+    """Returns the values that a function takes; one that takes any gets the row's."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return {
+        name: value
+        for name, value in values.items()
+        if name in parameters or (takes_any and name in row)
+    }
+
+
+def _messages(prompt: Any, name: str) -> list[Message]:
+    if prompt is None or isinstance(prompt, str):
+        return [Message("user", prompt)] if prompt else []
+    try:
+        return [Message(one["role"], one["content"]) for one in prompt]
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"{name}: the row's 'prompt' must be a text, or a list of messages with role and"
+            f" content, not {prompt!r}."
+        ) from error
+
+
+def _appended(messages: list[Message], text: str) -> list[Message]:
+    if not messages or messages[-1].role != "user":
+        return [*messages, Message("user", text)]
+    return [*messages[:-1], Message("user", messages[-1].content + text)]

@@ -1,0 +1,171 @@
+"""Games of TextArena and Gymnasium, with the real packages where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from rl_sync.environments.gymnasium_games import GymnasiumGame
+from rl_sync.environments.hosts.limits import Limits
+from rl_sync.environments.hosts.processes import ProcessHost
+from rl_sync.environments.interface import Outcome, Reply, Turn
+from rl_sync.environments.speech import action, said
+from rl_sync.environments.textarena_games import TextArenaGame
+
+
+def needs(package):
+    is_missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(is_missing, reason=f"needs the package {package}")
+
+
+LAKE = {
+    "game": "FrozenLake-v1",
+    "actions": ("left", "down", "right", "up"),
+    "options": {"is_slippery": False},
+}
+TO_THE_GOAL = ["down", "down", "right", "right", "down", "right"]
+
+
+def text_of(turn):
+    assert isinstance(turn, Turn), turn
+    return turn.messages[0].content
+
+
+def test_moves_are_not_read_from_thoughts():
+    assert said(Reply("<think>[3] or [4]?</think> I take [5].")) == "I take [5]."
+    assert said(Reply(" [5] ")) == "[5]"
+    assert [action(text) for text in ("I take [5], no, [6].", " 7 ", "[ up ]")] == ["6", "7", "up"]
+    game = GymnasiumGame("x")
+    game._names = ("left",)
+    assert "no action 'right'" in text_of(game.step(Reply("<think>[left]</think>[right]")))
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    for game in (TextArenaGame, GymnasiumGame):
+        with pytest.raises(
+            ValueError, match=r"needs the package \w+, .* pip install \"rl_sync\[games"
+        ):
+            game.warm_up()
+
+
+def binary_search(reset, step):
+    """Guesses a number between 1 and 20; returns the texts and the last answer."""
+    low, high, guess, texts, answer = 1, 20, 0, [], reset
+    while isinstance(answer, Turn):
+        texts.append(text_of(answer))
+        if "higher" in texts[-1] and len(texts) > 1:
+            low = guess + 1
+        elif "lower" in texts[-1] and len(texts) > 1:
+            high = guess - 1
+        guess = (low + high) // 2
+        answer = step(Reply(f"<think>[1]</think>I guess [{guess}]."))
+    return texts, answer
+
+
+@needs("textarena")
+def test_a_game_of_textarena_is_played_to_its_end():
+    game = TextArenaGame(game="GuessTheNumber-v0", max_turns=6)
+    texts, outcome = binary_search(game.reset({}, 3), game.step)
+    assert "within 6 turns" in texts[0]
+    assert all(re.fullmatch(r"The target number is (higher|lower)\.", text) for text in texts[1:])
+    assert outcome.rewards == {"game": 1.0}
+    assert outcome.metrics == {"moves": float(len(texts)), "invalid_move": 0.0}
+    assert "Congratulations" in outcome.messages[0].content
+    again = TextArenaGame(game="GuessTheNumber-v0", max_turns=6)
+    assert binary_search(again.reset({}, 3), again.step) == (texts, outcome)
+
+
+@needs("textarena")
+def test_textarena_judges_moves_that_it_does_not_understand():
+    game = TextArenaGame()
+    game.reset({"game": "GuessTheNumber-v0"}, 0)
+    assert "invalid move" in text_of(game.step(Reply("five")))
+    outcome = game.step(Reply("five"))
+    assert outcome.metrics["invalid_move"] == 1.0
+    assert outcome.rewards == {"game": 0.0}
+
+
+@needs("textarena")
+def test_games_that_do_not_exist_or_need_several_players_are_refused():
+    with pytest.raises(
+        ValueError, match="no game 'GuessTheNumbr-v0'; did you mean 'GuessTheNumber"
+    ):
+        TextArenaGame("GuessTheNumbr-v0").reset({}, 0)
+    with pytest.raises(ValueError, match="ConnectFour-v0 cannot be played by one player"):
+        TextArenaGame("ConnectFour-v0").reset({}, 0)
+
+
+@needs("gymnasium")
+def test_a_game_of_gymnasium_is_played_to_its_end():
+    game = GymnasiumGame(**LAKE, prompt="Reach G.")
+    first = text_of(game.reset({}, 0))
+    assert first.startswith("Reach G.\n\n\n(S)FFF\nFHFH")
+    assert first.endswith("square brackets: [left], [down], [right], [up].")
+    for move in TO_THE_GOAL[:-1]:
+        turn = game.step(Reply(f"[{move.upper()}]"))
+        assert turn.reward == 0.0
+    assert "HF(F)G" in text_of(turn)
+    outcome = game.step(Reply("[right]"))
+    assert outcome.rewards == {"game": 1.0}
+    assert outcome.metrics == {"return": 1.0, "steps": 6.0}
+    assert outcome.reason == "done"
+    game.close()
+
+
+@needs("gymnasium")
+def test_unknown_actions_change_nothing_and_end_an_episode_if_there_are_too_many():
+    game = GymnasiumGame(**LAKE, invalid=2)
+    game.reset({}, 0)
+    for move in ("jump", "down", "jump"):
+        turn = game.step(Reply(f"[{move}]"))
+    assert text_of(turn).startswith("There is no action 'jump'. Write one of")
+    outcome = game.step(Reply("[jump]"))
+    assert outcome == Outcome({}, metrics={"return": 0.0, "steps": 1.0}, reason="parse error")
+
+
+@needs("gymnasium")
+def test_the_end_by_a_limit_of_steps_has_its_own_reason():
+    game = GymnasiumGame(**LAKE | {"options": {"is_slippery": False, "max_episode_steps": 2}})
+    game.reset({"prompt": "A prompt of the task."}, 0)
+    game.step(Reply("[left]"))
+    assert game.step(Reply("[left]")).reason == "turns"
+
+
+@needs("gymnasium")
+def test_rewards_of_steps_stand_in_their_turns():
+    game = GymnasiumGame("CliffWalking-v1")
+    game.reset({}, 0)
+    assert game.step(Reply("[0]")).reward == -1.0
+
+
+@needs("gymnasium")
+def test_spaces_without_names_are_refused():
+    with pytest.raises(ValueError, match="Pendulum-v1 has actions of the space Box"):
+        GymnasiumGame("Pendulum-v1").reset({}, 0)
+    with pytest.raises(ValueError, match="FrozenLake-v1 has 4 actions, and 1 names: up"):
+        GymnasiumGame("FrozenLake-v1", actions=("up",)).reset({}, 0)
+
+
+@needs("textarena")
+@needs("gymnasium")
+def test_games_are_hosted_in_workers():
+    reference = "rl_sync.environments.textarena_games:TextArenaGame(game='GuessTheNumber-v0')"
+    with ProcessHost(reference, Limits(workers=2)) as host:
+        for episode in (1, 2):
+            host.begin(episode, {}, 3)
+        answers = dict(host.answers(60.0))
+        while len(answers) < 2:
+            answers |= dict(host.answers(60.0))
+
+        def step(reply):
+            host.step(2, reply)
+            return host.answers(60.0)[0].result
+
+        _, outcome = binary_search(answers[2], step)
+    assert outcome.rewards == {"game": 1.0}
