@@ -5,6 +5,9 @@
 The task draws its pictures itself: here up to four shapes in four cells. With `task.shapes.as_text`
 a picture becomes a grid of characters, as the policy does not see pictures. The warm-up imitates
 the right answers of a tenth of the problems for 150 steps; then rewards alone say what is right.
+Held-out accuracy goes from 48.8, 51.6 and 55.1 % after the warm-up to 56.8, 57.4 and 59.0 % after
+80 trainer steps on three seeds that nothing was tuned on (102, 100, 101), and from 55.1 to 64.8 %
+on seed 0, which the settings were tried on. A run takes about three minutes on two busy cores.
 """
 
 from ml_collections import ConfigDict
@@ -24,6 +27,6 @@ def get_config() -> ConfigDict:
     # on.
     config.algorithm.update({"name": "topr", "over_sampling": 3.0, "keep": "best"})
     config.algorithm.logprob_gap_alarm = 2.0  # Updates are large, and TOPR bears the distance.
-    config.trainer.update({"steps": 40, "groups_per_step": 48, "group_size": 4})
-    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine"})
+    config.trainer.update({"steps": 80, "groups_per_step": 48, "group_size": 4})
+    config.optimizer.update({"learning_rate": 3e-4, "schedule": "cosine"})
     return config
