@@ -16,6 +16,15 @@ from jaxtyping import Array, Bool, Float, Int
 NO_LEASE = -1
 """In place of a lease id, and of a prompt id, in groups that nobody has generated."""
 
+REASONS = ("done", "turns", "tokens", "context", "parse error", "time-out", "environment failure")
+"""Reasons of the end of an episode."""
+
+CUTS = ("turns", "tokens", "context")
+"""Those of a limit of the episode."""
+
+FAILURES = ("time-out", "environment failure")
+"""Those that say nothing about the policy."""
+
 Params = Any
 """A pytree of arrays: the parameters of a model."""
 
@@ -75,19 +84,47 @@ class Lease(NamedTuple):
     prompt: Prompt
 
 
+class Ending(NamedTuple):
+    """The end of an episode, as its environment told it.
+
+    Attributes:
+      rewards: the rewards of the whole episode by name, those of its turns as `turns`; empty if the
+        environment failed.
+      metrics: other numbers by name.
+      reason: one of `REASONS`.
+      why: more about the reason, such as the last lines of a traceback.
+      turns: replies of the policy.
+      segments: runs of append-only tokens, 1 unless a template rewrote what was said before.
+    """
+
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, float]
+    reason: str
+    why: str
+    turns: int
+    segments: int = 1
+
+    @property
+    def failed(self) -> bool:
+        """True where the environment failed or took too long, so that nothing was learned."""
+        return self.reason in FAILURES
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """A prompt's trajectories; an explorer writes them as one item of the replay buffer.
 
-    Rows hold the prompt, then the completion, then padding (id 0). Arrays with a value for each
-    token are aligned with the tokens: `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
+    Rows hold the prompt, then the completion, then padding (id 0). The row of an episode of several
+    turns holds its prompt, then replies of the policy and turns of the environment. Arrays with a
+    value for each token are aligned with the tokens: `behavior_logprobs[g, t]` belongs to
+    `tokens[g, t]`.
 
     Attributes:
       lease_id, ordinal, prompt_id: see `Lease`; `NO_LEASE` in demonstrations.
       explorer: the number of the explorer that generated it.
       tokens: token ids of prompt and completion.
-      completion_mask: true at the completion's tokens, its end-of-sequence token included; false
-        at all tokens of a completion that could not be judged.
+      completion_mask: true at the tokens that the policy drew, the end-of-sequence token included;
+        false at all tokens of a completion that could not be judged.
       behavior_logprobs: the log-probability of each token under the distribution that it was
         sampled from; 0 where none was sampled.
       policy_versions: the version of the weights that produced each token; -1 where none did.
@@ -95,6 +132,14 @@ class Group:
         could not be judged.
       baselines: for each trajectory the reward of the prompt's greedy completion; None if there is
         no greedy completion.
+      turn_rewards: in episodes, the reward of a turn at the last token of the policy's reply before
+        it, 0 elsewhere; `rewards` have them already. None without episodes.
+      segments: in episodes, the number of the segment of each token, from 0, and -1 at padding: a
+        row holds the segments of its episode one after the other, and none attends to another. None
+        where each row is one segment.
+      truncated: whether each episode was cut by a limit; None without episodes.
+      endings: the ends of the episodes. They are no column of a replay item, since only those that
+        judge need them.
     """
 
     lease_id: int
@@ -107,6 +152,10 @@ class Group:
     policy_versions: Int[np.ndarray, "G T"]
     rewards: Float[np.ndarray, " G"]
     baselines: Float[np.ndarray, " G"] | None = None
+    turn_rewards: Float[np.ndarray, "G T"] | None = None
+    segments: Int[np.ndarray, "G T"] | None = None
+    truncated: Bool[np.ndarray, " G"] | None = None
+    endings: tuple[Ending, ...] | None = dataclasses.field(default=None, metadata={"column": False})
 
     @property
     def oldest_version(self) -> int:
@@ -121,7 +170,7 @@ class Group:
         columns = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None:
+            if value is not None and field.metadata.get("column", True):
                 is_number = isinstance(value, int)
                 columns[field.name] = np.asarray(value, np.int32) if is_number else value
         return columns
@@ -169,11 +218,20 @@ class Packing(NamedTuple):
       trajectories: the index in the batch of the trajectory that each token belongs to; -1 at
         padding, and at a prompt that trajectories share.
       prompts: None where each trajectory has a prompt of its own.
+      segments: for trajectories of several segments, the number of the one that each token belongs
+        to, unlike that of any other in its row, and its position is the one in its segment; -1 at
+        padding. None where a trajectory is one segment.
     """
 
     positions: Int[Array, "B T"]
     trajectories: Int[Array, "B T"]
     prompts: SharedPrompts | None = None
+    segments: Int[Array, "B T"] | None = None
+
+    @property
+    def attending(self) -> Int[Array, "B T"]:
+        """A number for each token; tokens attend to those of the same number alone."""
+        return self.trajectories if self.segments is None else self.segments
 
 
 class Demonstrations(NamedTuple):
@@ -194,7 +252,7 @@ class Rows(NamedTuple):
     """Trajectories, laid out in B rows of T tokens.
 
     Attributes: as in `Group`, and
-      packing: None where row i is trajectory i.
+      packing: None where row i is trajectory i, and one segment.
     """
 
     tokens: Int[Array, "B T"]
@@ -202,6 +260,7 @@ class Rows(NamedTuple):
     behavior_logprobs: Float[Array, "B T"]
     policy_versions: Int[Array, "B T"]
     packing: Packing | None = None
+    turn_rewards: Float[Array, "B T"] | None = None
 
     @property
     def sequences(self) -> Int[Array, "B T"] | None:
@@ -217,9 +276,11 @@ class TrainBatch(NamedTuple):
       rewards: one a trajectory.
       baselines: likewise, or None.
       demonstrations: those that are learned beside them, if there are any.
+      truncated: whether each was cut by a limit of its episode; None without episodes.
     """
 
     rows: Rows
     rewards: Float[Array, " trajectories"]
     baselines: Float[Array, " trajectories"] | None = None
     demonstrations: Demonstrations | None = None
+    truncated: Bool[Array, " trajectories"] | None = None

@@ -48,6 +48,13 @@ class Composition:
     discount: float = setting(
         1.0, "Discount γ of a token, in gae, n_step and reinforce_pp.", above=0, greatest=1
     )
+    turn_discount: float = setting(
+        1.0,
+        "Discount of an episode's turn, in every advantage: rewards of later turns count for less."
+        " 1 for none.",
+        above=0,
+        greatest=1,
+    )
     gae_lambda: float = setting(
         0.95,
         "Weight λ of later tokens in gae: 0 for one step, 1 for the whole return.",

@@ -23,6 +23,9 @@ from rl_sync.algorithms.sequences import (
     to_tokens,
 )
 
+Discount = float | Float[Array, "B T"]
+"""γ, one for all tokens or one of each."""
+
 
 class Estimate(NamedTuple):
     """Advantages, and the returns that they were taken from.
@@ -43,10 +46,23 @@ def at_the_end(
     return jnp.where(is_last(mask, sequences), to_tokens(rewards, sequences), 0.0)
 
 
+def at_turns(
+    discount: float, turn_discount: float, mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """γ of each token: within a reply that of tokens, and at its last token also that of turns.
+
+    Args:
+      discount: between two tokens.
+      turn_discount: between a reply and the next one, besides.
+    """
+    ends = mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))
+    return jnp.where(ends, discount * turn_discount, discount)
+
+
 def discounted(
     rewards: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    discount: float,
+    discount: Discount,
     sequences: Sequences = None,
 ) -> Float[Array, "B T"]:
     """R_t = r_t + γ · R_{t+1} (Sutton and Barto, 2nd edition, eq. 3.9)."""
@@ -58,7 +74,7 @@ def discounted(
 def reinforce_pp(
     rewards: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    discount: float,
+    discount: Discount,
     sequences: Sequences = None,
 ) -> Estimate:
     """A = whiten(R): discounted returns, whitened over all tokens of the batch (REINFORCE++,
@@ -85,7 +101,7 @@ def gae(
     rewards: Float[Array, "B T"],
     values: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    discount: float,
+    discount: Discount,
     gae_lambda: float,
     sequences: Sequences = None,
 ) -> Estimate:
@@ -107,7 +123,7 @@ def n_step(
     rewards: Float[Array, "B T"],
     values: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
-    discount: float,
+    discount: Discount,
     n_steps: int,
     sequences: Sequences = None,
 ) -> Estimate:

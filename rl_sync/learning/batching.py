@@ -33,6 +33,7 @@ _PADDING: dict[str, Any] = {
     "behavior_logprobs": 0.0,
     "policy_versions": -1,
 }
+_EPISODE_PADDING: dict[str, Any] = {"turn_rewards": 0.0, "segments": -1, "positions": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Batching:
       updates: of a step.
       microbatch_rows: a divisor of the rows of an update; 0 for any number of rows.
       with_baselines: whether groups have baselines.
+      of_episodes: whether groups have rewards of turns.
+      with_segments: whether they have trajectories of several segments; not with `shared`.
       shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
     """
 
@@ -58,6 +61,8 @@ class Batching:
     updates: int
     microbatch_rows: int
     with_baselines: bool = False
+    of_episodes: bool = False
+    with_segments: bool = False
     shared_row_tokens: int = 0
 
     @property
@@ -80,14 +85,22 @@ class Batching:
             policy_versions=np.zeros(shape, np.int32),
             rewards=np.zeros(self.trajectories, np.float32),
             baselines=np.zeros(self.trajectories, np.float32) if self.with_baselines else None,
+            turn_rewards=np.zeros(shape, np.float32) if self.of_episodes else None,
+            segments=np.zeros(shape, np.int32) if self.with_segments else None,
+            truncated=np.zeros(self.trajectories, bool) if self.of_episodes else None,
         )
         return jax.eval_shape(lambda: self.batch([longest]))
 
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
-        columns, packing = self._in_rows(_stack(groups, _PADDING))
+        named = [*_PADDING]
+        named += ["turn_rewards"] if self.of_episodes else []
+        named += ["segments"] if self.with_segments else []
+        columns, packing = self._in_rows(_stack(groups, named))
         fields: dict[str, Any] = {**columns, "packing": packing}
-        names = ["rewards", "baselines"] if self.with_baselines else ["rewards"]
+        names = ["rewards"]
+        names += ["baselines"] if self.with_baselines else []
+        names += ["truncated"] if self.of_episodes else []
         of_trajectories: dict[str, Any] = _stack(groups, names)
         return TrainBatch(Rows(**fields), **of_trajectories)
 
@@ -103,17 +116,19 @@ class Batching:
         self, columns: dict[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], Packing | None]:
         """Lays out columns that have one trajectory a row."""
+        segments = columns.pop("segments", None)
         if self.kind == "padded":
-            return columns, None
+            return columns, _unpacked(segments)
         lengths = _lengths(columns["completion_mask"])
         if self.kind == "bucketed":
             width = _bucket(int(lengths.max()), self.row_tokens, _TILE_TOKENS)
-            return {name: values[:, :width] for name, values in columns.items()}, None
+            cut = {name: values[:, :width] for name, values in columns.items()}
+            return cut, _unpacked(None if segments is None else segments[:, :width])
         if self.kind == "shared":
             return self._share(columns)
         stride = columns["tokens"].shape[1]
         source = self._pack(lengths, stride)
-        return _gather(columns, source), _packing(source, stride)
+        return _gather(columns, source), _packing(source, stride, segments)
 
     def _pack(
         self, lengths: Int[np.ndarray, " trajectories"], stride: int
@@ -218,16 +233,47 @@ def _stack(groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
 def _gather(
     columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]
 ) -> dict[str, np.ndarray]:
+    padding = _PADDING | _EPISODE_PADDING
     return {
-        name: np.where(source >= 0, values.reshape(-1)[source], _PADDING[name])
+        name: np.where(source >= 0, values.reshape(-1)[source], padding[name])
         for name, values in columns.items()
     }
 
 
-def _packing(source: Int[np.ndarray, "B T"], stride: int) -> Packing:
+def _packing(
+    source: Int[np.ndarray, "B T"], stride: int, segments: Int[np.ndarray, "N S"] | None
+) -> Packing:
+    """Describes rows whose tokens are those at `source` of rows of one trajectory each."""
     fields: dict[str, Any] = {
         "positions": np.where(source >= 0, source % stride, 0),
         "trajectories": np.where(source >= 0, source // stride, -1),
+    }
+    if segments is not None:
+        of_rows = _unpacked(segments)
+        assert of_rows is not None
+        parts: dict[str, Any] = {
+            "positions": of_rows.positions,
+            "segments": of_rows.segments,
+        }
+        fields |= _gather(parts, source)
+    return Packing(**fields)
+
+
+def _unpacked(segments: Int[np.ndarray, "N S"] | None) -> Packing | None:
+    """Describes rows of one trajectory each, of several segments; None for rows of one segment."""
+    if segments is None:
+        return None
+    rows, width = segments.shape
+    at = np.broadcast_to(np.arange(width), segments.shape)
+    begins = np.diff(segments, axis=1, prepend=-1) != 0
+    is_there = segments >= 0
+    row = np.arange(rows)[:, None]
+    fields: dict[str, Any] = {
+        "positions": np.where(
+            is_there, at - np.maximum.accumulate(np.where(begins, at, 0), axis=1), 0
+        ),
+        "trajectories": np.where(is_there, row, -1),
+        "segments": np.where(is_there, row * width + segments, -1),
     }
     return Packing(**fields)
 

@@ -13,7 +13,13 @@ from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.masking import whiten
 from rl_sync.algorithms.pieces import ADVANTAGES, KL_ESTIMATORS, call
 from rl_sync.algorithms.returns import Estimate
-from rl_sync.algorithms.sequences import OfSequence, is_last, to_tokens, trajectory_totals
+from rl_sync.algorithms.sequences import (
+    OfSequence,
+    is_first,
+    is_last,
+    to_tokens,
+    trajectory_totals,
+)
 from rl_sync.algorithms.values import explained_variance
 from rl_sync.types import Rows, TrainBatch
 
@@ -50,7 +56,9 @@ def give(
     lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, rewards.size)
     if algorithm.overlong_tokens:
         rewards += shaping.soft_overlong_penalty(lengths, max_tokens, algorithm.overlong_tokens)
-    cut = _is_truncated(rows, lengths, max_tokens, end_ids)
+    cut = batch.truncated
+    if cut is None:
+        cut = _is_truncated(rows, lengths, max_tokens, end_ids)
     kept = _kept(algorithm, rewards, cut, group_size)
     weights = to_tokens(kept.astype(jnp.float32), sequences)
     penalty = jnp.zeros(mask.shape)
@@ -60,9 +68,11 @@ def give(
         penalty = jnp.where(mask, coefficient * kl, 0.0)
     known = {"mask": mask, "sequences": sequences, "values": values, "baselines": batch.baselines}
     given = {**vars(algorithm), **known, "lengths": lengths, "group_size": group_size}
+    if algorithm.turn_discount < 1:
+        given["discount"] = returns.at_turns(algorithm.discount, algorithm.turn_discount, mask)
     estimator = ADVANTAGES[algorithm.advantage]
     if estimator.of_tokens:
-        of_tokens = returns.at_the_end(rewards, mask, sequences) - penalty
+        of_tokens = _at_tokens(rows, rewards) - penalty
         estimate: Estimate = call(estimator.function, given, rewards=of_tokens)
         if not estimator.needs_values:
             estimate = Estimate(estimate.advantages)
@@ -70,12 +80,27 @@ def give(
             whitened = jnp.where(mask, whiten(estimate.advantages, mask), 0.0)
             estimate = estimate._replace(advantages=whitened)
     else:
+        if algorithm.turn_discount < 1:
+            discount = returns.at_turns(1.0, algorithm.turn_discount, mask)
+            whole = returns.discounted(_at_tokens(rows, rewards), mask, discount, sequences)
+            first = is_first(mask, sequences)
+            rewards = trajectory_totals(whole, first, sequences, rewards.size)
         rewards -= trajectory_totals(penalty, mask, sequences, rewards.size)
         of_trajectories = call(estimator.function, given, rewards=rewards)
         estimate = Estimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
     metrics |= _trajectory_metrics(batch.rewards, lengths, cut, group_size)
     return estimate, weights, metrics
+
+
+def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Array, "B T"]:
+    """Puts rewards at tokens: those of turns at the ends of replies, the rest at the last token."""
+    mask, sequences, turns = rows.completion_mask, rows.sequences, rows.turn_rewards
+    if turns is None:
+        return returns.at_the_end(rewards, mask, sequences)
+    given = trajectory_totals(turns, mask, sequences, rewards.size)
+    rest = returns.at_the_end(rewards - given, mask, sequences)
+    return rest + jnp.where(mask, turns, 0.0)
 
 
 def _is_truncated(

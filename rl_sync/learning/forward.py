@@ -153,7 +153,7 @@ class Forward:
             trunk,
             tokens,
             positions=packing.positions,
-            segments=packing.trajectories,
+            segments=packing.attending,
             prompts=None if packing.prompts is None else packing.prompts.copies,
         )
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.algorithms import returns
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning import credit
 from rl_sync.types import Rows, TrainBatch
@@ -149,3 +150,56 @@ def test_values_need_no_group_to_compare_with():
     together, _, _ = _of(ALGORITHMS["ppo"], group_size=2, values=values)
     np.testing.assert_array_equal(alone.advantages, together.advantages)
     assert metrics["groups_without_spread"] == 1
+
+
+TURNS = Rows(
+    tokens=jnp.full((2, 6), 2),
+    completion_mask=jnp.array(
+        [[False, True, True, False, True, True], [False, True, False, True, False, True]]
+    ),
+    behavior_logprobs=jnp.full((2, 6), -1.0),
+    policy_versions=jnp.zeros((2, 6), jnp.int32),
+    turn_rewards=jnp.array([[0, 0, 0.5, 0, 0, 0.25], [0, 1.0, 0, 0, 0, 0]]),
+)
+"""Two replies of two tokens, which earn ½ and ¼; three of one token, of which the first earns 1."""
+
+
+def _given_turns(rewards=(1.75, 1.0), **change):
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
+    batch = TrainBatch(TURNS, jnp.array(rewards))
+    estimate, _, _ = credit.give(algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,))
+    return np.asarray(estimate.advantages)
+
+
+def test_rewards_of_turns_stand_at_the_ends_of_replies_and_the_rest_at_the_last_token():
+    """The first episode earns 1 at its end, beside ¼ for its last reply."""
+    given = _given_turns(advantage="reinforce_pp", whiten=False)
+    returns = np.array([[1.75, 1.75, 1.25, 1.25], [1.0, 0.0, 0.0]], object)
+    drawn = np.concatenate([np.array(row) for row in returns])
+    expected = (drawn - drawn.mean()) / drawn.std(ddof=1)
+    mask = np.asarray(TURNS.completion_mask)
+    np.testing.assert_allclose(given[mask], expected, atol=1e-4)
+    assert not given[~mask].any()
+
+
+def test_turns_are_discounted_between_replies_and_not_within_one():
+    """½ + γ · 1¼ = 1.125 against 1, whose mean is 1.0625."""
+    given = _given_turns(turn_discount=0.5)
+    np.testing.assert_allclose(given[:, 0], [0.0625, -0.0625])
+
+
+def test_discounted_returns_of_tokens_fall_at_the_ends_of_replies():
+    mask = TURNS.completion_mask
+    rewards = jnp.zeros((2, 6)).at[0, 5].set(1.0).at[1, 5].set(1.0)
+    discount = returns.at_turns(0.9, 0.5, mask)
+    found = returns.discounted(rewards, mask, discount)
+    expected = [[0, 0.9 * 0.45 * 0.9, 0.45 * 0.9, 0, 0.9, 1], [0, 0.45**2, 0, 0.45, 0, 1]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_episodes_that_a_limit_cut_have_no_weight_where_that_is_asked_for():
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], mask_truncated=True)
+    batch = TrainBatch(TURNS, jnp.array([1.0, 0.0]), truncated=jnp.array([False, True]))
+    _, weights, metrics = credit.give(algorithm, batch, group_size=2, max_tokens=4, end_ids=(END,))
+    np.testing.assert_array_equal(np.asarray(weights)[:, 0], [1, 0])
+    assert metrics["truncated_fraction"] == 0.5

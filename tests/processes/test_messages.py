@@ -108,15 +108,15 @@ def test_what_cannot_be_sent_is_refused_by_name(value):
     ("fields", "why"),
     [
         (
-            {"positions": 1, "prompts": None},
+            {"positions": 1, "prompts": None, "segments": None},
             "A Packing that arrived lacks trajectories: the processes",
         ),
         (
-            {"positions": 1, "trajectories": 2, "prompts": None, "rows": 3},
+            {"positions": 1, "trajectories": 2, "prompts": None, "segments": None, "rows": 3},
             "A Packing that arrived has rows, which it does not know: the processes",
         ),
         (
-            {"positions": 1, "prompts": None, "rows": 3},
+            {"positions": 1, "prompts": None, "segments": None, "rows": 3},
             "A Packing that arrived lacks trajectories and has rows, which it does not know",
         ),
     ],
