@@ -42,12 +42,15 @@ ALLOWED = {
     "replay": {"types", "models"},
     "weights": {"types", "models"},
     "observe": {"types", "models"},
-    "actors": LOWEST | SIDE - {"replay", "observe"},
-    "settings": LOWEST - {"types"} | {"tasks", "rewards", "weights", "replay", "observe"},
+    "actors": LOWEST | SIDE - {"replay", "observe"} | {"environments"},
+    "settings": LOWEST - {"types"}
+    | {"tasks", "rewards", "environments", "weights", "replay", "observe"},
     "processes": {"types", "models", "weights", "observe", "settings", "actors"},
     "storage": {"types", "models", "weights", "observe", "actors", "learning", "processes"},
     "transfers": {"types", "schedule", "models", "weights", "observe", "actors", "processes"},
-    "runtime": LOWEST | SIDE | {"actors", "settings", "processes", "storage", "transfers"},
+    "runtime": LOWEST
+    | SIDE
+    | {"environments", "actors", "settings", "processes", "storage", "transfers"},
     "scoring": LOWEST | SIDE | {"settings", "runtime"},
 }
 

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.actors.episode_engine import EpisodeEngine
+from rl_sync.actors.episodes import EpisodeRequest, Played
+from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
-from rl_sync.types import Group, Lease, Params
+from rl_sync.types import CUTS, Group, Lease, Params
 
 _NO_VERSION = -1  # Of weights whose completions are thrown away.
 
 
+Finished = Completion | Played
+"""A finished completion of a prompt, or a finished episode."""
+
+
 class UnfinishedGroup(NamedTuple):
-    """A group with completions in flight in the engine.
+    """A group with completions or episodes in flight in the engine.
 
     Attributes:
       lease: its lease.
       ticket: the ticket of its request in the engine.
       baseline_ticket: the ticket of its greedy completion; None without one.
-      prompt: token ids.
-      completions: the finished completions.
+      prompt: token ids; empty where environments say what the prompt is.
+      completions: the finished ones.
     """
 
     lease: Lease
     ticket: int
     baseline_ticket: int | None
     prompt: Int[np.ndarray, " P"]
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[Finished, ...] = ()
 
 
 class ExplorerState(NamedTuple):
@@ -59,7 +66,8 @@ class Explorer:
 
     Attributes:
       number: the number of the explorer, from 1.
-      engine: the rollout engine. Between two rollouts it holds the state's unfinished groups.
+      engine: the rollout engine, or one of episodes in an environment. Between two rollouts it
+        holds the state's unfinished groups.
       task: the problems.
       sampling: the sampling choices.
       group_size: G, the number of completions of a prompt.
@@ -73,7 +81,7 @@ class Explorer:
     """
 
     number: int
-    engine: Engine
+    engine: Engine | EpisodeEngine
     task: Task
     sampling: Sampling
     group_size: int
@@ -137,8 +145,8 @@ class Explorer:
         return max(0, (self.engine.slots - self.engine.unfinished) // self._rows + 1)
 
     def complete(
-        self, state: ExplorerState, requests: Sequence[CompletionRequest]
-    ) -> tuple[ExplorerState, list[list[Completion]]]:
+        self, state: ExplorerState, requests: Sequence[Any]
+    ) -> tuple[ExplorerState, list[list[Any]]]:
         """Completes other requests with the state's weights, beside the unfinished groups.
 
         Returns:
@@ -148,9 +156,10 @@ class Explorer:
         if self.engine.version != state.version:
             self.engine.load(state.params, state.version)
         tickets = self.engine.submit(requests)
-        finished = sorted(self.engine.advance(), key=lambda completion: completion.index)
+        finished: list[Finished] = [*self.engine.advance()]
+        finished.sort(key=lambda one: one.index)
         unfinished = tuple(_with_more(group, finished) for group in state.unfinished)
-        by_ticket: dict[int, list[Completion]] = {ticket: [] for ticket in tickets}
+        by_ticket: dict[int, list[Finished]] = {ticket: [] for ticket in tickets}
         for completion in finished:
             if completion.ticket in by_ticket:
                 by_ticket[completion.ticket].append(completion)
@@ -158,6 +167,9 @@ class Explorer:
 
     def compile(self, params: Params) -> None:
         """Compiles the programs that a full rollout begins with, by a rollout that is dropped."""
+        if isinstance(self.engine, EpisodeEngine):  # No environment is disturbed.
+            dataclasses.replace(self, engine=self.engine.engine).compile(params)
+            return
         prompts = self.task.train[: self.groups]
         few = min(self.sampling.max_new_tokens, self.engine.chunk_tokens)
         sampling = dataclasses.replace(self.sampling, max_new_tokens=few, min_new_tokens=0)
@@ -165,10 +177,17 @@ class Explorer:
         self._begin([Lease(0, i, 0, prompt) for i, prompt in enumerate(prompts)], sampling)
         self.engine.advance()
 
+    def close(self) -> None:
+        """Ends the environments, if there are any."""
+        if isinstance(self.engine, EpisodeEngine):
+            self.engine.close()
+
     def _begin(self, leases: list[Lease], sampling: Sampling) -> list[UnfinishedGroup]:
         """Begins a group in the engine for each lease."""
         if not leases:
             return []
+        if isinstance(self.engine, EpisodeEngine):
+            return self._begin_episodes(self.engine, leases, sampling)
         tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in leases])
         prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
         requests = [
@@ -187,6 +206,32 @@ class Explorer:
         parts = zip(leases, tickets, baselines, prompts, strict=True)
         return [UnfinishedGroup(*part) for part in parts]
 
+    def _begin_episodes(
+        self, engine: EpisodeEngine, leases: list[Lease], sampling: Sampling
+    ) -> list[UnfinishedGroup]:
+        """Begins the episodes of a group for each lease."""
+        requests = [
+            EpisodeRequest(
+                row=lease.prompt.fields,
+                sampling=sampling,
+                completions=self.group_size,
+                seed=(self.seed, lease.ordinal, lease.attempt),
+            )
+            for lease in leases
+        ]
+        tickets = engine.submit(requests)
+        baselines: list[int] | list[None] = [None] * len(leases)
+        if self.with_baselines:
+            greedy = dataclasses.replace(sampling, greedy=True)
+            baselines = engine.submit(
+                [dataclasses.replace(one, sampling=greedy, completions=1) for one in requests]
+            )
+        nothing = np.zeros(0, np.int32)
+        return [
+            UnfinishedGroup(lease, ticket, baseline, nothing)
+            for lease, ticket, baseline in zip(leases, tickets, baselines, strict=True)
+        ]
+
     @property
     def _rows(self) -> int:
         """Number of completions of a prompt."""
@@ -197,28 +242,30 @@ class Explorer:
 
     def _group(self, whole: UnfinishedGroup) -> Group:
         """Makes the record of a group whose completions have all finished."""
-        lease, prompt = whole.lease, whole.prompt
-        shape = (self._rows, self.task.row_tokens)
-        tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
-        logprobs, versions = np.zeros(shape, np.float32), np.full(shape, -1, np.int32)
-        tokens[:, : len(prompt)] = prompt
-        for completion in whole.completions:
-            is_baseline = completion.ticket == whole.baseline_ticket
-            row = self.group_size if is_baseline else completion.index
-            here = slice(len(prompt), len(prompt) + len(completion.tokens))
-            tokens[row, here], mask[row, here] = completion.tokens, True
-            logprobs[row, here], versions[row, here] = completion.logprobs, completion.versions
+        lease = whole.lease
+        rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
+        columns = [columns_of(one, whole.prompt, self.task.row_tokens) for one in rows]
+        stacked: dict[str, Any] = {
+            name: np.stack([column[name] for column in columns]) for name in columns[0]
+        }
+        drawn = stacked["policy_versions"] >= 0
+        # So that each trajectory has a version, also one whose environment never began.
+        stacked["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version
+        endings = tuple(one.ending for one in rows if isinstance(one, Played))
         return Group(
             lease_id=lease.lease_id,
             ordinal=lease.ordinal,
             prompt_id=lease.prompt.prompt_id,
             explorer=self.number,
-            tokens=tokens,
-            completion_mask=mask,
-            behavior_logprobs=logprobs,
-            policy_versions=versions,
             rewards=np.zeros(self._rows, np.float32),
+            truncated=np.array([one.reason in CUTS for one in endings]) if endings else None,
+            endings=endings or None,
+            **stacked,
         )
+
+    def _row(self, group: UnfinishedGroup, one: Finished) -> int:
+        """Returns the row of a completion in its group."""
+        return self.group_size if one.ticket == group.baseline_ticket else one.index
 
     def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
         """Returns the group with rewards; a greedy completion's reward becomes the baseline.
@@ -239,8 +286,11 @@ class Explorer:
         rewards = group.rewards
         rows = {
             name: getattr(group, name)[:-1]
-            for name in ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
+            for name in TOKEN_COLUMNS
+            if getattr(group, name) is not None
         }
+        if group.truncated is not None:
+            rows["truncated"] = group.truncated[:-1]
         baselines = np.full_like(rewards[:-1], rewards[-1])
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
 
@@ -264,7 +314,7 @@ def _without_unjudged(
     )
 
 
-def _with_more(group: UnfinishedGroup, finished: Iterable[Completion]) -> UnfinishedGroup:
+def _with_more(group: UnfinishedGroup, finished: Iterable[Finished]) -> UnfinishedGroup:
     """Adds to a group those finished completions that belong to it."""
     tickets = (group.ticket, group.baseline_ticket)
     own = tuple(completion for completion in finished if completion.ticket in tickets)

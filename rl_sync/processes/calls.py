@@ -23,13 +23,13 @@ from rl_sync.processes.attendance import Silence
 from rl_sync.processes.messages import record
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Call
-from rl_sync.types import Lease, Prompt
+from rl_sync.types import Ending, Lease, Prompt
 from rl_sync.weights.rendezvous import Grant, Request
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsJudged, GroupsRefused),
     *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
-    *(RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
+    *(Ending, RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
 ):
     record(_class)
 
@@ -74,6 +74,7 @@ class Written(NamedTuple):
       tokens: its token ids, the end of sequence included.
       truncated: whether it ends because it has the largest number of tokens.
       sample: its number among the completions of a held-out problem, from 0.
+      ending: the end of its episode, whose last reply is `text`; None without an environment.
     """
 
     prompt_id: int
@@ -83,6 +84,7 @@ class Written(NamedTuple):
     tokens: list[int]
     truncated: bool
     sample: int = 0
+    ending: Ending | None = None
 
 
 @record

@@ -37,6 +37,11 @@ REWARDS = {
         "Compares the text after the last # with the answer.",
         is_quick=True,
     ),
+    "environment": Kind(
+        "rl_sync.rewards.environment:EnvironmentReward",
+        "Takes the rewards that the environment of an episode gave.",
+        is_quick=True,
+    ),
     "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
     "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
     "code": Kind("rl_sync.rewards.code:Code", "Runs a program against tests, in a sandbox."),

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_sync.types import Ending
+
 Row = Mapping[str, Any]
 """A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
 
@@ -23,11 +25,13 @@ class Completion:
       text: the text, without the end of sequence.
       tokens: the token ids, the end of sequence included.
       truncated: whether the completion ends because it reached the largest number of tokens.
+      ending: the end of the episode whose last reply this is; None without an environment.
     """
 
     text: str
     tokens: Sequence[int] = ()
     truncated: bool = False
+    ending: Ending | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rl_sync.expression import parse_sum
 from rl_sync.rewards.catalog import is_quick, make
 from rl_sync.rewards.judgement import Completion, Judgement, Row
+from rl_sync.types import Ending
 
 _SHOWN_CHARACTERS = 500
 _BATCH_ARGUMENTS = ["rows", "completions"]
@@ -240,5 +241,12 @@ def _short(text: str, most: int) -> str:
 
 
 def example_rows(rows: Sequence[Mapping[str, Any]], count: int) -> list[Judgeable]:
-    """Returns the first rows with their own answers as completions, to try a rubric with."""
-    return [Judgeable(row, Completion(str(row.get("answer", "")))) for row in rows[:count]]
+    """Returns the first rows with their own answers as completions, to try a rubric with.
+
+    Each is as if it were the end of an episode without rewards.
+    """
+    ending = Ending({}, {}, "done", "", turns=1)
+    return [
+        Judgeable(row, Completion(str(row.get("answer", "")), ending=ending))
+        for row in rows[:count]
+    ]

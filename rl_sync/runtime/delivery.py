@@ -16,7 +16,7 @@ from rl_sync.processes.calls import Happened, Screen, Written
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.replay.priorities import priority_of
-from rl_sync.runtime.verdicts import verdicts, written
+from rl_sync.runtime.verdicts import last_reply, verdicts, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
@@ -142,14 +142,18 @@ class Delivery:
 
     def _written(self, group: Group) -> list[Written]:
         """Describes the completion of each trajectory."""
+        endings = group.endings or [None] * len(group.tokens)
         return [
             written(
                 self._task,
-                tokens[mask].tolist(),
+                last_reply(tokens, mask).tolist(),
                 prompt_id=group.prompt_id,
                 lease_id=group.lease_id,
+                ending=ending,
             )
-            for tokens, mask in zip(group.tokens, group.completion_mask, strict=True)
+            for tokens, mask, ending in zip(
+                group.tokens, group.completion_mask, endings, strict=True
+            )
         ]
 
     def _screened(self, groups: list[Group]) -> list[Group]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
+from rl_sync.actors.episode_engine import EpisodeEngine
+from rl_sync.actors.episodes import EpisodeRequest, Played
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.observe import accuracy
@@ -38,6 +40,7 @@ class Examination:
       problems: the most problems.
       samples: completions of each problem.
       seed: the seed of the run.
+      plays: whether an environment answers the policy.
     """
 
     task: Task
@@ -45,6 +48,7 @@ class Examination:
     problems: int
     samples: int = 1
     seed: int = 0
+    plays: bool = False
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -52,8 +56,18 @@ class Examination:
         return self.task.held_out[: self.problems]
 
     @property
-    def requests(self) -> list[CompletionRequest]:
+    def requests(self) -> Sequence[CompletionRequest | EpisodeRequest]:
         """A request for each problem, in their order."""
+        if self.plays:
+            return [
+                EpisodeRequest(
+                    row=prompt.fields,
+                    sampling=self.sampling,
+                    completions=self.samples,
+                    seed=(_SEED, self.seed, prompt.prompt_id),
+                )
+                for prompt in self.prompts
+            ]
         tokens, lengths = self.task.encode_prompts([prompt.text for prompt in self.prompts])
         return [
             CompletionRequest(
@@ -62,18 +76,19 @@ class Examination:
             for prompt, row, length in zip(self.prompts, tokens, lengths, strict=True)
         ]
 
-    def written(self, generated: Sequence[Sequence[Completion]]) -> list[Written]:
+    def written(self, generated: Sequence[Sequence[Completion | Played]]) -> list[Written]:
         """Describes the completions of each problem to those that judge."""
         return [
             written(
                 self.task,
-                completion.tokens.tolist(),
+                one.last_reply.tolist() if isinstance(one, Played) else one.tokens.tolist(),
                 prompt_id=prompt.prompt_id,
                 held_out=True,
                 sample=sample,
+                ending=one.ending if isinstance(one, Played) else None,
             )
             for prompt, completions in zip(self.prompts, generated, strict=True)
-            for sample, completion in enumerate(completions)
+            for sample, one in enumerate(completions)
         ]
 
 
@@ -103,6 +118,7 @@ class Evaluator(NamedTuple):
       greedy: the sampling of a probe, which takes the likeliest tokens.
       rows: the most that are generated at once.
       layout: where the policy lies.
+      playing: makes the engine one of episodes, if the run has an environment.
     """
 
     session: Session
@@ -111,6 +127,7 @@ class Evaluator(NamedTuple):
     greedy: Sampling
     rows: int
     layout: Layout
+    playing: Callable[[Engine], Engine | EpisodeEngine] = lambda engine: engine
 
     def hand_in(self, params: Params, moment: str, step: int) -> None:
         """Generates the completions of an evaluation, and leaves their judging to the master."""
@@ -149,20 +166,27 @@ class Evaluator(NamedTuple):
         # A new one each time: it holds on to weights that train steps donate, and to its cache.
         decode = examination.task.tokenizer.decode
         engine = Engine(self.model, self.rows, decode=decode, layout=self.layout)
-        return examination.written(completed(engine, params, examination))
+        return examination.written(completed(self.playing(engine), params, examination))
 
 
-def completed(engine: Engine, params: Params, examination: Examination) -> list[list[Completion]]:
+def completed(
+    engine: Engine | EpisodeEngine, params: Params, examination: Examination
+) -> Sequence[Sequence[Completion | Played]]:
     """Completes the problems of an evaluation; returns the completions of each.
+
+    The environments of an engine of episodes are ended.
 
     Raises:
       RunError: the weights are broken.
     """
     engine.load(params, version=0)
     try:
-        return engine.generate(examination.requests)
+        return engine.generate(cast(Any, examination.requests))  # Which the engine is made for.
     except NonFiniteLogitsError as error:
         raise RunError(f"The policy cannot be evaluated. {error}") from error
+    finally:
+        if isinstance(engine, EpisodeEngine):
+            engine.close()
 
 
 def await_evaluations(session: Session) -> None:

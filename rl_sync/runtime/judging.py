@@ -15,7 +15,7 @@ from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable, example_rows
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE, Prompt
+from rl_sync.types import NO_LEASE, REASONS, Ending, Prompt
 from rl_sync.workdir import Workdir
 
 _WINDOW = 200
@@ -70,7 +70,7 @@ class Judging:
         self._lock = threading.Lock()
         self._window: collections.deque[bool] = collections.deque(maxlen=_WINDOW)
         self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
-        self._by_lease: dict[int, list[Judgement]] = {}
+        self._by_lease: dict[int, list[tuple[Judgement, Ending | None]]] = {}
         self._desk = concurrent.futures.ThreadPoolExecutor(_TICKETS, thread_name_prefix="judging")
         self._pending: dict[int, concurrent.futures.Future[list[Verdict]]] = {}
         self._tickets = 0
@@ -123,7 +123,9 @@ class Judging:
         """
         prompts = [self._prompt(item) for item in items]
         asked = [
-            Judgeable(prompt.fields, Completion(item.text, item.tokens, item.truncated))
+            Judgeable(
+                prompt.fields, Completion(item.text, item.tokens, item.truncated, item.ending)
+            )
             for prompt, item in zip(prompts, items, strict=True)
         ]
         try:
@@ -139,19 +141,22 @@ class Judging:
     def metrics(self, trained: Iterable[int], over: Iterable[int]) -> dict[str, float]:
         """Returns the mean of each component over a step's groups, and forgets them.
 
+        Of episodes also the mean of turns, segments and their own metrics, and for each reason the
+        share of those that ended for it.
+
         Args:
           trained: the lease ids of the groups.
           over: those of groups that no step trains on any more.
         """
         with self._lock:
-            judged = [one for lease in trained for one in self._by_lease.get(lease, ())]
+            both = [one for lease in trained for one in self._by_lease.get(lease, ())]
             for lease in (*over,):
                 self._by_lease.pop(lease, None)
-        values = collections.defaultdict(list)
-        for one in judged:
-            for name, value in one.components.items():
-                values[f"reward/{name}"].append(value)
-        means = {name: sum(of) / len(of) for name, of in values.items()}
+        judged = [one for one, _ in both]
+        means = _means(
+            {f"reward/{name}": value for name, value in one.components.items()} for one in judged
+        )
+        means |= _means(_described(ending) for _, ending in both if ending is not None)
         return means | {"reward/unjudged": float(sum(not one.is_known for one in judged))}
 
     def close(self) -> None:
@@ -172,7 +177,7 @@ class Judging:
     def _count(self, prompt: Prompt, item: Written, one: Judgement) -> None:
         with self._lock:
             if item.lease_id != NO_LEASE:
-                self._by_lease.setdefault(item.lease_id, []).append(one)
+                self._by_lease.setdefault(item.lease_id, []).append((one, item.ending))
             self._window.append(one.is_known)
             if not one.is_known:
                 self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
@@ -220,7 +225,27 @@ def solves(judgement: Judgement, main: str) -> bool:
     return judgement.is_known and judgement.components.get(main, 0.0) >= _SOLVED
 
 
+def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Averages each value over the items that have it."""
+    values = collections.defaultdict(list)
+    for item in of_items:
+        for name, value in item.items():
+            values[name].append(value)
+    return {name: sum(of) / len(of) for name, of in values.items()}
+
+
+def _described(ending: Ending) -> dict[str, float]:
+    reasons = {
+        f"episode/ended/{reason.replace(' ', '_')}": float(reason == ending.reason)
+        for reason in REASONS
+    }
+    own = {f"episode/{name}": value for name, value in ending.metrics.items()}
+    sizes = {"episode/turns": ending.turns, "episode/segments": ending.segments}
+    return {**own, **sizes, **reasons}
+
+
 def _record(item: Written, one: Judgement) -> Mapping[str, object]:
+    ending = {} if item.ending is None else {"episode": item.ending._asdict()}
     return {
         "problem": item.prompt_id,
         "held_out": item.held_out,
@@ -230,6 +255,7 @@ def _record(item: Written, one: Judgement) -> Mapping[str, object]:
         "components": one.components,
         "completion": item.text[:_RECORDED_CHARACTERS],
         "truncated": item.truncated,
+        **ending,
     }
 
 

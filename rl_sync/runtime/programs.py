@@ -29,6 +29,7 @@ from rl_sync.runtime.evaluation import Evaluator, Measure
 from rl_sync.runtime.explorer import ExplorerLoop
 from rl_sync.runtime.pair_evaluation import PairEvaluator
 from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.playing import playing
 from rl_sync.runtime.stepping import DemonstrationsOf
 from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.runtime.warm_up import WarmUp
@@ -108,7 +109,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         algorithm=settings.algorithm,
         optimizer=settings.optimizer,
         group_size=settings.trainer.group_size,
-        max_completion_tokens=task.max_completion_tokens,
+        max_completion_tokens=task.max_drawn_tokens,
         end_ids=wiring.sampling(settings, task).stop_ids,
         # No temperature has shaped the task's own data.
         temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
@@ -137,6 +138,7 @@ def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -
         greedy=wiring.greedy_sampling(settings, task),
         rows=min(len(examination.prompts), settings.warm_up.probe_problems),
         layout=layout,
+        playing=lambda engine: playing(settings, task, engine, session.agree),
     )
 
 
@@ -157,7 +159,7 @@ def run_explorer(
         replay = ReplayClient(addresses.replay)
         explorer = Explorer(
             number=number,
-            engine=wiring.engine(settings, task, layout),
+            engine=playing(settings, task, wiring.engine(settings, task, layout), session.agree),
             task=task,
             sampling=wiring.sampling(settings, task),
             group_size=settings.trainer.group_size,
@@ -190,6 +192,7 @@ def run_explorer(
                 beside=wiring.delivers_beside(settings, task),
             ),
         ).run()
+        explorer.close()
         end.puller.close()
         replay.close()
         _await_host(session)

@@ -10,8 +10,9 @@ from rl_sync.processes.rpc import Call
 from rl_sync.rewards.identity import RewardIdentity
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable
+from rl_sync.types import Ending
 
-for _class in (Completion, Judgeable, Judgement, RewardIdentity):
+for _class in (Completion, Ending, Judgeable, Judgement, RewardIdentity):
     record(_class)
 
 

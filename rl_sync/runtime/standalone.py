@@ -19,6 +19,7 @@ from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring
 from rl_sync.runtime.evaluation import Examination, Sheet, completed
 from rl_sync.runtime.judging import solves
+from rl_sync.runtime.playing import playing
 from rl_sync.runtime.policy import load_policy, step_named
 from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.records import ConfigError, require
@@ -80,9 +81,8 @@ def evaluate(settings: RunSettings, source: Source, say: Callable[[str], None]) 
     layout = _layout(settings)
     policy, params = _policy(settings, source, task, layout)
     started = time.monotonic()
-    items = examination.written(
-        completed(wiring.engine(settings, task, layout), params, examination)
-    )
+    player = playing(settings, task, wiring.engine(settings, task, layout))
+    items = examination.written(completed(player, params, examination))
     generated = time.monotonic()
     sheet, completions = _judged(settings, task, examination, items, say)
     ended = time.monotonic()
@@ -128,7 +128,7 @@ def _judged(
     asked = [
         Judgeable(
             task.held_out[item.prompt_id].fields,
-            Completion(item.text, item.tokens, item.truncated),
+            Completion(item.text, item.tokens, item.truncated, item.ending),
         )
         for item in items
     ]

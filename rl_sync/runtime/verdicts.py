@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+from jaxtyping import Bool, Int
+
 from rl_sync.processes.calls import AskVerdicts, Judge, Pending, Verdict, Written
 from rl_sync.processes.rpc import Call
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE
+from rl_sync.types import NO_LEASE, Ending
 
 _POLL_SECS = 1.0
 
@@ -25,12 +28,13 @@ def written(
     held_out: bool = False,
     lease_id: int = NO_LEASE,
     sample: int = 0,
+    ending: Ending | None = None,
 ) -> Written:
-    """Describes a completion of a problem to those that judge.
+    """Describes a completion of a problem, or the last reply of an episode, to those that judge.
 
     Args:
-      tokens: the completion's ids, its end of sequence included.
-      prompt_id, held_out, lease_id, sample: see `Written`.
+      tokens: the ids, the end of sequence included.
+      prompt_id, held_out, lease_id, sample, ending: see `Written`.
     """
     ids = [int(token) for token in tokens]
     has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
@@ -42,7 +46,20 @@ def written(
         tokens=ids,
         truncated=len(ids) >= task.max_completion_tokens and not has_end,
         sample=sample,
+        ending=ending,
     )
+
+
+def last_reply(
+    tokens: Int[np.ndarray, " T"], mask: Bool[np.ndarray, " T"]
+) -> Int[np.ndarray, " C"]:
+    """Returns the last run of tokens under a mask: an episode's last reply, or a completion."""
+    (drawn,) = np.nonzero(mask)
+    if not drawn.size:
+        return tokens[:0]
+    gaps = np.flatnonzero(np.diff(drawn) > 1)
+    start = drawn[gaps[-1] + 1] if gaps.size else drawn[0]
+    return tokens[start : drawn[-1] + 1]
 
 
 def verdicts(session: Session, items: Sequence[Written]) -> list[Verdict]:

@@ -23,6 +23,7 @@ from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.evaluation import Examination
 from rl_sync.runtime.judging import Judge, Judging
+from rl_sync.runtime.playing import environment_of
 from rl_sync.runtime.remote_judges import RemoteJudges, check_server
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run import RunSettings
@@ -42,9 +43,19 @@ def load_task(settings: RunSettings) -> Task:
         settings.tokenizer, path=settings.tokenizer.path or settings.model.path
     )
     try:
-        task = catalog.load_task(settings.task, tokenizer, settings.seed)
+        construction = environment_of(settings)
+        more = getattr(construction.maker, "charset", "") if construction else ""
+        task = catalog.load_task(
+            settings.task,
+            tokenizer,
+            settings.seed,
+            more_characters=more,
+            episode_tokens=settings.environment.max_tokens if construction else 0,
+        )
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
+    if construction and settings.task.reward is None:
+        task = dataclasses.replace(task, reward="environment")
     _require_text(settings, task)
     model_config(settings, task)
     sampling(settings, task)
@@ -253,7 +264,14 @@ def examination(settings: RunSettings, task: Task) -> Examination:
     else:
         temperature = evaluation.temperature or settings.rollout.temperature
         drawn = dataclasses.replace(sampling(settings, task), temperature=temperature)
-    return Examination(task, drawn, evaluation.problems, evaluation.samples, settings.seed)
+    return Examination(
+        task=task,
+        sampling=drawn,
+        problems=evaluation.problems,
+        samples=evaluation.samples,
+        seed=settings.seed,
+        plays=settings.plays,
+    )
 
 
 def engine(settings: RunSettings, task: Task, layout: Layout) -> Engine:
@@ -289,6 +307,8 @@ def batching(settings: RunSettings, row_tokens: int) -> Batching:
         # Rows of packed and shared batches are as many as they have to be.
         microbatch_rows=settings.trainer.microbatch_rows or (shards if shards > 1 else 0),
         with_baselines=settings.algorithm.needs_baselines,
+        of_episodes=settings.plays,
+        with_segments=settings.has_segments,
         shared_row_tokens=shared,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rl_sync.expression import parse_sum
 from rl_sync.learning.batching import MIXED
 from rl_sync.learning.pairs import PAIR
 from rl_sync.observe.accuracy import metric_names
@@ -31,6 +32,7 @@ def check(settings: RunSettings) -> None:
     _check_synchronization(settings)  # First: the rest relies on a mode that there is.
     _check_run(settings)
     _check_shots(settings)
+    _check_environment(settings)
     _check_explorers(settings)
     _check_algorithm(settings)
     _check_microbatches(settings)
@@ -141,6 +143,35 @@ def _check_evaluation(settings: RunSettings) -> None:
         evaluation.by != EXPLORERS,
         f"checkpoint.best={best} does not fit {by}: explorers may evaluate a version of which there"
         " is no snapshot. Use evaluation.by=trainer.",
+    )
+
+
+def _check_environment(settings: RunSettings) -> None:
+    reward = settings.task.reward
+    asked = [term.name for term in parse_sum(reward)] if reward else []
+    require(
+        settings.plays or "environment" not in asked,
+        f"task.reward={reward} takes what an environment gave, and there is none: set"
+        " environment.name, or another reward.",
+    )
+    if not settings.plays:
+        return
+    require(
+        settings.algorithm.generates,
+        f"environment.name={settings.environment.name} plays with a policy, and"
+        f" algorithm.name={settings.algorithm.name} generates nothing: leave out one.",
+    )
+    most = max(settings.trainer.group_size, settings.evaluation.samples)
+    require(
+        settings.environment.workers >= most,
+        f"environment.workers={settings.environment.workers} is less than the {most} episodes of a"
+        " problem (trainer.group_size, evaluation.samples), which begin together: use at least as"
+        " many.",
+    )
+    require(
+        settings.trainer.batching != "shared" or not settings.has_segments,
+        "trainer.batching=shared has no place for an episode whose chat template rewrites what was"
+        " said before: use trainer.batching=packed, or environment.rewrites=refuse.",
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.environments.settings import SEGMENT, EnvironmentSettings
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.models.sharding import Layout, MeshShape
@@ -57,6 +58,9 @@ class RunSettings:
     )
     task: TaskConfig = section(TaskConfig, "Problems, and the lengths of prompts and completions.")
     tokenizer: TokenizerConfig = section(TokenizerConfig, "Tokenizer, and its chat template.")
+    environment: EnvironmentSettings = section(
+        EnvironmentSettings, "Environment of episodes of several turns."
+    )
     model: ModelSettings = section(
         ModelSettings, "Policy, from a checkpoint or from a random start."
     )
@@ -170,6 +174,17 @@ class RunSettings:
             return 0
         least, count = MODES[self.sync.mode].least_explorers, self.explorer.count
         return least if count is None else count
+
+    @property
+    def plays(self) -> bool:
+        """True where an environment answers the policy."""
+        return self.environment.name is not None
+
+    @property
+    def has_segments(self) -> bool:
+        """True where a trajectory may be several segments."""
+        has_template = self.tokenizer.path is not None or self.model.path is not None
+        return self.plays and has_template and self.environment.rewrites == SEGMENT
 
     @property
     def transfer(self) -> str:

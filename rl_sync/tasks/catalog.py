@@ -136,28 +136,41 @@ class TaskConfig(TaskSections, LengthLimits):
             require_one_of("task.name", self.name, TASKS)
 
 
-def load_task(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
+def load_task(
+    config: TaskConfig,
+    tokenizer: TokenizerConfig,
+    seed: int,
+    *,
+    more_characters: str = "",
+    episode_tokens: int = 0,
+) -> Task:
     """Loads the problems of the named task, and their tokenizer.
 
     Threads that ask for the same task at the same time share one load. It may import `transformers`
     or `datasets`; a second thread would find them half imported.
 
+    Args:
+      more_characters: what a tokenizer of characters has to know besides those of the problems.
+      episode_tokens: see `Task`.
+
     Raises:
       ValueError, OSError: they cannot be loaded; the message says where it fails.
     """
     with _loading:
-        return _load(config, tokenizer, seed)
+        return _load(config, tokenizer, seed, more_characters, episode_tokens)
 
 
 @functools.lru_cache(maxsize=1)  # A role loads more than once.
-def _load(config: TaskConfig, tokenizer: TokenizerConfig, seed: int) -> Task:
+def _load(
+    config: TaskConfig, tokenizer: TokenizerConfig, seed: int, more: str, episode_tokens: int
+) -> Task:
     problems = _problems(config, seed)
     if config.reward is not None:
         problems = dataclasses.replace(problems, reward=config.reward)
     problems = with_shots(problems, config.shots, seed, config.shot_template)
     if config.shots and tokenizer.chat == "auto":
         tokenizer = dataclasses.replace(tokenizer, chat="no")
-    return fit(problems, _tokenizer(tokenizer, problems), config)
+    return fit(problems, _tokenizer(tokenizer, problems, more), config, episode_tokens)
 
 
 def _problems(config: TaskConfig, seed: int) -> Problems:
@@ -166,7 +179,7 @@ def _problems(config: TaskConfig, seed: int) -> Problems:
     return TASKS[config.name](getattr(config, config.name), seed)
 
 
-def _tokenizer(config: TokenizerConfig, problems: Problems) -> Tokenizer:
+def _tokenizer(config: TokenizerConfig, problems: Problems, more: str) -> Tokenizer:
     if config.path is not None:
         return pretrained.load(config.path, config.chat, config.system)
     if config.chat == "yes" or config.system is not None:
@@ -176,9 +189,10 @@ def _tokenizer(config: TokenizerConfig, problems: Problems) -> Tokenizer:
             " characters: give --config.tokenizer.path=DIRECTORY."
         )
     if problems.charset is not None:
-        return CharacterTokenizer(problems.charset)
+        new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
+        return CharacterTokenizer(problems.charset + new)
     prompts = [*problems.train, *problems.held_out, *problems.demonstrations]
     pairs = [*problems.preferences, *problems.held_out_preferences]
     completions = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
     asked = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
-    return CharacterTokenizer.of_texts([*asked, *completions])
+    return CharacterTokenizer.of_texts([*asked, *completions, more])

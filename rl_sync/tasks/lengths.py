@@ -49,8 +49,13 @@ class LengthLimits:
         check(self, "task")
 
 
-def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
+def fit(
+    problems: Problems, tokenizer: Tokenizer, limits: LengthLimits, episode_tokens: int = 0
+) -> Task:
     """Makes a task from the problems that fit the limits, and notes how many do not.
+
+    Args:
+      episode_tokens: see `Task`; a demonstration is then a whole episode.
 
     Raises:
       ValueError: no problem is left to train on or to hold out, or a chat template alone is too
@@ -60,8 +65,13 @@ def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
         problems = _with_short_prompts(
             problems, tokenizer, limits.max_prompt_tokens, limits.too_long
         )
-    if limits.max_completion_tokens is not None:
+    if episode_tokens:
+        longest = max(prompt_tokens(tokenizer, one.text) for one in problems.train)
+        room = episode_tokens - longest
+        problems = _with_short_demonstrations(problems, tokenizer, room, "environment.max_tokens")
+    elif limits.max_completion_tokens is not None:
         problems = _with_short_demonstrations(problems, tokenizer, limits.max_completion_tokens)
+    if limits.max_completion_tokens is not None:
         problems = _with_short_pairs(problems, tokenizer, limits.max_completion_tokens)
     asked = [*problems.train, *problems.held_out]
     pairs = [*problems.preferences, *problems.held_out_preferences]
@@ -79,6 +89,7 @@ def fit(problems: Problems, tokenizer: Tokenizer, limits: LengthLimits) -> Task:
         preferences=problems.preferences,
         held_out_preferences=problems.held_out_preferences,
         notes=problems.notes,
+        episode_tokens=episode_tokens,
     )
 
 
@@ -117,7 +128,10 @@ def _with_short_prompts(
 
 
 def _with_short_demonstrations(
-    problems: Problems, tokenizer: Tokenizer, max_tokens: int
+    problems: Problems,
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    setting: str = "task.max_completion_tokens",
 ) -> Problems:
     """Leaves out longer demonstrations: if they were cut, they would teach not to end."""
     everything = problems.demonstrations
@@ -125,7 +139,7 @@ def _with_short_demonstrations(
     left_out = len(everything) - len(kept)
     note = (
         f"{left_out} of {len(everything)} demonstrations are left out of the warm-up: with their"
-        f" end of sequence they are longer than task.max_completion_tokens={max_tokens}."
+        f" end of sequence they are longer than the {max_tokens} tokens that {setting} allows."
     )
     notes = [*problems.notes, *([note] if left_out else [])]
     return dataclasses.replace(problems, demonstrations=kept, notes=notes)

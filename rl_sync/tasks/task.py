@@ -29,6 +29,7 @@ class Task:
         included.
       preferences, held_out_preferences: pairs of completions of training problems and of held-out
         ones; may be empty.
+      episode_tokens: the most tokens of an episode in an environment; 0 where there is none.
       notes: sentences for the user about data that was left out or changed.
 
     Raises:
@@ -45,6 +46,7 @@ class Task:
     preferences: Sequence[Preference] = ()
     held_out_preferences: Sequence[Preference] = ()
     notes: Sequence[str] = ()
+    episode_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, prompts in {"training": self.train, "held-out": self.held_out}.items():
@@ -66,11 +68,12 @@ class Task:
     def _check_demonstration(self, prompt: Prompt) -> None:
         self._check_prompt(prompt)
         answered = completion_tokens(self.tokenizer, prompt.answer)
-        if answered > self.max_completion_tokens:
+        most = self.row_tokens - self.max_prompt_tokens
+        if answered > most:
             raise ValueError(
                 f"The demonstration {prompt.text!r} → {prompt.answer!r} has {answered} tokens to"
                 " learn, its end of sequence included, but the task allows"
-                f" {self.max_completion_tokens} for the completion."
+                f" {most} for the completion."
             )
 
     def describe(self) -> str:
@@ -103,8 +106,13 @@ class Task:
 
     @property
     def row_tokens(self) -> int:
-        """T, the number of tokens of a row, prompt and completion."""
-        return self.max_prompt_tokens + self.max_completion_tokens
+        """T, the number of tokens of a row: prompt and completion, or a whole episode."""
+        return self.episode_tokens or self.max_prompt_tokens + self.max_completion_tokens
+
+    @property
+    def max_drawn_tokens(self) -> int:
+        """The most tokens that the policy draws for a row."""
+        return self.episode_tokens or self.max_completion_tokens
 
     def encode_prompts(
         self, texts: Sequence[str]

@@ -137,7 +137,7 @@ class Hostile:
         self.task = task
         if "reset" in task:
             return self.act(task["reset"])
-        return user(str(os.getpid()), deadline_secs=task.get("deadline_secs"))
+        return user(str(os.getpid()))
 
     def step(self, reply):
         return self.act(reply.text)

@@ -286,18 +286,6 @@ def test_a_worker_that_dies_between_requests_fails_the_next_one():
         assert (failure.kind, "exit code 7" in failure.why) == ("died", True)
 
 
-def test_the_deadline_of_a_turn_holds_where_it_is_less():
-    with hosting("Hostile", limit_secs=30.0) as host:
-        begun(host, 1, deadline_secs=0.5)
-        start = time.monotonic()
-        failure = stepped(host, 1, "sleep")
-        assert (failure.kind, "longer than 0.5 s" in failure.why) == ("time-out", True)
-        assert time.monotonic() - start < 10
-    with hosting("Hostile", limit_secs=1.0) as host:
-        begun(host, 1, deadline_secs=30.0)
-        assert "longer than 1 s" in stepped(host, 1, "sleep").why
-
-
 def test_the_clock_starts_when_a_worker_takes_the_request():
     with hosting("Hostile", workers=1, limit_secs=1.5) as host:
         for episode in range(4):
@@ -498,3 +486,24 @@ def test_workers_end_with_the_process_that_hosts_them(case, tmp_path):
     holder.communicate(timeout=30)
     assert holder.returncode == (5 if case == "interrupted" else -9)
     assert_end(processes)
+
+
+def test_episodes_beyond_the_workers_are_queued_until_others_end():
+    with hosting("Hostile", workers=2) as host:
+        assert host.queued == 0
+        for episode in range(5):
+            host.begin(episode, {}, 0)
+        assert host.queued == 3
+        first = []
+        while len(first) < 2:
+            first += [answer.episode for answer in host.answers(30.0)]
+        assert sorted(first) == [0, 1]
+        assert host.queued == 3
+        host.end(0)
+        assert host.queued == 2
+        assert _answered(host).episode == 2
+
+
+def _answered(host):
+    (answer,) = host.answers(30.0)
+    return answer

@@ -12,6 +12,12 @@ from rl_sync.observe.summary import overlap_secs, union_secs
 from tests.runs.conftest import EMBEDDED, ROOT, TEAMS, assert_same_bits, flags
 
 CHECKPOINT = f"--config.model.path={ROOT / 'tests' / 'data' / 'models' / 'qwen2'}"
+EPISODES = (
+    "--config.environment.name=tests/runs/parrot.py:Parrot",
+    "--config.environment.max_tokens=24",
+    "--config.task.max_completion_tokens=3",
+    "--config.warm_up.steps=0",
+)
 SYNCHRONOUS = flags("synchronous")
 ONE_STEP = flags("one_step_off_policy")
 ASYNCHRONOUS = flags("asynchronous")
@@ -24,6 +30,11 @@ RUNS = {
     "one step off-policy": ONE_STEP,
     "one step off-policy by checkpoint": flags("one_step_off_policy", transfer="checkpoint"),
     "one step off-policy by server": flags("one_step_off_policy", transfer="server"),
+    "one step off-policy, episodes": (*ONE_STEP, *EPISODES),
+    "one step off-policy, episodes by checkpoint": (
+        *flags("one_step_off_policy", transfer="checkpoint"),
+        *EPISODES,
+    ),
     "custom (1, 4)": flags("custom", interval=1, offset=4),
     "custom (2, 3) by checkpoint": flags("custom", interval=2, offset=3, transfer="checkpoint"),
     "custom (2, 3) by server": flags("custom", interval=2, offset=3, transfer="server"),
@@ -43,6 +54,11 @@ RUNS = {
     "asynchronous, streaming in flight, by server": flags(
         "asynchronous", streaming=True, swap="in_flight", transfer="server", slots=5, chunk_tokens=1
     ),
+    "asynchronous, streaming episodes": (
+        *flags("asynchronous", streaming=True, slots=5, chunk_tokens=1, steps=30),
+        *EPISODES,
+    ),
+    "synchronous, episodes, in teams": (*flags("synchronous", steps=6), *TEAMS, *EPISODES),
     "asynchronous, streaming, in teams": (
         *flags("asynchronous", streaming=True, chunk_tokens=1, steps=12),
         *TEAMS,
@@ -81,6 +97,7 @@ ALIKE = (
     "synchronous, interval 2",
     "synchronous by server",
     "one step off-policy by checkpoint",
+    "one step off-policy, episodes by checkpoint",
     "custom (2, 3) by checkpoint",
     "asynchronous, interval 2, collective",
     "two explorers by server",
@@ -270,6 +287,7 @@ def test_streaming_explorers_take_groups_while_others_are_in_flight(runs, name):
         for pair in (
             ("one step off-policy", "one step off-policy by checkpoint"),
             ("one step off-policy", "one step off-policy by server"),
+            ("one step off-policy, episodes", "one step off-policy, episodes by checkpoint"),
             ("synchronous", "synchronous by checkpoint"),
             ("synchronous", "synchronous by server"),
             ("synchronous, in one process", "synchronous"),

@@ -26,6 +26,7 @@ class Group(types.SimpleNamespace):
     def __init__(self, lease_id):
         super().__init__(
             lease_id=lease_id,
+            endings=None,
             prompt_id=lease_id + 100,
             tokens=np.array([[4, 2, END, 0], [4, 2, 3, 2]]),
             completion_mask=np.array([[0, 1, 1, 0], [0, 1, 1, 1]], bool),

@@ -205,6 +205,31 @@ from tests.settings.changed import config_with, settings_with
                 "algorithm.allow_unsafe=True",
             ],
         ),
+        (
+            {"environment__name": "calculater"},
+            ["environment.name='calculater'", "did you mean 'calculator'"],
+        ),
+        (
+            {"environment__name": "guess", "environment__workers": 7},
+            ["environment.workers=7 is less than the 8 episodes", "use at least as many"],
+        ),
+        ({"environment__max_turns": 0}, ["environment.max_turns=0 must be at least 1"]),
+        (
+            {"task__reward": "exact + environment"},
+            ["task.reward=exact + environment", "set environment.name"],
+        ),
+        (
+            {"environment__name": "guess", "algorithm__name": "sft", "explorer__count": 0},
+            ["environment.name=guess", "algorithm.name=sft generates nothing"],
+        ),
+        (
+            {
+                "environment__name": "guess",
+                "trainer__batching": "shared",
+                "tokenizer__path": "somewhere",
+            },
+            ["trainer.batching=shared has no place", "environment.rewrites=refuse"],
+        ),
         ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
         ({"critic__model": "heads"}, ["critic.model='heads' is not one of own, head"]),
         (

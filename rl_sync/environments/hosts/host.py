@@ -43,6 +43,10 @@ class Host(Protocol):
     host then closes its environment and forgets it.
     """
 
+    @property
+    def queued(self) -> int:
+        """Number of episodes that cannot begin before others end."""
+
     def begin(self, episode: int, task: Mapping[str, Any], seed: int) -> None:
         """Makes an environment and asks it for its first turn.
 

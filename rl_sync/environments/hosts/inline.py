@@ -40,6 +40,11 @@ class InlineHost:
         self._under_way: dict[int, Guarded] = {}
         self._ready: list[Answer] = []
 
+    @property
+    def queued(self) -> int:
+        """None: all episodes begin at once."""
+        return 0
+
     def begin(self, episode: int, task: Mapping[str, Any], seed: int) -> None:
         """Makes an environment and its first turn.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+START_SECS = 120.0
+"""The longest time to start, if nothing else is said."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -26,7 +29,7 @@ class Limits:
     workers: int = 4
     limit_secs: float = 60.0
     queue_secs: float = 600.0
-    start_secs: float = 120.0
+    start_secs: float = START_SECS
     closing_secs: float = 2.0
     memory_bytes: int = 0
 

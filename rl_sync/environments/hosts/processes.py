@@ -29,14 +29,12 @@ class _Episode:
       request: its first request, until a worker takes it.
       queue_deadline: the end of its wait for a worker.
       worker: hosts it; None while it waits, and after its worker was lost.
-      limit_secs: the time for its next answer.
       has_answered: whether its last answer was fetched, so that it may be asked again.
       fate: the end of its worker, where that came between two requests.
     """
 
     request: bytes
     queue_deadline: float
-    limit_secs: float
     worker: Worker | None = None
     has_answered: bool = False
     fate: Failure | None = None
@@ -50,8 +48,7 @@ class ProcessHost:
     any way, they end. An episode that finds no free worker waits. Before an episode, its worker
     seeds the global generators of `random` and NumPy with the episode's seed.
 
-    A request's clock starts when a worker takes it. An answer may take `limit_secs`, or the
-    `deadline_secs` of the turn before it where that is less. One thread at a time may call a host.
+    A request's clock starts when a worker takes it. One thread at a time may call a host.
 
     Args:
       reference: such as `module:Class(level=3)` or `path/to/file.py:Class`.
@@ -71,6 +68,12 @@ class ProcessHost:
         self._ready: list[Answer] = []
         self._is_closed = False
 
+    @property
+    def queued(self) -> int:
+        """Number of episodes that cannot begin before others end."""
+        room = self._limits.workers - (len(self._episodes) - len(self._queue))
+        return max(0, len(self._queue) - room)
+
     def begin(self, episode: int, task: Mapping[str, Any], seed: int) -> None:
         """Makes an environment and asks it for its first turn, as soon as a worker is free.
 
@@ -84,7 +87,6 @@ class ProcessHost:
         self._episodes[episode] = _Episode(
             request=_encoded(Reset(task, seed), f"The task of episode {episode}"),
             queue_deadline=time.monotonic() + self._limits.queue_secs,
-            limit_secs=self._limits.limit_secs,
         )
         self._queue.append(episode)
         self._hand_out()
@@ -106,7 +108,7 @@ class ProcessHost:
             return
         assert found.worker is not None, "a worker has answered"
         data = _encoded(Step(reply), f"The reply in episode {episode}")
-        self._pool.ask(found.worker, "step", data, found.limit_secs)
+        self._pool.ask(found.worker, "step", data, self._limits.limit_secs)
 
     def answers(self, timeout_secs: float) -> list[Answer]:
         """Returns answers that are ready, each once.
@@ -169,7 +171,7 @@ class ProcessHost:
             episode = self._episodes[number]
             episode.worker, worker.episode = worker, number
             request, episode.request = episode.request, b""
-            self._pool.ask(worker, "reset", request, episode.limit_secs)
+            self._pool.ask(worker, "reset", request, self._limits.limit_secs)
 
     def _next_queue_deadline(self) -> float:
         # A worker without an episode closes an environment, within its own deadline.
@@ -220,8 +222,6 @@ class ProcessHost:
         """Records an answer; if it is the episode's last, its environment is closed."""
         self._ready.append(Answer(number, result))
         if isinstance(result, Turn):
-            limit = self._limits.limit_secs
-            self._episodes[number].limit_secs = min(limit, result.deadline_secs or limit)
             return
         worker = self._forget(number)
         if worker is not None and not is_lost:

@@ -1,0 +1,64 @@
+"""A small transformer learns to win a game of several turns: find a hidden number.
+
+    python -m launcher --config=configs/game.py
+
+A number from 1 to 31 is hidden. The policy has five guesses, and hears after each whether the
+hidden number is smaller or larger: halving the range always wins, and guessing at random within it
+wins about half of the games. In the warm-up the policy imitates a pupil who plays at random.
+"""
+
+import random
+
+from ml_collections import ConfigDict
+
+from configs import base
+from rl_sync.tasks.problems import Problems
+from rl_sync.types import Prompt
+
+MOST, GUESSES = 20, 5
+HEEDS = 0.5
+DEMONSTRATIONS = 20_000
+
+
+def games(seed: int) -> Problems:
+    """Hides each number once to train on, and once held out; a game is the same for all."""
+    draw = random.Random(seed)
+    train = [Prompt(i, f"{MOST}:", f"{i + 1}") for i in range(MOST)]
+    shown = [draw.randrange(MOST) for _ in range(DEMONSTRATIONS)]
+    return Problems(
+        train=train,
+        held_out=train,
+        demonstrations=[train[i]._replace(answer=_pupil(i + 1, draw)) for i in shown],
+        reward="environment",
+    )
+
+
+def _pupil(hidden: int, draw: random.Random) -> str:
+    """Plays a game; each guess heeds what was said with a probability of one half."""
+    low, high, said = 1, MOST, ""
+    for _ in range(GUESSES):
+        heeds = draw.random() < HEEDS
+        guess = draw.randint(low, high) if heeds else draw.randint(1, MOST)
+        said += f"{guess:02}?"
+        if guess == hidden:
+            break
+        if hidden < guess:
+            high, said = min(high, guess - 1), said + "<"
+        else:
+            low, said = max(low, guess + 1), said + ">"
+    return said
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults with this run's task, environment and pace."""
+    config = base.get_config()
+    config.name = "game"
+    config.task.name = "configs.game:games"
+    config.task.max_completion_tokens = 3
+    config.environment.name = f"guess(guesses={GUESSES})"
+    config.environment.max_turns = GUESSES
+    config.environment.max_tokens = 24
+    config.sync.mode = "one_step_off_policy"
+    config.warm_up.steps = 300
+    config.trainer.update({"steps": 60, "groups_per_step": 40, "group_size": 8})
+    return config

@@ -1,0 +1,293 @@
+"""The engine of episodes: a policy and environments take turns, on the slots of an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rl_sync.actors.episodes import Begin, Continue, Director, End, EpisodeRequest, Played, Said
+from rl_sync.environments.trajectory import Trajectory, append_reply, append_turn, begin_segment
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.request import Completion, CompletionRequest, Handle
+from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.stats import Stats
+from rl_sync.types import Params
+
+_POLL_SECS = 0.1
+_NOTHING_SAID = Trajectory()
+
+T = TypeVar("T")
+Agree = Callable[[str, Callable[[], Any]], Any]
+"""Returns the first process's result of a function in every process of a program."""
+
+
+def alone(what: str, thunk: Callable[[], T]) -> T:
+    """Agrees in a program of one process."""
+    del what
+    return thunk()
+
+
+@dataclasses.dataclass
+class _Episode:
+    """An episode under way.
+
+    Attributes:
+      rewards: of the replies that were answered.
+      attempt: the number of its beginnings, from 0.
+      held: the last reply, whose cache the engine holds.
+    """
+
+    ticket: int
+    index: int
+    request: EpisodeRequest
+    trajectory: Trajectory = _NOTHING_SAID
+    rewards: tuple[float, ...] = ()
+    attempt: int = 0
+    held: Handle | None = None
+
+    @property
+    def turns(self) -> int:
+        return len(self.trajectory.replies)
+
+    @property
+    def seed(self) -> tuple[int, ...]:
+        return (*self.request.seed, self.index, self.attempt, self.turns)
+
+
+class EpisodeEngine:
+    """An engine of episodes, with the methods that explorers call of `Engine`.
+
+    The cache of what was said stays in the engine while the environment works, as long as no other
+    episode needs the slot.
+
+    Args:
+      engine: decodes the replies; nothing else uses it meanwhile.
+      director: makes what plays the environments, when the first episode begins; only the first
+        process of a program makes it.
+      repeats: whether a run must give the same bits again. Then all answers are awaited before the
+        next chunk of tokens, so that batches are the same however long environments take.
+      agree: see `Agree`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        director: Callable[[], Director],
+        *,
+        repeats: bool,
+        agree: Agree = alone,
+    ) -> None:
+        self.engine = engine
+        self._make_director, self._repeats, self._agree = director, repeats, agree
+        self._made: Director | None = None
+        self._playing: dict[int, _Episode] = {}
+        self._replying: dict[tuple[int, int], int] = {}
+        self._opening: dict[int, list[Continue | End]] = {}
+        self._tickets = self._episodes = 0
+
+    @property
+    def slots(self) -> int:
+        """See `Engine`."""
+        return self.engine.slots
+
+    @property
+    def chunk_tokens(self) -> int:
+        """See `Engine`."""
+        return self.engine.chunk_tokens
+
+    @property
+    def version(self) -> int:
+        """See `Engine`."""
+        return self.engine.version
+
+    @property
+    def stats(self) -> Stats:
+        """See `Engine`."""
+        return self.engine.stats
+
+    @property
+    def unfinished(self) -> int:
+        """Number of episodes under way."""
+        return len(self._playing)
+
+    def load(self, params: Params, version: int) -> None:
+        """See `Engine`."""
+        self.engine.load(params, version)
+
+    def submit(self, requests: Sequence[EpisodeRequest]) -> list[int]:
+        """Begins episodes; returns a ticket for each request."""
+        first, begun = self._tickets, []
+        for request in requests:
+            for index in range(request.completions):
+                self._playing[self._episodes] = _Episode(self._tickets, index, request)
+                seed = int(np.random.SeedSequence(request.seed).generate_state(1)[0])
+                most = request.sampling.max_new_tokens
+                begun.append(Begin(self._episodes, request.row, seed, most))
+                self._episodes += 1
+            self._opening[self._tickets] = []
+            self._tickets += 1
+        self._agree("begin episodes", lambda: self._director.begin(begun))
+        return list(range(first, self._tickets))
+
+    def step(self) -> list[Played]:
+        """Takes the answers of environments, and a step of the engine; returns finished episodes.
+
+        Raises:
+          NonFiniteLogitsError: see `Engine.step`.
+          TimeoutError: environments do not answer.
+        """
+        if not self._playing:
+            return []
+        wait = 0.0 if self.engine.unfinished else _POLL_SECS
+        asks = bool(self._playing) and len(self._playing) > len(self._replying)
+        answers = (
+            self._agree("answers", lambda: self._director.answers(wait, self._repeats))
+            if asks
+            else []
+        )
+        played = self._heed(answers)
+        replies = [self._said(completion) for completion in self.engine.step()]
+        if replies:
+            self._agree("replies", lambda: self._director.take(replies))
+        return played
+
+    def advance(
+        self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
+    ) -> list[Played]:
+        """Takes steps until nothing is left, or so many tokens were drawn; see `Engine.advance`."""
+        before, played = self.engine.stats.decode_tokens, []
+        while self._playing:
+            played += self.step()
+            drawn = self.engine.stats.decode_tokens - before
+            if budget_tokens is not None and drawn >= budget_tokens:
+                break
+            if between is not None and self._playing:
+                between()
+        return played
+
+    def generate(self, requests: Sequence[EpisodeRequest]) -> list[list[Played]]:
+        """Plays the episodes of some requests; see `Engine.generate`."""
+        if self._playing:
+            raise ValueError(f"{len(self._playing)} episodes are unfinished: use submit and step.")
+        tickets = self.submit(requests)
+        by_ticket: dict[int, list[Played]] = {ticket: [] for ticket in tickets}
+        for played in sorted(self.advance(), key=lambda one: one.index):
+            by_ticket[played.ticket].append(played)
+        return list(by_ticket.values())
+
+    def close(self) -> None:
+        """Ends all environments."""
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def _director(self) -> Director:
+        if self._made is None:
+            self._made = self._make_director()
+        return self._made
+
+    def _heed(self, answers: Sequence[Continue | End]) -> list[Played]:
+        """Goes on after the answers of environments; returns the episodes that ended."""
+        played = []
+        for answer in answers:
+            episode = self._playing[answer.episode]
+            if isinstance(answer, End):
+                self._release(episode)
+                del self._playing[answer.episode]
+                # The last reply has a reward too, and one before a failure may have none.
+                given = (*episode.rewards, answer.reward)[: episode.turns]
+                played.append(
+                    Played(
+                        ticket=episode.ticket,
+                        index=episode.index,
+                        trajectory=episode.trajectory,
+                        turn_rewards=given,
+                        ending=answer.ending,
+                    )
+                )
+            if (opening := self._opening.get(episode.ticket)) is None:
+                if isinstance(answer, Continue):
+                    self._go_on(episode, answer)
+            else:
+                opening.append(answer)
+                if len(opening) == episode.request.completions:
+                    self._open(self._opening.pop(episode.ticket))
+        return played
+
+    def _open(self, answers: Sequence[Continue | End]) -> None:
+        """Begins the replies to the first turns of a request, once its environments have begun.
+
+        So its prompt can be read once, and its draws do not depend on the order of the answers.
+        """
+        turns = [answer for answer in answers if isinstance(answer, Continue)]
+        turns.sort(key=lambda answer: answer.episode)
+        if not turns:
+            return
+        episodes = [self._playing[one.episode] for one in turns]
+        request, first = episodes[0].request, turns[0]
+        alike = all(
+            np.array_equal(one.ids, first.ids) and one.stop_strings == first.stop_strings
+            for one in turns
+        )
+        if not alike or any(one.restarts for one in turns) or len(turns) < request.completions:
+            for episode, answer in zip(episodes, turns, strict=True):
+                self._go_on(episode, answer)
+            return
+        sampling = _sampling(request.sampling, first)
+        (ticket,) = self.engine.submit(
+            [CompletionRequest(first.ids, sampling, request.completions, request.seed, held=True)]
+        )
+        for episode, answer in zip(episodes, turns, strict=True):
+            episode.trajectory = begin_segment(episode.trajectory, answer.ids)
+            self._replying[ticket, episode.index] = answer.episode
+
+    def _go_on(self, episode: _Episode, answer: Continue) -> None:
+        """Begins the reply to a turn."""
+        if answer.restarts:
+            episode.trajectory, episode.rewards = _NOTHING_SAID, ()
+            episode.attempt += 1
+        if episode.turns:
+            episode.rewards += (answer.reward,)
+        sampling = _sampling(episode.request.sampling, answer)
+        if answer.begins_segment:
+            self._release(episode)
+            episode.trajectory = begin_segment(episode.trajectory, answer.ids)
+            (ticket,) = self.engine.submit(
+                [CompletionRequest(answer.ids, sampling, seed=episode.seed, held=True)]
+            )
+        else:
+            assert episode.held is not None, "only a new segment has no reply before it"
+            episode.trajectory = append_turn(episode.trajectory, answer.ids)
+            ticket = self.engine.extend(
+                episode.held, answer.ids, sampling, seed=episode.seed, held=True
+            )
+        self._replying[ticket, 0] = answer.episode
+
+    def _release(self, episode: _Episode) -> None:
+        """Lets the engine forget what it holds of an episode."""
+        if episode.held is not None:
+            self.engine.release(episode.held)
+            episode.held = None
+
+    def _said(self, completion: Completion) -> Said:
+        """Records a finished reply."""
+        number = self._replying.pop((completion.ticket, completion.index))
+        episode = self._playing[number]
+        episode.held = Handle(completion.ticket, completion.index)
+        episode.trajectory = append_reply(
+            episode.trajectory, completion.tokens, completion.logprobs, completion.versions
+        )
+        return Said(number, completion.tokens, completion.finish == "length")
+
+
+def _sampling(sampling: Sampling, answer: Continue) -> Sampling:
+    """The choices of a reply: with the stop strings of the turn, and within the episode's room."""
+    return dataclasses.replace(
+        sampling,
+        max_new_tokens=min(sampling.max_new_tokens, answer.room),
+        min_new_tokens=min(sampling.min_new_tokens, answer.room),
+        stop_strings=tuple(dict.fromkeys((*sampling.stop_strings, *answer.stop_strings))),
+    )

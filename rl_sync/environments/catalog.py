@@ -1,0 +1,52 @@
+"""The environments of the package by name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rl_sync.references import is_reference
+
+
+class Kind(NamedTuple):
+    """A named environment.
+
+    Attributes:
+      where: a reference to its class; it is imported when it is used.
+      meaning: one sentence.
+    """
+
+    where: str
+    meaning: str
+
+
+ENVIRONMENTS = {
+    "calculator": Kind(
+        "rl_sync.environments.calculator:Calculator",
+        "Works out what the policy writes between two signs, and judges its final answer.",
+    ),
+    "guess": Kind(
+        "rl_sync.environments.guess:Guess",
+        "Hides a number, and says of each guess whether it is too small or too large.",
+    ),
+    "textarena": Kind(
+        "rl_sync.environments.textarena_games:TextArenaGame",
+        "Plays a game of TextArena for one player.",
+    ),
+    "gymnasium": Kind(
+        "rl_sync.environments.gymnasium_games:GymnasiumGame",
+        "Puts an environment of Gymnasium into words.",
+    ),
+}
+
+
+def is_own(name: str) -> bool:
+    """Says whether a name is a reference to a class of the user's."""
+    return is_reference(name.partition("(")[0].strip())
+
+
+def reference_of(name: str) -> str:
+    """Returns the reference that a name stands for, with its options."""
+    bare, bracket, options = name.partition("(")
+    if is_own(name):
+        return name
+    return f"{ENVIRONMENTS[bare.strip()].where}{bracket}{options}"

@@ -1,0 +1,81 @@
+"""Settings of environments and of episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.environments.calls import CALL_FORMATS
+from rl_sync.environments.catalog import ENVIRONMENTS, is_own
+from rl_sync.setting import check, setting
+from rl_sync.spelling import require_one_of
+
+SEGMENT, REFUSE = "segment", "refuse"
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSettings:
+    """`config.environment`: see `rl_sync.environments`."""
+
+    name: str | None = setting(
+        None,
+        f"Environment that answers the policy: {', '.join(ENVIRONMENTS)}, or one of your own,"
+        " `module:Class` or `path/to/file.py:Class`, with options as in `file.py:Class(level=3)`."
+        " It gets the rows of `task.name`; `task.reward` is then `environment` if it is left out.",
+        implied="the policy answers each prompt once, and the task's reward judges it",
+    )
+    max_turns: int = setting(
+        8, "The most replies of the policy in an episode.", unit="replies", least=1, greatest=4096
+    )
+    max_tokens: int = setting(
+        512,
+        "The most tokens of an episode: its first prompt, all replies, and the environment's turns."
+        " `task.max_completion_tokens` limits one reply.",
+        unit="tokens",
+        least=2,
+    )
+    calls: str = setting(
+        "auto",
+        "Form in which the policy writes calls of tools: that of a family of models, or `none`;"
+        " `auto` takes it from the chat template.",
+        choices=("auto", "none", *CALL_FORMATS),
+    )
+    rewrites: str = setting(
+        SEGMENT,
+        "What becomes of an episode whose chat template rewrites what was said before (some drop"
+        f" earlier thoughts): a new `{SEGMENT}` begins with the rewritten text, or the run is"
+        f" stopped (`{REFUSE}`).",
+        choices=(SEGMENT, REFUSE),
+    )
+    attempts: int = setting(
+        2,
+        "Times that an episode begins, if its environment fails, before it counts as one that"
+        " cannot be judged.",
+        least=1,
+    )
+    limit_secs: float = setting(
+        30.0,
+        "Longest time that an environment may take for one answer. The clock starts when a worker"
+        " starts on it.",
+        unit="seconds",
+        above=0,
+        greatest=86400,
+    )
+    workers: int = setting(
+        64,
+        "Most processes of each explorer that environments run in, one episode at a time each;"
+        " environments that say so run inside the explorer.",
+        least=1,
+        greatest=4096,
+        free="always",
+    )
+    memory_bytes: int = setting(
+        2 << 30,
+        "Address space of such a process; 0 for no limit.",
+        unit="bytes",
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "environment")
+        if self.name is not None and not is_own(self.name):
+            require_one_of("environment.name", self.name.partition("(")[0].strip(), ENVIRONMENTS)

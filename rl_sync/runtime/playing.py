@@ -1,0 +1,67 @@
+"""Wiring of episodes: from a run's settings to its environments and the engine that plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rl_sync.actors.episode_engine import Agree, EpisodeEngine, alone
+from rl_sync.environments.bridge import Bridge
+from rl_sync.environments.calls import call_format, read_reply
+from rl_sync.environments.catalog import reference_of
+from rl_sync.environments.hosts.choice import host_of
+from rl_sync.environments.hosts.construction import Construction
+from rl_sync.environments.hosts.limits import Limits
+from rl_sync.environments.interface import Reply
+from rl_sync.environments.settings import EnvironmentSettings
+from rl_sync.rollout.engine import Engine
+from rl_sync.runtime.director import Director
+from rl_sync.settings.run import RunSettings
+from rl_sync.tasks.task import Task
+
+_QUEUE_SECS = 86400.0
+"""Patience with episodes that wait for a process, while others end; `Director` knows if none do."""
+
+
+def environment_of(settings: RunSettings) -> Construction | None:
+    """The maker of the run's environments; None for a run without.
+
+    Raises:
+      ValueError: it cannot be imported, or has no such option.
+    """
+    name = settings.environment.name
+    return None if name is None else Construction.of(reference_of(name))
+
+
+def playing(
+    settings: RunSettings, task: Task, engine: Engine, agree: Agree = alone
+) -> Engine | EpisodeEngine:
+    """An engine as it is, or one of episodes if the run has an environment.
+
+    Args:
+      agree: how the processes of a program agree on what environments answered.
+    """
+    if (construction := environment_of(settings)) is None:
+        return engine
+    repeats = settings.schedule.pull == "exact"
+    return EpisodeEngine(
+        engine,
+        lambda: _director(settings.environment, task, construction.reference),
+        repeats=repeats,
+        agree=agree,
+    )
+
+
+def _director(settings: EnvironmentSettings, task: Task, reference: str) -> Director:
+    """The part of the environments in a run's episodes."""
+    tokenizer, reads = task.tokenizer, call_format(task.tokenizer, settings.calls)
+
+    def read(ids: Sequence[int], is_cut: bool, calls_before: int) -> Reply:
+        return read_reply(tokenizer, ids, is_cut, reads, calls_before)
+
+    limits = Limits(
+        workers=settings.workers,
+        limit_secs=settings.limit_secs,
+        queue_secs=_QUEUE_SECS,
+        memory_bytes=settings.memory_bytes,
+    )
+    return Director(host_of(reference, limits), Bridge(tokenizer), read, settings)

@@ -1,0 +1,264 @@
+"""Episodes on a real engine, with a director that goes by a script."""
+
+import jax
+import numpy as np
+import pytest
+
+from rl_sync.actors.episode_engine import EpisodeEngine
+from rl_sync.actors.episodes import Continue, End, EpisodeRequest
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import init_params
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.sampling import Sampling
+from rl_sync.types import Ending
+
+MODEL = ModelConfig(
+    vocab_size=30,
+    embed_dim=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    mlp_dim=16,
+    max_length=64,
+)
+PARAMS = init_params(MODEL, jax.random.key(0))
+SAMPLING = Sampling(max_new_tokens=5, stop_ids=(1,))
+PROMPT = np.array([7, 8, 9], np.int32)
+TURN = np.array([20, 21], np.int32)
+
+
+class Script:
+    """Answers each episode by its row: the given turns, one after the other, then the end.
+
+    Args:
+      late: answers come one by one, each only when it is asked for again.
+    """
+
+    def __init__(self, late=False):
+        self.begun, self.said, self.closed = [], [], False
+        self._late, self._left, self._answers = late, {}, []
+
+    def begin(self, episodes):
+        for one in episodes:
+            self.begun.append(one)
+            self._left[one.episode] = list(one.row["turns"])
+            self._answers.append(
+                Continue(one.episode, one.row.get("prompt", PROMPT), begins_segment=True)
+            )
+
+    def take(self, replies):
+        for said in replies:
+            self.said.append(said)
+            left = self._left[said.episode]
+            turn = left.pop(0) if left else None
+            self._answers.append(
+                End(said.episode, ending(len(self.said)), reward=0.125)
+                if turn is None
+                else turn._replace(episode=said.episode)
+            )
+
+    def answers(self, timeout_secs, all_of_them):
+        count = 1 if self._late and not all_of_them else len(self._answers)
+        now, self._answers = self._answers[:count], self._answers[count:]
+        return sorted(now, key=lambda answer: answer.episode)
+
+    def close(self):
+        self.closed = True
+
+
+def ending(number):
+    return Ending({"won": float(number)}, {}, "done", "", turns=1)
+
+
+def _engine(slots=8, **options):
+    return Engine(MODEL, slots=slots, layout=Layout.single(), chunk_tokens=3, **options)
+
+
+def _episodes(script, repeats=True, **options):
+    made = EpisodeEngine(_engine(**options), lambda: script, repeats=repeats)
+    made.load(PARAMS, version=4)
+    return made
+
+
+def _request(turns=(), episodes=1, seed=(3,), sampling=SAMPLING, **row):
+    return EpisodeRequest({"turns": turns, **row}, sampling, episodes, seed)
+
+
+def _tokens(played):
+    return [[s.tokens.tolist() for s in one.trajectory.segments] for of in played for one in of]
+
+
+def _assert_logprobs_are_the_policy_s(played):
+    for segment in played.trajectory.segments:
+        logprobs, _ = token_logprobs(MODEL, PARAMS, segment.tokens[None])
+        found = np.asarray(logprobs)[0][segment.mask]
+        np.testing.assert_allclose(segment.behavior_logprobs[segment.mask], found, atol=1e-4)
+
+
+def test_an_episode_of_one_turn_is_a_completion_of_its_prompt():
+    script = Script()
+    ((played,),) = _episodes(script).generate([_request()])
+    (segment,) = played.trajectory.segments
+    assert segment.tokens[:3].tolist() == PROMPT.tolist()
+    assert segment.mask.tolist() == [False] * 3 + [True] * (len(segment) - 3)
+    assert set(segment.policy_versions[3:]) == {4}
+    assert (
+        script.said[0].tokens.tolist() == played.last_reply.tolist() == segment.tokens[3:].tolist()
+    )
+    assert played.ending == ending(1)
+    assert played.turn_rewards == (0.125,)
+    _assert_logprobs_are_the_policy_s(played)
+
+
+def test_what_was_drawn_stays_and_turns_are_appended():
+    script = Script()
+    turns = [Continue(0, TURN, reward=0.5), Continue(0, TURN + 1, reward=0.25)]
+    ((played,),) = _episodes(script).generate([_request(turns)])
+    replies = [said.tokens.tolist() for said in script.said]
+    (segment,) = played.trajectory.segments
+    assert segment.tokens.tolist() == [
+        *PROMPT,
+        *replies[0],
+        *TURN,
+        *replies[1],
+        *(TURN + 1),
+        *replies[2],
+    ]
+    assert played.turn_rewards == (0.5, 0.25, 0.125)
+    assert [stop - start for _, start, stop in played.trajectory.replies] == [*map(len, replies)]
+    _assert_logprobs_are_the_policy_s(played)
+
+
+def test_a_rewritten_conversation_is_a_segment_of_its_own():
+    turn = Continue(0, np.arange(10, 16, dtype=np.int32), begins_segment=True)
+    ((played,),) = _episodes(Script()).generate([_request([turn])])
+    first, second = played.trajectory.segments
+    assert first.tokens[:3].tolist() == PROMPT.tolist()
+    assert second.tokens[:6].tolist() == list(range(10, 16))
+    assert first.mask.any()
+    assert second.mask.any()
+    _assert_logprobs_are_the_policy_s(played)
+
+
+def test_an_episode_that_begins_again_drops_what_was_drawn_and_draws_anew():
+    again = Continue(0, PROMPT, begins_segment=True, restarts=True)
+    script = Script()
+    ((played,),) = _episodes(script).generate([_request([Continue(0, TURN), again])])
+    assert len(script.said) == 3
+    (segment,) = played.trajectory.segments
+    assert segment.tokens[3:].tolist() == script.said[2].tokens.tolist()
+    assert script.said[2].tokens.tolist() != script.said[0].tokens.tolist()
+    assert len(played.turn_rewards) == 1
+
+
+def test_a_reply_has_the_room_and_the_stop_strings_of_its_turn():
+    script, decode = Script(), lambda ids: "".join(f"<{i}>" for i in ids)
+    turns = [
+        Continue(0, TURN, room=2),
+        Continue(0, TURN, stop_strings=tuple(f"<{i}>" for i in range(30))),
+    ]
+    _episodes(script, decode=decode).generate([_request(turns)])
+    assert [len(said.tokens) for said in script.said[1:]] == [2, 1]
+    assert [said.is_cut for said in script.said[1:]] == [True, False]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_episodes_do_not_depend_on_slots_or_on_what_is_played_beside_them(slots):
+    """With one slot, the cache of an episode is given up at each turn."""
+    requests = [
+        _request([Continue(0, TURN)] * turns, episodes=2, seed=(turns,)) for turns in range(4)
+    ]
+    alone = [_tokens(_episodes(Script()).generate([request])) for request in requests]
+    together = _episodes(Script(), slots=slots).generate(requests)
+    assert [_tokens([of]) for of in together] == alone
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_late_answers_change_nothing(repeats):
+    requests = [_request([Continue(0, TURN)], episodes=3, seed=(i,)) for i in range(3)]
+    prompt = _tokens(_episodes(Script()).generate(requests))
+    assert _tokens(_episodes(Script(late=True), repeats).generate(requests)) == prompt
+
+
+def test_alike_episodes_of_a_request_read_their_prompt_once_and_draw_differently():
+    episodes = _episodes(Script())
+    (played,) = episodes.generate([_request(episodes=6)])
+    assert episodes.stats.prefill_tokens == len(PROMPT)
+    assert len({one.last_reply.tobytes() for one in played}) == 6
+    assert [one.index for one in played] == list(range(6))
+
+
+def test_environments_of_a_request_have_one_seed_and_those_of_others_another():
+    script = Script()
+    episodes = _episodes(script)
+    episodes.generate([_request(episodes=3), _request(seed=(4,)), _request()])
+    seeds = [one.seed for one in script.begun]
+    assert seeds[0] == seeds[1] == seeds[2] == seeds[4] != seeds[3]
+
+
+def test_the_cache_of_earlier_turns_is_used_while_slots_allow_it():
+    """Each turn costs its own tokens then, and the last drawn one; else the whole episode."""
+    turns = [Continue(0, TURN)] * 3
+
+    def read(slots):
+        episodes = _episodes(Script(late=True), repeats=False, slots=slots)
+        episodes.generate([_request(turns, seed=(i,)) for i in range(4)])
+        return episodes.stats
+
+    roomy, narrow = read(slots=4), read(slots=1)
+    assert roomy.prefill_tokens == 4 * (len(PROMPT) + 3 * len(TURN))
+    assert roomy.evictions == 0
+    assert narrow.prefill_tokens > roomy.prefill_tokens
+    assert narrow.evictions > 0
+
+
+def test_nothing_is_held_when_all_episodes_are_over():
+    episodes = _episodes(Script())
+    again = Continue(0, PROMPT, begins_segment=True, restarts=True)
+    rewritten = Continue(0, PROMPT, begins_segment=True)
+    episodes.generate([_request([Continue(0, TURN), again, rewritten], episodes=3)])
+    assert episodes.engine.held == ()
+    assert episodes.unfinished == 0
+
+
+def test_a_budget_ends_between_two_steps_and_the_rest_follows():
+    episodes = _episodes(Script())
+    (ticket,) = episodes.submit([_request([Continue(0, TURN)] * 4, episodes=2)])
+    early = episodes.advance(budget_tokens=4)
+    assert episodes.unfinished == 2 - len(early)
+    late = episodes.advance()
+    assert {(one.ticket, one.index) for one in [*early, *late]} == {(ticket, 0), (ticket, 1)}
+
+
+def test_an_environment_that_never_begins_leaves_an_empty_trajectory():
+    class Broken(Script):
+        def begin(self, episodes):
+            failed = Ending({}, {}, "environment failure", "no board", turns=0)
+            self._answers += [End(one.episode, failed) for one in episodes]
+
+    ((played,),) = _episodes(Broken()).generate([_request()])
+    assert played.trajectory.segments == ()
+    assert played.turn_rewards == ()
+    assert not played.last_reply.size
+
+
+def test_closing_ends_the_environments():
+    script = Script()
+    episodes = _episodes(script)
+    episodes.generate([_request()])
+    episodes.close()
+    assert script.closed
+
+
+def test_environments_are_made_when_the_first_episode_begins():
+    made = []
+    episodes = EpisodeEngine(_engine(), lambda: made.append(Script()) or made[0], repeats=True)
+    episodes.load(PARAMS, version=0)
+    episodes.close()
+    assert made == []
+    episodes.generate([_request()])
+    episodes.generate([_request()])
+    assert len(made) == 1

@@ -1,0 +1,55 @@
+import pytest
+
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Judgeable, Rubric, example_rows
+from rl_sync.types import Ending
+
+WON = Ending({"turns": 0.25, "won": 1.0}, {}, "done", "", turns=3)
+
+
+def _judged(ending, reward="environment"):
+    (judgement,) = Rubric(reward).judge([Judgeable({}, Completion("x", ending=ending))])
+    return judgement
+
+
+def test_the_rewards_of_an_episode_are_summed_and_logged_by_name():
+    judged = _judged(WON)
+    assert judged.score == 1.25
+    assert judged.components == {
+        "environment": 1.25,
+        "environment/turns": 0.25,
+        "environment/won": 1.0,
+    }
+
+
+def test_one_reward_can_be_taken_and_weighed_with_others():
+    assert _judged(WON, "environment(name='won')").score == 1.0
+    assert _judged(WON, "2 * environment(name='won') + environment").score == 3.25
+
+
+def test_a_reward_that_the_environment_never_gives_is_no_score():
+    judged = _judged(WON, "environment(name='win')")
+    assert not judged.is_known
+    assert judged.why == "the environment gave no reward 'win', but turns, won"
+
+
+def test_an_episode_that_was_cut_before_its_reward_has_none():
+    cut = WON._replace(rewards={"turns": 0.25}, reason="turns")
+    assert _judged(cut, "environment(name='won')").score == 0.0
+    assert _judged(cut).score == 0.25
+
+
+@pytest.mark.parametrize("reason", ["environment failure", "time-out"])
+def test_a_failed_episode_is_not_judged_and_says_why(reason):
+    judged = _judged(Ending({}, {}, reason, "ValueError: no board", turns=1))
+    assert not judged.is_known
+    assert judged.why == f"{reason}: ValueError: no board"
+
+
+def test_without_an_environment_nothing_is_judged():
+    assert _judged(None).why == "there was no episode: set environment.name"
+
+
+def test_a_run_s_trial_of_its_reward_has_an_example():
+    (judged,) = Rubric("environment").judge(example_rows([{"prompt": "2+2=", "answer": "4"}], 1))
+    assert judged.score == 0.0

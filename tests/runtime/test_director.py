@@ -1,0 +1,200 @@
+"""The director between environments of this file and a policy that goes by a script."""
+
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from rl_sync.actors.episodes import Begin, Continue, End, Said
+from rl_sync.environments.bridge import Bridge
+from rl_sync.environments.calls import read_reply
+from rl_sync.environments.hosts.inline import InlineHost
+from rl_sync.environments.interface import Message, Outcome, Turn
+from rl_sync.environments.settings import EnvironmentSettings
+from rl_sync.processes.failures import RunError
+from rl_sync.references import resolve
+from rl_sync.runtime.director import Director
+from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.types import Ending
+
+TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz!?. ")
+
+
+class Echo:
+    """Says a reply again with `!`, for ½ each, until it hears `stop`; `task["turns"]` bounds it."""
+
+    inline = True
+    faults: ClassVar = {"reset": 0, "step": 0}
+    """How often the next environments are to fail."""
+
+    def reset(self, task, seed):
+        self._task, self._said = task, 0
+        if self.faults["reset"]:
+            self.faults["reset"] -= 1
+            raise LookupError("no board")
+        return Turn((Message("user", task["prompt"]),), stop_strings=("?",), **task.get("turn", {}))
+
+    def step(self, reply):
+        self._said += 1
+        if self.faults["step"]:
+            self.faults["step"] -= 1
+            raise ArithmeticError("no move")
+        if reply.text == "stop":
+            return Outcome({"won": 1.0}, {"said": self._said})
+        return Turn((Message("user", f"{reply.text}!"),), reward=0.5)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(name="faults")
+def _faults():
+    """The faults of the class that the host finds, whose module is another copy of this one."""
+    faults = resolve(f"{__file__}:Echo").faults
+    yield faults
+    faults.update(reset=0, step=0)
+
+
+def _director(bridge=None, **settings):
+    limits = EnvironmentSettings(
+        **{"name": "x:Y", "max_tokens": 64, "max_turns": 4, "attempts": 2, **settings}
+    )
+    return Director(
+        InlineHost(f"{__file__}:Echo"),
+        bridge or Bridge(TOKENIZER),
+        lambda ids, is_cut, calls: read_reply(TOKENIZER, ids, is_cut, None, calls),
+        limits,
+    )
+
+
+def _begin(director, prompt="hello.", **task):
+    director.begin([Begin(7, {"prompt": prompt, **task}, seed=1, max_new_tokens=9)])
+    return _only(director)
+
+
+def _say(director, text, is_cut=False):
+    ids = np.array(TOKENIZER.encode(text), np.int32)
+    director.take([Said(7, ids, is_cut)])
+    return _only(director)
+
+
+def _only(director, all_of_them=True):
+    (answer,) = director.answers(1.0, all_of_them)
+    assert answer.episode == 7
+    return answer
+
+
+def _text(answer):
+    assert isinstance(answer, Continue), answer
+    return TOKENIZER.decode(answer.ids.tolist())
+
+
+def test_first_turn_and_answers_come_as_ids_with_their_rewards():
+    director = _director()
+    first = _begin(director)
+    assert (_text(first), first.begins_segment, first.stop_strings) == ("hello.", True, ("?",))
+    assert first.room == 64 - len("hello.")
+    second = _say(director, "yes")
+    assert (_text(second), second.begins_segment, second.reward) == ("yes!", False, 0.5)
+    assert second.room == 64 - len("hello.") - len("yes") - len("yes!")
+
+
+def test_an_outcome_ends_the_episode_with_the_rewards_of_its_turns():
+    director = _director()
+    _begin(director)
+    _say(director, "yes")
+    _say(director, "no")
+    ended = _say(director, "stop")
+    assert ended == End(
+        7, Ending({"turns": 1.0, "won": 1.0}, {"said": 3}, "done", "", turns=3, segments=1)
+    )
+
+
+def test_the_last_turn_is_rewarded_and_cut():
+    director = _director(max_turns=2)
+    _begin(director)
+    _say(director, "a")
+    ended = _say(director, "b")
+    assert (ended.ending.reason, ended.ending.turns, ended.reward) == ("turns", 2, 0.5)
+    assert ended.ending.rewards == {"turns": 1.0}
+
+
+def test_an_episode_without_room_for_a_reply_is_cut():
+    director = _director(max_tokens=16)
+    assert _begin(director).room == 10
+    ended = _say(director, "abcde")  # And six that answer it: 17 in all.
+    assert (ended.ending.reason, ended.reward) == ("context", 0.5)
+    assert _begin(_director(max_tokens=6)).ending.reason == "context"
+
+
+def test_one_that_leaves_room_for_one_token_goes_on():
+    director = _director(max_tokens=18)
+    _begin(director)
+    assert _say(director, "abcde").room == 1
+
+
+@pytest.mark.parametrize("place", ["reset", "step"])
+def test_an_episode_whose_environment_fails_begins_again(place, faults):
+    faults[place] = 1
+    director = _director()
+    answer = _begin(director)
+    if place == "step":
+        assert not answer.restarts
+        answer = _say(director, "yes")
+    assert (_text(answer), answer.restarts, answer.begins_segment) == ("hello.", True, True)
+    assert not _say(director, "yes").restarts
+    ended = _say(director, "stop")
+    assert (ended.ending.turns, ended.ending.rewards) == (2, {"turns": 0.5, "won": 1.0})
+
+
+def test_one_that_fails_too_often_ends_with_the_fault_and_without_rewards(faults):
+    director = _director(attempts=3)
+    _begin(director)
+    _say(director, "yes")
+    faults.update(step=1, reset=2)
+    ended = _say(director, "yes").ending
+    assert (ended.reason, ended.rewards, ended.failed) == ("environment failure", {}, True)
+    assert "LookupError: no board" in ended.why
+
+
+def test_a_reply_after_the_deadline_of_its_turn_ends_the_episode():
+    director = _director()
+    _begin(director, turn={"deadline_secs": 0.01})
+    time.sleep(0.05)
+    ended = _say(director, "late").ending
+    assert (ended.reason, ended.failed) == ("time-out", True)
+    assert ended.why == "the reply took longer than the 0.01 s of its turn"
+
+
+def test_a_rewritten_conversation_stops_the_run_if_that_is_wanted():
+    class Rewriting(Bridge):
+        def next(self, conversation, reply, drawn, turn):
+            step = super().next(conversation, reply, drawn, turn)
+            return step._replace(begins_segment=True)
+
+    director = _director(Rewriting(TOKENIZER))
+    _begin(director)
+    assert _say(director, "yes").begins_segment
+    assert _say(director, "stop").ending.segments == 2
+    director = _director(Rewriting(TOKENIZER), rewrites="refuse")
+    _begin(director)
+    with pytest.raises(RunError, match=r"use environment\.rewrites=segment"):
+        _say(director, "yes")
+
+
+def test_answers_come_as_they_are_ready_or_all_in_order():
+    director = _director()
+    director.begin([Begin(i, {"prompt": "hi."}, seed=1, max_new_tokens=9) for i in (3, 1, 2)])
+    assert [answer.episode for answer in director.answers(0.0, False)] == [1, 2, 3]
+    assert director.answers(0.0, False) == director.answers(0.0, True) == []
+
+
+def test_environments_that_never_answer_are_waited_for_twice_their_time(monkeypatch):
+    monkeypatch.setattr("rl_sync.runtime.director.START_SECS", 0.3)
+    director = _director(limit_secs=0.1)
+    director._host.answers = lambda timeout_secs: time.sleep(timeout_secs) or []
+    director.begin([Begin(1, {"prompt": "hi."}, seed=1, max_new_tokens=9)])
+    assert director.answers(0.05, False) == []
+    with pytest.raises(TimeoutError, match=r"1 episodes wait .* 0\.5 s \(twice environment"):
+        director.answers(0.0, True)
