@@ -164,12 +164,19 @@ class Director:
         reason = "time-out" if failure.kind == "time-out" else "environment failure"
         return self._end(dialogue, {}, {}, reason, failure.why)
 
-    def _continued(self, dialogue: _Dialogue, turn: Turn) -> Continue | End:
-        """Renders a turn, or ends an episode that has no room for it."""
+    def _continued(self, dialogue: _Dialogue, turn: Turn) -> Continue | End | None:
+        """Renders a turn, or ends an episode that has no room for it.
+
+        One that cannot be rendered is a fault of the environment.
+        """
         dialogue.rewards += turn.reward
         if dialogue.turns >= self._settings.max_turns:
             return self._cut(dialogue, "turns", turn.reward)
-        step = self._rendered(dialogue, turn)
+        try:
+            step = self._rendered(dialogue, turn)
+        except ValueError as error:
+            self._host.end(dialogue.begun.episode)
+            return self._failed(dialogue, Failure(f"its turn cannot be said: {error}", "nonsense"))
         dialogue.conversation = step.conversation
         room = self._settings.max_tokens - dialogue.tokens - len(step.ids)
         if room < 1:

@@ -158,6 +158,13 @@ def test_one_that_fails_too_often_ends_with_the_fault_and_without_rewards(faults
     assert "LookupError: no board" in ended.why
 
 
+def test_a_turn_that_the_tokenizer_cannot_say_is_a_fault_of_the_environment():
+    director = _director()
+    ended = _begin(director, prompt="HELLO").ending
+    assert ended.reason == "environment failure"
+    assert ended.why.startswith("its turn cannot be said: Character 'H' at 0 of 'HELLO'")
+
+
 def test_a_reply_after_the_deadline_of_its_turn_ends_the_episode():
     director = _director()
     _begin(director, turn={"deadline_secs": 0.01})
