@@ -137,7 +137,7 @@ class Case:
     def groups_per_sec(self, seed: int, rollouts: int, rollout_secs: float) -> float:
         """Measures from the first rollout's start to the last one's insertion."""
         rng, buffer = np.random.default_rng(seed), Buffer()
-        explorer: Any = types.SimpleNamespace(rewarded=lambda group, rewards: group, streams=False)
+        explorer: Any = types.SimpleNamespace(rewarded=lambda group, rewards: group, in_parts=False)
         replay: Any = buffer
         session: Any = Session(self._judging)
         delivery = Delivery(session, TASK, explorer, replay, "groups", beside=True)

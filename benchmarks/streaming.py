@@ -326,6 +326,7 @@ class Bench:
             group_size=GROUP_SIZE,
             groups=settings.groups_at_once,
             seed=seed,
+            in_parts=streaming,
             streams=streaming,
         )
         ExplorerLoop(

@@ -75,7 +75,8 @@ class Explorer:
         slots, and of one that waits for the next free ones.
       seed: the seed of the run.
       budget_tokens: the number of drawn tokens after which a rollout ends; 0 for no limit.
-      streams: whether a rollout is one chunk of tokens, so that groups can begin after each.
+      in_parts: whether a rollout is one chunk of tokens, after which whole groups can be delivered.
+      streams: whether other groups can begin then, too.
       with_baselines: whether a greedy completion is generated for each group. It is the last row of
         the group until the group is judged (`rewarded`).
     """
@@ -88,6 +89,7 @@ class Explorer:
     groups: int
     seed: int
     budget_tokens: int = 0
+    in_parts: bool = False
     streams: bool = False
     with_baselines: bool = False
 
@@ -127,7 +129,7 @@ class Explorer:
             self.engine.load(state.params, state.version)
         begun = (*state.unfinished, *self._begin(leases, self.sampling))
         # The engine looks at the budget after each chunk.
-        budget = 1 if self.streams else self.budget_tokens or None
+        budget = 1 if self.in_parts else self.budget_tokens or None
         finished = self.engine.advance(budget, swap)
         groups = [_with_more(group, finished) for group in begun]
         whole = [self._group(group) for group in groups if self._is_whole(group)]

@@ -36,7 +36,8 @@ class Delivery:
       replay, table: where groups go.
       beside: whether threads deliver, beside the generation of the next groups. The groups of
         several rollouts are then judged at once, and inserted in the order of the rollouts. If the
-        explorer streams, each group is judged by itself, and inserted when it is judged.
+        explorer's rollouts end in parts, each group is judged by itself, and inserted when it is
+        judged.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Delivery:
     ) -> None:
         self._session, self._task, self._explorer = session, task, explorer
         self._replay, self._table = replay, table
-        ahead = session.settings.groups_ahead if explorer.streams else _ROLLOUTS_AHEAD
+        ahead = session.settings.groups_ahead if explorer.in_parts else _ROLLOUTS_AHEAD
         self._room = threading.Semaphore(ahead)
         self._scored: queue.Queue[Future[list[Group]]] = queue.Queue()
         threads = min(ahead, _MOST_THREADS)
@@ -70,7 +71,7 @@ class Delivery:
           TimeoutError: a wait passed its deadline, now or in a thread.
         """
         if self._beside:
-            parts = [[group] for group in groups] if self._explorer.streams else [groups]
+            parts = [[group] for group in groups] if self._explorer.in_parts else [groups]
             self._session.agree("delivery", lambda: self._hand_over(parts))
         else:
             self._session.agree("insert", lambda: self._insert(self._judge(groups)))
@@ -91,7 +92,7 @@ class Delivery:
         for groups in parts:
             self._await_room()
             judged = self._judging.submit(self._judge_alone, groups)
-            if self._explorer.streams:
+            if self._explorer.in_parts:
                 judged.add_done_callback(self._scored.put)
             else:
                 self._scored.put(judged)

@@ -151,11 +151,11 @@ class ExplorerLoop:
     def _generate(
         self, grant: LeaseGrant, state: ExplorerState
     ) -> tuple[ExplorerState, list[Group]]:
-        """Rolls out; returns the groups that are whole at the end.
+        """Rolls out; returns the groups that are whole at the end and not yet delivered.
 
-        A streaming rollout takes further leases between its chunks, and delivers at once. It ends
-        after as many groups as fill the slots, or where the master's answer is something else than
-        leases for the weights in use.
+        A rollout in parts delivers groups when they are whole. A streaming one takes further leases
+        between its chunks. It ends after as many groups as fill the slots, or where the master's
+        answer is something else than leases for the weights in use.
         """
         leases = [lease.lease_id for lease in grant.leases]
         before, started = self.explorer.engine.stats, time.monotonic()
@@ -165,7 +165,7 @@ class ExplorerLoop:
             attributes["resumed"] = len(state.unfinished)
             state, groups = self._roll_out(state, grant.leases)
             whole = len(groups)
-            while self.explorer.streams and whole < self.explorer.groups:
+            while self._goes_on(state, whole):
                 if groups:
                     self.delivery.deliver(groups)
                 if (more := self._more(state)) is None:
@@ -183,6 +183,12 @@ class ExplorerLoop:
         self.session.facts.update(step=grant.step, version=state.version, tokens_per_sec=rate)
         return state, groups
 
+    def _goes_on(self, state: ExplorerState, whole: int) -> bool:
+        """Says whether a rollout has another part, after so many whole groups."""
+        if self.explorer.streams:
+            return whole < self.explorer.groups
+        return self.explorer.in_parts and bool(state.unfinished)
+
     def _roll_out(
         self, state: ExplorerState, leases: list[Lease]
     ) -> tuple[ExplorerState, list[Group]]:
@@ -199,7 +205,10 @@ class ExplorerLoop:
         return self.session.settings.rollout.swap == "in_flight"
 
     def _more(self, state: ExplorerState) -> list[Lease] | None:
-        """Returns the leases that a streaming rollout begins now; None where it ends."""
+        """Returns the leases that a rollout begins in its next part; None where it ends."""
+        if not self.explorer.streams:
+            self.session.agree("delivery", self.delivery.check)
+            return []
         answer = self.session.agree("more leases", lambda: self._look(state))
         if answer is None:
             return []

@@ -166,6 +166,7 @@ def run_explorer(
             groups=settings.groups_at_once,
             seed=settings.seed,
             budget_tokens=settings.rollout.budget_tokens,
+            in_parts=wiring.delivers_in_parts(settings, task),
             streams=settings.rollout.streaming,
             with_baselines=settings.algorithm.needs_baselines,
         )

@@ -153,15 +153,26 @@ def _reward_secret(settings: RewardSettings) -> str:
 
 
 def delivers_beside(settings: RunSettings, task: Task) -> bool:
-    """Says whether explorers have groups judged while they generate the next ones.
+    """Says whether threads have groups judged while the explorer goes on.
 
-    They wait for a quick reward: a thread beside the generation would only delay the trainer.
-    Streaming explorers never wait: others of their groups are in flight.
+    It waits for a quick reward: a thread beside the generation would only delay the trainer.
+    Streaming explorers never wait: others of their groups are in flight. Nor does the explorer go
+    on where the judgement may have it generate a group again.
     """
     if settings.rollout.streaming:
         return True
     is_served = settings.reward.addresses is not None
-    return settings.explorers_run_ahead and (is_served or not is_quick(task.reward))
+    is_slow = is_served or not is_quick(task.reward)
+    return is_slow and not settings.algorithm.screening.replaces
+
+
+def delivers_in_parts(settings: RunSettings, task: Task) -> bool:
+    """Says whether explorers deliver each group when it is whole, while others are in flight."""
+    rollout = settings.rollout
+    if rollout.streaming:
+        return True
+    whole = rollout.budget_tokens > 0 or rollout.swap == "in_flight"
+    return delivers_beside(settings, task) and not whole
 
 
 def judge_of(settings: RunSettings, task: Task, say: Callable[[str], None]) -> Judge:

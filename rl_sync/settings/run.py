@@ -266,12 +266,6 @@ class RunSettings:
         return not (self.is_joint or self.launch.colocate)
 
     @property
-    def explorers_run_ahead(self) -> bool:
-        """True where explorers may generate groups before the last ones are judged."""
-        ahead = self.schedule.pull == "latest" or self.schedule.offset > 0
-        return ahead and not self.algorithm.screening.replaces
-
-    @property
     def evaluates_on_explorers(self) -> bool:
         """True where explorers generate the completions of evaluations between steps."""
         if self.evaluation.by is not None:

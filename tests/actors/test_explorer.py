@@ -205,7 +205,7 @@ def test_a_streaming_explorer_has_its_slots_full_and_gives_the_same_groups():
     leases = [_lease(i) for i in range(4)]
     _, expected = EXPLORER.rollout(STATE, leases)
     engine = _engine(slots=6, chunk_tokens=1)
-    explorer = dataclasses.replace(EXPLORER, engine=engine, groups=3, streams=True)
+    explorer = dataclasses.replace(EXPLORER, engine=engine, groups=3, in_parts=True, streams=True)
     state, groups, begun = STATE, [], 0
     assert explorer.room(state) == 3, "two groups fill the slots, and one waits"
     while len(groups) < 4:
@@ -225,7 +225,7 @@ def test_a_streaming_explorer_has_its_slots_full_and_gives_the_same_groups():
 
 def test_a_streaming_explorer_begins_no_more_than_it_has_room_for():
     engine = _engine(slots=6, chunk_tokens=1)
-    explorer = dataclasses.replace(EXPLORER, engine=engine, groups=3, streams=True)
+    explorer = dataclasses.replace(EXPLORER, engine=engine, groups=3, in_parts=True, streams=True)
     with pytest.raises(ValueError, match="1 to 3 groups in flight, not 4"):
         explorer.rollout(STATE, [_lease(i) for i in range(4)])
     state, _ = explorer.rollout(STATE, [_lease(i) for i in range(3)])

@@ -21,6 +21,11 @@ EPISODES = (
 SYNCHRONOUS = flags("synchronous")
 ONE_STEP = flags("one_step_off_policy")
 ASYNCHRONOUS = flags("asynchronous")
+IN_PARTS = (
+    "--config.task.reward=exact + 0 * format(pattern='.')",
+    "--config.rollout.chunk_tokens=1",
+    "--config.rollout.slots=5",
+)
 RUNS = {
     "synchronous": SYNCHRONOUS,
     "synchronous by checkpoint": flags("synchronous", transfer="checkpoint"),
@@ -30,6 +35,11 @@ RUNS = {
     "one step off-policy": ONE_STEP,
     "one step off-policy by checkpoint": flags("one_step_off_policy", transfer="checkpoint"),
     "one step off-policy by server": flags("one_step_off_policy", transfer="server"),
+    # The reward is the same, but not one that explorers wait for.
+    "one step off-policy, in few slots": (*ONE_STEP, *IN_PARTS[1:]),
+    "synchronous, in few slots": (*SYNCHRONOUS, *IN_PARTS[1:]),
+    "one step off-policy, judged in parts": (*ONE_STEP, *IN_PARTS),
+    "synchronous, judged in parts": (*SYNCHRONOUS, *IN_PARTS),
     "one step off-policy, episodes": (*ONE_STEP, *EPISODES),
     "one step off-policy, episodes by checkpoint": (
         *flags("one_step_off_policy", transfer="checkpoint"),
@@ -95,6 +105,9 @@ LATEST = [name for name in RUNS if name not in EXACT]
 # Others have the same transfer, or as many explorers.
 ALIKE = (
     "synchronous, interval 2",
+    "synchronous, judged in parts",
+    "synchronous, in few slots",
+    "one step off-policy, in few slots",
     "synchronous by server",
     "one step off-policy by checkpoint",
     "one step off-policy, episodes by checkpoint",
@@ -280,6 +293,20 @@ def test_streaming_explorers_take_groups_while_others_are_in_flight(runs, name):
     assert all(len(leases) == 1 for leases in inserted), "groups wait for each other's judgement"
 
 
+@of("one step off-policy, judged in parts", "synchronous, judged in parts")
+def test_within_a_lease_groups_are_judged_and_inserted_while_others_are_generated(runs, name):
+    run = runs.get(*RUNS[name])
+    inserts = run.spans(SpanKind.INSERT)
+    assert all(len(insert.leases) == 1 for insert in inserts)
+    early = [
+        insert
+        for rollout in run.spans(SpanKind.ROLLOUT)
+        for insert in inserts
+        if insert.leases[0] in rollout.leases and insert.start_secs < rollout.end_secs
+    ]
+    assert len(early) > len(inserts) / 10
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -287,6 +314,8 @@ def test_streaming_explorers_take_groups_while_others_are_in_flight(runs, name):
         for pair in (
             ("one step off-policy", "one step off-policy by checkpoint"),
             ("one step off-policy", "one step off-policy by server"),
+            ("one step off-policy, judged in parts", "one step off-policy, in few slots"),
+            ("synchronous, judged in parts", "synchronous, in few slots"),
             ("one step off-policy, episodes", "one step off-policy, episodes by checkpoint"),
             ("synchronous", "synchronous by checkpoint"),
             ("synchronous", "synchronous by server"),

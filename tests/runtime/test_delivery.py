@@ -97,8 +97,8 @@ def rewarded(group, rewards):
     return new
 
 
-def delivery(session, beside=False, streams=False):
-    explorer = types.SimpleNamespace(rewarded=rewarded, streams=streams)
+def delivery(session, beside=False, in_parts=False):
+    explorer = types.SimpleNamespace(rewarded=rewarded, in_parts=in_parts)
     return Delivery(session, TASK, explorer, Replay(), table="groups", beside=beside)
 
 
@@ -199,7 +199,7 @@ def test_streamed_groups_are_inserted_when_they_are_judged_whatever_their_order(
         yield attributes
 
     session.spans.span = span
-    one = delivery(session, beside=True, streams=True)
+    one = delivery(session, beside=True, in_parts=True)
     one._judge = lambda groups: (groups[0].lease_id == 1 or held.wait(10)) and groups
     one.deliver([Group(0), Group(1)])
     await_inserted(one, 1)

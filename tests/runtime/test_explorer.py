@@ -125,6 +125,7 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop,
         rollout=rollout,
         engine=types.SimpleNamespace(stats=Stats()),
         streams=False,
+        in_parts=False,
     )
     loop.delivery.deliver = inserted.append
     loop.clock.monotonic = iter(range(100)).__next__
@@ -256,7 +257,9 @@ def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(l
         raise NonFiniteLogitsError("The model's logits are NaN")
 
     engine = types.SimpleNamespace(stats=Stats(), version=4)
-    loop.explorer = types.SimpleNamespace(rollout=rollout, engine=engine, streams=False)
+    loop.explorer = types.SimpleNamespace(
+        rollout=rollout, engine=engine, streams=False, in_parts=False
+    )
     loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
     loop.session.spans.span = lambda *_, **attributes: contextlib.nullcontext(attributes)
     grant = LeaseGrant(1, 4, True, [])
@@ -295,6 +298,7 @@ def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights
         compile=lambda params: None,
         complete=lambda state, requests: (state, requests),
         streams=False,
+        in_parts=False,
     )
     loop.run()
     (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]

@@ -134,7 +134,8 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
         ({}, False),
         ({"task__reward": "exact + 0.1 * format(pattern='.')"}, True),
         ({"reward__addresses": "somewhere:1", "reward__secret_path": "secret"}, True),
-        ({"task__reward": "math", "sync__mode": "synchronous"}, False),
+        ({"task__reward": "math", "sync__mode": "synchronous"}, True),
+        ({"task__reward": "math", "algorithm__name": "dapo"}, False),
         ({"sync__mode": "asynchronous"}, False),
         ({"sync__mode": "asynchronous", "rollout__streaming": True}, True),
     ],
@@ -142,7 +143,18 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
 def test_explorers_generate_while_others_judge_but_wait_for_a_quick_reward(fields, beside):
     fields = {"sync__mode": "one_step_off_policy", **fields}
     settings = read_settings(config_with(tiny.get_config(), **fields))
-    assert wiring.delivers_beside(settings, wiring.load_task(settings)) is beside
+    task = wiring.load_task(settings)
+    assert wiring.delivers_beside(settings, task) is beside
+    assert wiring.delivers_in_parts(settings, task) is beside
+
+
+def test_rollouts_that_a_budget_or_new_weights_divide_are_delivered_at_their_end():
+    fields = {"sync__mode": "asynchronous", "task__reward": "math"}
+    for divided in ({"rollout__budget_tokens": 9}, {"rollout__swap": "in_flight"}):
+        settings = read_settings(config_with(tiny.get_config(), **fields, **divided))
+        task = wiring.load_task(settings)
+        assert wiring.delivers_beside(settings, task)
+        assert not wiring.delivers_in_parts(settings, task)
 
 
 def test_rows_of_shared_prompts_have_room_for_a_trajectory():
