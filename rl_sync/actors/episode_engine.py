@@ -229,7 +229,8 @@ class EpisodeEngine:
         episodes = [self._playing[one.episode] for one in turns]
         request, first = episodes[0].request, turns[0]
         alike = all(
-            np.array_equal(one.ids, first.ids) and one.stop_strings == first.stop_strings
+            np.array_equal(one.ids, first.ids)
+            and (one.stop_strings, one.room) == (first.stop_strings, first.room)
             for one in turns
         )
         if not alike or any(one.restarts for one in turns) or len(turns) < request.completions:
@@ -280,7 +281,13 @@ class EpisodeEngine:
         episode.trajectory = append_reply(
             episode.trajectory, completion.tokens, completion.logprobs, completion.versions
         )
-        return Said(number, completion.tokens, completion.finish == "length")
+        return Said(
+            episode=number,
+            tokens=completion.tokens,
+            is_cut=completion.finish == "length",
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+        )
 
 
 def _sampling(sampling: Sampling, answer: Continue) -> Sampling:

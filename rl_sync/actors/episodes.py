@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from rl_sync.environments.trajectory import Trajectory
 from rl_sync.rollout.sampling import Sampling
@@ -47,11 +47,14 @@ class Said(NamedTuple):
     Attributes:
       tokens: the ids that it drew.
       is_cut: whether it ends because it has the largest number of tokens.
+      logprobs, versions: see `append_reply`.
     """
 
     episode: int
     tokens: Int[np.ndarray, " T"]
     is_cut: bool
+    logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
 
 
 class Continue(NamedTuple):

@@ -13,13 +13,20 @@ class Kind(NamedTuple):
     Attributes:
       where: a reference to its class; it is imported when it is used.
       meaning: one sentence.
+      branches: whether an episode may be several conversations, each a segment of its trajectory.
     """
 
     where: str
     meaning: str
+    branches: bool = False
 
 
 ENVIRONMENTS = {
+    "agent": Kind(
+        "rl_sync.environments.agent:Agent",
+        "Runs an agent: any program that asks an OpenAI-compatible endpoint for replies.",
+        branches=True,
+    ),
     "calculator": Kind(
         "rl_sync.environments.calculator:Calculator",
         "Works out what the policy writes between two signs, and judges its final answer.",
@@ -42,6 +49,12 @@ ENVIRONMENTS = {
 def is_own(name: str) -> bool:
     """Says whether a name is a reference to a class of the user's."""
     return is_reference(name.partition("(")[0].strip())
+
+
+def branches(name: str) -> bool:
+    """Says whether episodes of an environment may be several conversations."""
+    kind = ENVIRONMENTS.get(name.partition("(")[0].strip())
+    return kind is not None and kind.branches
 
 
 def reference_of(name: str) -> str:

@@ -29,7 +29,8 @@ class Conversation:
 
     def with_turn(self, turn: Turn) -> Conversation:
         """Returns the conversation after a turn of the environment."""
-        return Conversation((*self.messages, *turn.messages), turn.tools or self.tools)
+        tools = turn.tools if turn.after is not None else turn.tools or self.tools
+        return Conversation((*self.messages, *turn.messages), tools)
 
 
 class Renderer(Protocol):

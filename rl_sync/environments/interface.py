@@ -11,6 +11,12 @@ import dataclasses
 from collections.abc import Awaitable, Mapping
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from jaxtyping import Float, Int
+
+ANEW = -1
+"""In `Turn.after`: the messages are a whole conversation."""
+
 Reason = Literal[
     "done", "turns", "tokens", "context", "parse error", "time-out", "environment failure"
 ]
@@ -84,6 +90,10 @@ class Turn:
       stop_strings: texts that end the reply; they stay in it.
       deadline_secs: the time for the reply, from the turn on; None for no limit.
       reward: the reward of the reply that led to this turn; 0 in the first turn.
+      after: the reply of the episode that the messages follow, by its number from 0, so that an
+        episode may have several conversations; `ANEW` where they are a whole conversation; None
+        where they follow the last reply. If it is given, `tools` are all that may be called.
+      most_tokens: the most tokens of the reply; None for those of the run.
     """
 
     messages: tuple[Message, ...]
@@ -91,6 +101,25 @@ class Turn:
     stop_strings: tuple[str, ...] = ()
     deadline_secs: float | None = None
     reward: float = 0.0
+    after: int | None = None
+    most_tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """The ids of a reply and of all before it; T and P tokens.
+
+    Attributes:
+      prompt: the ids that the policy saw.
+      tokens: the ids that it drew.
+      logprobs: their log-probabilities under the distribution sampled from, in nats.
+      versions: the versions of the weights that drew them.
+    """
+
+    prompt: Int[np.ndarray, " P"]
+    tokens: Int[np.ndarray, " T"]
+    logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +132,9 @@ class Reply:
       malformed: what is wrong with each call that could not be read, for the policy to read.
       is_cut: a limit ended it, and the policy did not.
       content: the text without the calls that could be read; None if it is all of the text.
+      drawn: its ids; None where the policy drew nothing. In answer to a turn with `after`, that is
+        so once a limit of the episode is reached, or if there is a `refusal`.
+      refusal: the reason why a turn with `after` could not be put to the policy.
     """
 
     text: str
@@ -110,6 +142,8 @@ class Reply:
     malformed: tuple[str, ...] = ()
     is_cut: bool = False
     content: str | None = None
+    drawn: Drawn | None = None
+    refusal: str = ""
 
     def message(self) -> Message:
         """Returns the reply as a message of the assistant."""
@@ -123,16 +157,18 @@ class Outcome:
 
     Attributes:
       rewards: rewards by name, which count for the whole episode; those of replies stand in their
-        turns. Empty where the episode could not be judged, which is no score.
+        turns. Empty where the episode could not be judged, which is no score; `why` says why then.
       metrics: other numbers by name, to be logged.
       reason: the reason of the end.
       messages: last messages, for the record; the policy does not see them.
+      why: more about the reason.
     """
 
     rewards: Mapping[str, float]
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     reason: Reason = "done"
     messages: tuple[Message, ...] = ()
+    why: str = ""
 
 
 class Environment(Protocol):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, get_args
 
 from rl_sync.environments.interface import (
+    ANEW,
     Environment,
     Message,
     Outcome,
@@ -115,6 +116,8 @@ class _Place:
                 "must give deadline_secs above 0", deadline, "Use None for no limit of its own."
             )
         self._check_number("the reward of a turn", turn.reward)
+        self._check_count("after", turn.after, ANEW)
+        self._check_count("most_tokens", turn.most_tokens, 1)
 
     def check_outcome(self, outcome: Outcome) -> None:
         for field in ("rewards", "metrics"):
@@ -128,13 +131,15 @@ class _Place:
         if outcome.reason not in get_args(Reason):
             reasons = ", ".join(map(repr, get_args(Reason)))
             self.refuse("must give a known reason", outcome.reason, f"Choose one of {reasons}.")
-        if outcome.reason == "done" and not outcome.rewards:
+        if outcome.reason == "done" and not outcome.rewards and not outcome.why:
             self.refuse(
                 "must give a reward where the reason is 'done'",
                 outcome.rewards,
-                "Add one, or give the reason why the episode could not be judged.",
+                "Add one, or say in `why` why the episode could not be judged.",
             )
         self._check_messages(outcome.messages)
+        if not isinstance(outcome.why, str):
+            self.refuse("must say why in a text", outcome.why, "Use str(...).")
 
     def _check_messages(self, messages: Any) -> None:
         for message in self._tuple("messages", messages):
@@ -168,6 +173,10 @@ class _Place:
         if not isinstance(value, tuple):
             self.refuse(f"must give {field} as a tuple", value, f"Use {field}=(..., ).")
         return value
+
+    def _check_count(self, field: str, value: Any, least: int) -> None:
+        if value is not None and not (type(value) is int and value >= least):
+            self.refuse(f"must give {field} of at least {least}", value, "Leave it out.")
 
     def _check_number(self, what: str, value: Any) -> None:
         if not _is_finite(value):

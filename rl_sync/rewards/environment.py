@@ -30,6 +30,8 @@ class EnvironmentReward:
         why = f"{ending.reason}: {ending.why}" if ending.why else ending.reason
         if ending.failed:
             return Judgement.unknown(why)
+        if ending.reason == "done" and not ending.rewards and ending.why:
+            return Judgement.unknown(ending.why)
         if self.name is None:
             return Judgement(sum(ending.rewards.values()), why, ending.rewards)
         if self.name not in ending.rewards and ending.reason == "done" and ending.rewards:

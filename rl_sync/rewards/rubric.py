@@ -102,14 +102,16 @@ class Rubric:
                 part.reward.warm_up()
 
     def judge(self, items: Sequence[Judgeable], limit_secs: float | None = None) -> list[Judgement]:
-        """Judges completions, in their order.
+        """Judges completions, in their order. Episodes whose environment failed are not judged.
 
         Args:
           limit_secs: the longest that an asynchronous reward may take for one completion. Others
             are limited from outside; see `rl_sync.rewards.workers`.
         """
-        columns = [_judged(part, items, limit_secs) for part in self._parts]
-        return [self._sum(judged) for judged in zip(*columns, strict=True)]
+        whole = [item for item in items if not _has_failed(item)]
+        columns = [_judged(part, whole, limit_secs) for part in self._parts if whole]
+        judged = iter([self._sum(of_item) for of_item in zip(*columns, strict=True)])
+        return [_lost(item) if _has_failed(item) else next(judged) for item in items]
 
     def _sum(self, judged: Sequence[Judgement]) -> Judgement:
         components: dict[str, float] = {}
@@ -160,6 +162,16 @@ def _judged(part: _Part, items: Sequence[Judgeable], limit_secs: float | None) -
     if part.takes_batch:
         return _of_batch(part, items, lambda: part.reward(*_columns(items)))
     return [_of_one(part, functools.partial(part.reward, *item)) for item in items]
+
+
+def _has_failed(item: Judgeable) -> bool:
+    return item.completion.ending is not None and item.completion.ending.failed
+
+
+def _lost(item: Judgeable) -> Judgement:
+    ending = item.completion.ending
+    assert ending is not None, "it has failed"
+    return Judgement.unknown(f"{ending.reason}: {ending.why}" if ending.why else ending.reason)
 
 
 async def _gathered(

@@ -7,15 +7,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-from jaxtyping import Int
-
 from rl_sync.actors.episodes import Begin, Continue, End, Said
-from rl_sync.environments.bridge import Bridge, Step
-from rl_sync.environments.conversation import Conversation
+from rl_sync.environments.bridge import Bridge
+from rl_sync.environments.history import Exchange
 from rl_sync.environments.hosts.host import Failure, Host, Result
 from rl_sync.environments.hosts.limits import START_SECS
-from rl_sync.environments.interface import Outcome, Reply, Turn
+from rl_sync.environments.interface import ANEW, Drawn, Outcome, Reply, Turn
 from rl_sync.environments.settings import REFUSE, SEGMENT, EnvironmentSettings
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.messages import record
@@ -34,27 +31,42 @@ class _Dialogue:
     Attributes:
       begun: what it began with; it begins again with the same after a failure.
       attempt: how often it began before.
-      conversation: the messages up to the last reply.
+      history: its replies, each with all before it.
+      asked: the prompt of the next reply.
       tokens: of all its segments.
-      turns, segments: replies, and runs of append-only tokens.
+      segments: runs of append-only tokens.
       calls: calls of tools.
       rewards: the sum of the rewards of its turns.
       deadline_secs, until: the longest time for the reply to the last turn, and its end.
-      drawn, reply: the last reply, as ids and as it was read.
+      limit: the limit that ends it, once one is reached.
     """
 
     begun: Begin
     attempt: int = 0
-    conversation: Conversation = dataclasses.field(default_factory=Conversation)
+    history: list[Exchange] = dataclasses.field(default_factory=list)
+    asked: Exchange | None = None
     tokens: int = 0
-    turns: int = 0
     segments: int = 0
     calls: int = 0
     rewards: float = 0.0
     deadline_secs: float = math.inf
     until: float = math.inf
-    drawn: Int[np.ndarray, " T"] | None = None
-    reply: Reply | None = None
+    limit: str = ""
+
+    @property
+    def turns(self) -> int:
+        """Number of replies."""
+        return len(self.history)
+
+    def before(self, turn: Turn) -> Exchange | None:
+        """Returns the exchange that a turn follows; None if it begins a conversation.
+
+        Raises:
+          IndexError: there is no such exchange.
+        """
+        if turn.after == ANEW or (turn.after is None and not self.history):
+            return None
+        return self.history[-1 if turn.after is None else turn.after]
 
 
 class Director:
@@ -89,17 +101,12 @@ class Director:
         """See `rl_sync.actors.episodes.Director`."""
         for said in replies:
             dialogue = self._dialogues[said.episode]
-            dialogue.turns += 1
-            dialogue.tokens += len(said.tokens)
-            reply = self._read(said.tokens.tolist(), said.is_cut, dialogue.calls)
-            dialogue.calls += len(reply.tool_calls)
-            dialogue.drawn, dialogue.reply = said.tokens, reply
+            reply = self._taken(dialogue, said)
             if time.monotonic() > dialogue.until:
                 late = f"the reply took longer than the {dialogue.deadline_secs:g} s of its turn"
                 self._ready.append(self._cut(dialogue, "time-out", why=late))
                 continue
-            self._awaited.add(said.episode)
-            self._host.step(said.episode, reply)
+            self._give(dialogue, reply)
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
         """See `rl_sync.actors.episodes.Director`.
@@ -142,16 +149,37 @@ class Director:
         self._awaited.add(begun.episode)
         self._host.begin(begun.episode, begun.row, begun.seed)
 
+    def _give(self, dialogue: _Dialogue, reply: Reply) -> None:
+        """Gives a reply to the environment, and awaits its answer."""
+        self._awaited.add(dialogue.begun.episode)
+        self._host.step(dialogue.begun.episode, reply)
+
+    def _taken(self, dialogue: _Dialogue, said: Said) -> Reply:
+        """Reads a reply, and adds it to the history."""
+        asked = dialogue.asked
+        assert asked is not None, "the policy replies to a turn"
+        reply = self._read(said.tokens.tolist(), said.is_cut, dialogue.calls)
+        dialogue.tokens += len(said.tokens)
+        dialogue.calls += len(reply.tool_calls)
+        dialogue.history.append(
+            dataclasses.replace(asked, tokens=said.tokens, reply=reply.message())
+        )
+        drawn = Drawn(asked.prompt, said.tokens, said.logprobs, said.versions)
+        return dataclasses.replace(reply, drawn=drawn)
+
     def _heard(self, episode: int, answer: Result) -> Continue | End | None:
         """Returns what follows from the answer of an environment; None where it is asked again."""
         if episode not in self._awaited:
             return None  # Of an environment that was given up.
         self._awaited.discard(episode)
         dialogue = self._dialogues[episode]
-        if isinstance(answer, Failure):
+        if isinstance(answer, Failure) and not dialogue.limit:
             return self._failed(dialogue, answer)
+        if isinstance(answer, Failure):  # It has not borne its limit, which counts all the same.
+            return self._end(dialogue, {}, {}, dialogue.limit, answer.why)
         if isinstance(answer, Outcome):
-            return self._end(dialogue, answer.rewards, answer.metrics, answer.reason)
+            reason = dialogue.limit or answer.reason
+            return self._end(dialogue, answer.rewards, answer.metrics, reason, answer.why)
         return self._continued(dialogue, answer)
 
     def _failed(self, dialogue: _Dialogue, failure: Failure) -> End | None:
@@ -165,49 +193,69 @@ class Director:
         return self._end(dialogue, {}, {}, reason, failure.why)
 
     def _continued(self, dialogue: _Dialogue, turn: Turn) -> Continue | End | None:
-        """Renders a turn, or ends an episode that has no room for it.
-
-        One that cannot be rendered is a fault of the environment.
-        """
+        """Renders a turn, or ends an episode that has no room for it."""
         dialogue.rewards += turn.reward
-        if dialogue.turns >= self._settings.max_turns:
-            return self._cut(dialogue, "turns", turn.reward)
+        if dialogue.limit or dialogue.turns >= self._settings.max_turns:
+            return self._limited(dialogue, turn, dialogue.limit or "turns")
         try:
-            step = self._rendered(dialogue, turn)
-        except ValueError as error:
+            asked = self._asked(dialogue, turn)
+        except IndexError:
+            why = f"the environment's Turn.after={turn.after} is none of {dialogue.turns} replies"
             self._host.end(dialogue.begun.episode)
-            return self._failed(dialogue, Failure(f"its turn cannot be said: {error}", "nonsense"))
-        dialogue.conversation = step.conversation
-        room = self._settings.max_tokens - dialogue.tokens - len(step.ids)
+            return self._failed(dialogue, Failure(why, "nonsense"))
+        except ValueError as error:
+            if turn.after is None:
+                self._host.end(dialogue.begun.episode)
+                why = f"its turn cannot be said: {error}"
+                return self._failed(dialogue, Failure(why, "nonsense"))
+            self._give(dialogue, Reply("", refusal=str(error)))
+            return None
+        goes_on = asked.before is not None and asked.before is dialogue.history[-1]
+        ids = asked.given if goes_on else asked.prompt
+        room = self._settings.max_tokens - dialogue.tokens - len(ids)
         if room < 1:
-            return self._cut(dialogue, "context", turn.reward)
-        dialogue.tokens += len(step.ids)
-        dialogue.segments += step.begins_segment
+            return self._limited(dialogue, turn, "context")
+        dialogue.asked = asked
+        dialogue.tokens += len(ids)
+        dialogue.segments += not goes_on
         dialogue.deadline_secs = turn.deadline_secs or math.inf
         dialogue.until = time.monotonic() + dialogue.deadline_secs
         return Continue(
             episode=dialogue.begun.episode,
-            ids=np.asarray(step.ids, np.int32),
-            begins_segment=step.begins_segment,
+            ids=ids,
+            begins_segment=not goes_on,
             restarts=dialogue.attempt > 0 and not dialogue.turns,
             reward=turn.reward,
             stop_strings=turn.stop_strings,
-            room=room,
+            room=min(room, turn.most_tokens or room),
         )
 
-    def _rendered(self, dialogue: _Dialogue, turn: Turn) -> Step:
-        if dialogue.drawn is None or dialogue.reply is None:
-            return self._bridge.first(turn)
-        step = self._bridge.next(
-            dialogue.conversation, dialogue.reply.message(), dialogue.drawn.tolist(), turn
-        )
+    def _limited(self, dialogue: _Dialogue, turn: Turn, limit: str) -> End | None:
+        """Ends an episode at a limit.
+
+        An environment of several conversations is told so in place of replies, and ends it itself.
+        """
+        if turn.after is None:
+            return self._cut(dialogue, limit, turn.reward)
+        dialogue.limit = limit
+        self._give(dialogue, Reply("", is_cut=True))
+        return None
+
+    def _asked(self, dialogue: _Dialogue, turn: Turn) -> Exchange:
+        """Renders a turn behind the exchange that it follows."""
+        before = dialogue.before(turn)
+        if before is None:
+            step = self._bridge.first(turn)
+            return Exchange(None, step.conversation, step.ids)
+        assert before.reply is not None, "the history has replies"
+        step = self._bridge.next(before.conversation, before.reply, before.tokens.tolist(), turn)
         if step.begins_segment and self._settings.rewrites == REFUSE:
             raise RunError(
                 "The chat template wrote earlier messages of an episode anew, which"
                 f" environment.rewrites={REFUSE} forbids: use environment.rewrites={SEGMENT}, and"
                 " such an episode goes on in a new segment."
             )
-        return step
+        return Exchange(None if step.begins_segment else before, step.conversation, step.ids)
 
     def _cut(self, dialogue: _Dialogue, reason: str, reward: float = 0.0, why: str = "") -> End:
         """Ends an episode that its environment has not ended."""

@@ -170,8 +170,9 @@ def _check_environment(settings: RunSettings) -> None:
     )
     require(
         settings.trainer.batching != "shared" or not settings.has_segments,
-        "trainer.batching=shared has no place for an episode whose chat template rewrites what was"
-        " said before: use trainer.batching=packed, or environment.rewrites=refuse.",
+        "trainer.batching=shared has no place for episodes of several segments, as those of agents,"
+        " and those whose chat template rewrites what was said before: use trainer.batching=packed,"
+        " or, without an agent, environment.rewrites=refuse.",
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.environments.catalog import branches
 from rl_sync.environments.settings import SEGMENT, EnvironmentSettings
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.optimizer import OptimizerConfig
@@ -183,8 +184,9 @@ class RunSettings:
     @property
     def has_segments(self) -> bool:
         """True where a trajectory may be several segments."""
+        name, rewrites = self.environment.name, self.environment.rewrites == SEGMENT
         has_template = self.tokenizer.path is not None or self.model.path is not None
-        return self.plays and has_template and self.environment.rewrites == SEGMENT
+        return name is not None and ((has_template and rewrites) or branches(name))
 
     @property
     def transfer(self) -> str:

@@ -262,3 +262,16 @@ def test_environments_are_made_when_the_first_episode_begins():
     episodes.generate([_request()])
     episodes.generate([_request()])
     assert len(made) == 1
+
+
+def test_episodes_of_a_request_that_begin_with_other_rooms_keep_to_their_own():
+    class Narrowing(Script):
+        def begin(self, episodes):
+            super().begin(episodes)
+            self._answers = [one._replace(room=1 + 2 * (one.episode % 2)) for one in self._answers]
+
+    script = Narrowing()
+    (played,) = _episodes(script).generate([_request(episodes=4)])
+    lengths = [len(one.last_reply) for one in played]
+    assert [length <= 1 for length in lengths][::2] == [True, True]
+    assert max(lengths) > 1

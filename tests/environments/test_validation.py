@@ -66,6 +66,9 @@ def test_plain_and_async_environments_are_called_alike(kind):
         (Turn(QUESTION, deadline_secs=0), "deadline_secs above 0"),
         (Turn(QUESTION, deadline_secs=math.inf), "deadline_secs above 0"),
         (Turn(QUESTION, reward=1.0), "no reward: no reply came before"),
+        (Turn(QUESTION, after=-2), "after of at least -1"),
+        (Turn(QUESTION, most_tokens=0), "most_tokens of at least 1"),
+        (Turn(QUESTION, most_tokens=1.5), "most_tokens of at least 1"),
     ],
 )
 def test_a_first_turn_that_is_nonsense_is_refused_by_rule_and_method(value, rule):
@@ -84,6 +87,7 @@ def test_a_first_turn_that_is_nonsense_is_refused_by_rule_and_method(value, rule
         (Outcome(1.0), "rewards by name"),
         (Outcome({"": 1.0}), "rewards names that are texts"),
         (Outcome({}), "a reward where the reason is 'done'"),
+        (Outcome({"won": 1.0}, why=3), "say why in a text"),
         (Outcome({"correct": 1.0}, {"turns": math.inf}), r"metrics\['turns'\]"),
         (Outcome({"correct": 1.0}, reason="bored"), "a known reason, not 'bored'"),
         (Outcome({"correct": 1.0}, messages=("bye",)), "Message records"),
@@ -111,3 +115,8 @@ def test_a_long_value_is_shown_by_its_beginning():
     with pytest.raises(ValueError, match=r"not 'a{199}…") as caught:
         validation.check_turn(Scripted(value), value)
     assert len(str(caught.value)) < 400
+
+
+def test_an_outcome_without_rewards_may_say_why_it_could_not_be_judged():
+    outcome = Outcome({}, why="nothing was posted")
+    assert validation.check_answer(Scripted(outcome), outcome) is outcome

@@ -39,11 +39,24 @@ def test_an_episode_that_was_cut_before_its_reward_has_none():
     assert _judged(cut).score == 0.25
 
 
+def test_an_episode_that_ended_well_and_gave_no_reward_is_no_score_but_says_why():
+    nothing = Ending({}, {}, "done", "nothing was posted", turns=1)
+    for reward in ("environment", "environment(name='won')"):
+        judged = _judged(nothing, reward)
+        assert (judged.is_known, judged.why) == (False, "nothing was posted")
+
+
+@pytest.mark.parametrize("reward", ["environment", "exact", "exact + 0.5 * environment"])
 @pytest.mark.parametrize("reason", ["environment failure", "time-out"])
-def test_a_failed_episode_is_not_judged_and_says_why(reason):
-    judged = _judged(Ending({}, {}, reason, "ValueError: no board", turns=1))
-    assert not judged.is_known
-    assert judged.why == f"{reason}: ValueError: no board"
+def test_a_failed_episode_is_not_judged_by_any_reward_and_says_why(reason, reward):
+    lost = Completion("4", ending=Ending({}, {}, reason, "ValueError: no board", turns=1))
+    row = {"prompt": "2+2=", "answer": "4"}
+    whole = Completion("4", ending=WON)
+    items = [Judgeable(row, one) for one in (lost, whole, lost)]
+    first, second, third = Rubric(reward).judge(items)
+    assert not first.is_known
+    assert first.why == third.why == f"{reason}: ValueError: no board"
+    assert second.is_known
 
 
 def test_without_an_environment_nothing_is_judged():

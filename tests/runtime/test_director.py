@@ -9,8 +9,9 @@ import pytest
 from rl_sync.actors.episodes import Begin, Continue, End, Said
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.calls import read_reply
+from rl_sync.environments.conversation import Conversation
 from rl_sync.environments.hosts.inline import InlineHost
-from rl_sync.environments.interface import Message, Outcome, Turn
+from rl_sync.environments.interface import ANEW, Message, Outcome, Turn
 from rl_sync.environments.settings import EnvironmentSettings
 from rl_sync.processes.failures import RunError
 from rl_sync.references import resolve
@@ -75,7 +76,8 @@ def _begin(director, prompt="hello.", **task):
 
 def _say(director, text, is_cut=False):
     ids = np.array(TOKENIZER.encode(text), np.int32)
-    director.take([Said(7, ids, is_cut)])
+    numbers = np.arange(len(ids))
+    director.take([Said(7, ids, is_cut, -numbers / 8, numbers)])
     return _only(director)
 
 
@@ -205,3 +207,107 @@ def test_environments_that_never_answer_are_waited_for_twice_their_time(monkeypa
     assert director.answers(0.05, False) == []
     with pytest.raises(TimeoutError, match=r"1 episodes wait .* 0\.5 s \(twice environment"):
         director.answers(0.0, True)
+
+
+class Branches:
+    """Gives the turns of its row, one after the other, then ends with the replies that it got."""
+
+    inline = True
+
+    def reset(self, task, seed):
+        self._left = list(task["turns"])
+        return self._next()
+
+    def step(self, reply):
+        Branches.got.append(reply)
+        return self._next()
+
+    def _next(self):
+        if not self._left:
+            return Outcome({}, why="nothing was won")
+        text, fields = self._left.pop(0)
+        return Turn((Message("user", text),), **fields)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(name="got")
+def _got():
+    """The replies that the environment got."""
+    found = resolve(f"{__file__}:Branches")
+    found.got = []
+    return found.got
+
+
+def _branching(*turns, **settings):
+    director = _director(**settings)
+    director._host = InlineHost(f"{__file__}:Branches")
+    return director, _begin(director, turns=turns)
+
+
+def test_a_turn_may_follow_an_earlier_reply_whose_ids_are_repeated(got):
+    director, first = _branching(
+        ("hi.", {"after": ANEW}), ("on.", {"after": 0}), ("no.", {"after": 0}), ("oh.", {})
+    )
+    assert (_text(first), first.begins_segment) == ("hi.", True)
+    second = _say(director, "aa")
+    assert (_text(second), second.begins_segment) == ("on.", False)
+    third = _say(director, "bb")
+    assert (_text(third), third.begins_segment) == ("hi.aano.", True)
+    fourth = _say(director, "cc")
+    assert (_text(fourth), fourth.begins_segment) == ("oh.", False)
+    assert fourth.room == 64 - len("hi.aaon.bb") - len("hi.aano.cc") - len("oh.")
+    ended = _say(director, "dd").ending
+    assert (ended.reason, ended.why, ended.turns, ended.segments) == (
+        "done",
+        "nothing was won",
+        4,
+        2,
+    )
+    prompts = [TOKENIZER.decode(reply.drawn.prompt.tolist()) for reply in got]
+    assert prompts == ["hi.", "hi.aaon.", "hi.aano.", "hi.aano.ccoh."]
+    assert [TOKENIZER.decode(reply.drawn.tokens.tolist()) for reply in got] == [
+        *("aa", "bb", "cc", "dd")
+    ]
+    assert got[0].drawn.logprobs.tolist() == [0.0, -0.125]
+    assert got[0].drawn.versions.tolist() == [0, 1]
+
+
+def test_a_turn_that_is_a_whole_conversation_begins_a_segment(got):
+    director, _ = _branching(("hi.", {}), ("you.", {"after": ANEW, "most_tokens": 3}))
+    turn = _say(director, "aa")
+    assert (_text(turn), turn.begins_segment, turn.room) == ("you.", True, 3)
+
+
+def test_tools_of_a_turn_with_a_place_are_all_there_are():
+    tool = {"type": "function", "function": {"name": "look"}}
+    before = Conversation((Message("user", "hi"),), (tool,))
+    assert before.with_turn(Turn((Message("user", "on"),))).tools == (tool,)
+    assert before.with_turn(Turn((Message("user", "on"),), after=0)).tools == ()
+
+
+@pytest.mark.parametrize("settings", [{"max_turns": 1}, {"max_tokens": 8}])
+def test_at_a_limit_a_turn_with_a_place_gets_an_empty_reply_until_the_environment_ends(
+    got, settings
+):
+    director, _ = _branching(("hi.", {}), *[("again", {"after": ANEW})] * 3, **settings)
+    ended = _say(director, "aa").ending
+    assert (ended.reason, ended.turns) == ("turns" if "max_turns" in settings else "context", 1)
+    assert [(reply.text, reply.is_cut, reply.drawn) for reply in got[1:]] == [("", True, None)] * 3
+
+
+def test_a_turn_with_a_place_that_cannot_be_rendered_is_refused(got):
+    tools = ({"type": "function", "function": {"name": "look"}},)
+    director, _ = _branching(("hi.", {}), ("you.", {"after": 0, "tools": tools}), ("on.", {}))
+    assert _text(_say(director, "aa")) == "on."
+    assert "without a chat template" in got[1].refusal
+
+
+def test_a_turn_behind_a_reply_that_never_was_is_a_failure(got):
+    director, first = _branching(("hi.", {"after": 0}), attempts=1)
+    assert first.ending.reason == "environment failure"
+    assert first.ending.why == "the environment's Turn.after=0 is none of 0 replies"
+    director, _ = _branching(("hi.", {}), ("on.", {"after": 1}), attempts=2)
+    again = _say(director, "aa")
+    assert (_text(again), again.restarts) == ("hi.", True)

@@ -230,6 +230,10 @@ from tests.settings.changed import config_with, settings_with
             },
             ["trainer.batching=shared has no place", "environment.rewrites=refuse"],
         ),
+        (
+            {"environment__name": "agent(command='true')", "trainer__batching": "shared"},
+            ["trainer.batching=shared has no place", "agents"],
+        ),
         ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
         ({"critic__model": "heads"}, ["critic.model='heads' is not one of own, head"]),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rl_sync.environments.hosts.agents import AgentHost
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.host import Host
 from rl_sync.environments.hosts.inline import InlineHost
@@ -10,7 +11,9 @@ from rl_sync.environments.hosts.processes import ProcessHost
 
 
 def host_of(reference: str, limits: Limits | None = None) -> Host:
-    """Makes the host of an environment: inline if its class says so, else worker processes.
+    """Makes the host of an environment: inline if its class says so, else with worker processes.
+
+    One whose class says that it asks an endpoint has one.
 
     The environment's module is imported in this process, too, to see what its class says.
 
@@ -21,6 +24,9 @@ def host_of(reference: str, limits: Limits | None = None) -> Host:
     Raises:
       ValueError: the environment cannot be imported, or has no such option.
     """
-    if Construction.of(reference).inline:
+    construction = Construction.of(reference)
+    if construction.inline:
         return InlineHost(reference)
+    if construction.asks_endpoint:
+        return AgentHost(reference, limits)
     return ProcessHost(reference, limits)

@@ -27,6 +27,8 @@ class Construction:
       options: what it is called with.
       inline: whether its environments may run in the caller's process: their class says
         `inline = True`.
+      asks_endpoint: whether they are programs that ask an endpoint for replies: their class says
+        `asks_endpoint = True`, and its `check` takes the options.
     """
 
     reference: str
@@ -34,6 +36,7 @@ class Construction:
     maker: Callable[..., Any]
     options: Mapping[str, Any]
     inline: bool
+    asks_endpoint: bool = False
 
     @classmethod
     def of(cls, reference: str) -> Construction:
@@ -43,14 +46,18 @@ class Construction:
           ValueError: it cannot be imported, has no such option, or lacks one that it needs.
         """
         call = parse_call(reference)
-        maker = resolve(call.name)
+        maker: Any = resolve(call.name)
         _check_options(call.name, maker, call.options)
+        asks_endpoint = getattr(maker, "asks_endpoint", False) is True
+        if asks_endpoint:
+            maker.check(**call.options)
         return cls(
             reference=reference,
             name=call.name,
             maker=maker,
             options=call.options,
             inline=getattr(maker, "inline", False) is True,
+            asks_endpoint=asks_endpoint,
         )
 
     def warm_up(self) -> None:

@@ -144,6 +144,16 @@ class ProcessHost:
         if worker is not None and worker.asked is None:
             self._ask_to_close(worker)
 
+    def kill(self, episode: int) -> None:
+        """Gives an episode up at once: its worker is killed, with all that it started.
+
+        Never raises; an episode that is not under way is left alone.
+        """
+        self._ready = [answer for answer in self._ready if answer.episode != episode]
+        worker = self._forget(episode)
+        if worker is not None:
+            self._pool.retire(worker)
+
     def close(self) -> None:
         """Ends all episodes, lets their environments close, and ends the processes."""
         if self._is_closed:

@@ -1,0 +1,50 @@
+"""Refusals of requests: the errors that the endpoint answers."""
+
+from __future__ import annotations
+
+import http
+from typing import Any
+
+_KINDS = {
+    http.HTTPStatus.NOT_FOUND: "not_found_error",
+    http.HTTPStatus.GONE: "episode_closed",
+    http.HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+
+
+class RefusalError(Exception):
+    """A request that gets an error for an answer.
+
+    Args:
+      status: the status of HTTP.
+      message: the rule, the value and the way out.
+      field: the part of the request that is at fault.
+    """
+
+    def __init__(self, status: http.HTTPStatus, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field = status, message, field
+
+    def body(self) -> dict[str, Any]:
+        """Returns the error as clients of OpenAI read it."""
+        kind = _KINDS.get(self.status, "invalid_request_error")
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.field,
+                "code": None if self.status == http.HTTPStatus.BAD_REQUEST else kind,
+            }
+        }
+
+
+def refuse(message: str, field: str | None = None) -> RefusalError:
+    """Makes the refusal of a request that is wrong."""
+    return RefusalError(http.HTTPStatus.BAD_REQUEST, message, field)
+
+
+def closed() -> RefusalError:
+    """Makes the refusal of a request for an episode that has ended."""
+    return RefusalError(
+        http.HTTPStatus.GONE, "The episode of this key has ended: nothing replies any more."
+    )

@@ -1,0 +1,219 @@
+"""Requests for chat completions, from the JSON that clients of OpenAI send."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.environments.endpoint.refusals import refuse
+from rl_sync.environments.interface import Message, ToolCall, ToolSchema
+
+_LENGTHS = ("max_completion_tokens", "max_tokens")
+_HEEDED = {"model", "messages", "tools", "stop", "n", "stream", "stream_options", "logprobs"}
+_HEEDED |= set(_LENGTHS)
+_OUTDATED = {"functions": "tools", "function_call": "tools"}
+# Templates know the older name of the role.
+_ROLES = {"developer": "system"}
+_SHOWN_CHARACTERS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatRequest:
+    """A request for the policy's reply to a conversation.
+
+    Attributes:
+      messages: the whole conversation.
+      tools: schemas of the tools that may be called.
+      stop: texts that end the reply, and are no part of it.
+      most_tokens: the most tokens of the reply; None for those of the run.
+      stream: whether the reply is sent as events.
+      stream_usage: whether the last event counts the tokens.
+      logprobs: whether the reply has its log-probabilities.
+      ignored: fields that change nothing: the run's sampling holds.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    stop: tuple[str, ...] = ()
+    most_tokens: int | None = None
+    stream: bool = False
+    stream_usage: bool = False
+    logprobs: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Posted:
+    """The outcome that an agent posts; see `Outcome`."""
+
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, float]
+
+
+def read_chat(data: bytes) -> ChatRequest:
+    """Reads a request for a chat completion.
+
+    Raises:
+      RefusalError: it is none, or asks for what the policy cannot do; with status 400.
+    """
+    body = _object(data)
+    for name, instead in _OUTDATED.items():
+        if body.get(name) is not None:
+            raise refuse(f"{name!r} is not served: use {instead!r}.", name)
+    if (count := body.get("n")) not in (None, 1) or isinstance(count, bool):
+        raise refuse(
+            f"n must be 1, not {count!r}: each reply is a turn of one episode. Send the request"
+            " again for another reply.",
+            "n",
+        )
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise refuse("messages must be a list with at least one message.", "messages")
+    options = body.get("stream_options")
+    return ChatRequest(
+        messages=tuple(_message(one, f"messages[{i}]") for i, one in enumerate(messages)),
+        tools=tuple(_tool(one, f"tools[{i}]") for i, one in enumerate(body.get("tools") or ())),
+        stop=_stop(body.get("stop")),
+        most_tokens=_length(body),
+        stream=_flag(body, "stream"),
+        stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        logprobs=_flag(body, "logprobs"),
+        ignored=tuple(
+            sorted(name for name in body if name not in _HEEDED and body[name] is not None)
+        ),
+    )
+
+
+def read_outcome(data: bytes) -> Posted:
+    """Reads `{"rewards": {name: number}, "metrics": {name: number}}`.
+
+    Raises:
+      RefusalError: it is something else, or has no reward; with status 400.
+    """
+    body = _object(data)
+    if unknown := sorted(set(body) - {"rewards", "metrics"}):
+        raise refuse(f"An outcome has rewards and metrics, and no {unknown[0]!r}.", unknown[0])
+    rewards, metrics = _numbers(body, "rewards"), _numbers(body, "metrics")
+    if not rewards:
+        raise refuse('rewards must name at least one reward, as in {"solved": 1.0}.', "rewards")
+    return Posted(rewards, metrics)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data)
+        # An escaped half of a surrogate pair is legal JSON, and no text that could be encoded.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise refuse(f"The body is not JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise refuse(f"The body must be a JSON object, not {_shown(body)}.")
+    return body
+
+
+def _message(value: Any, place: str) -> Message:
+    role = value.get("role") if isinstance(value, dict) else None
+    if not isinstance(role, str) or not role:
+        raise refuse(f"{place} must be an object with a role, not {_shown(value)}.", place)
+    is_reply = role == "assistant"
+    calls = value.get("tool_calls") if is_reply else None
+    name, call_id = value.get("name"), value.get("tool_call_id")
+    return Message(
+        role=_ROLES.get(role, role),
+        content=_content(value.get("content"), place, may_lack=bool(calls) or is_reply),
+        tool_calls=tuple(
+            _call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls or ())
+        ),
+        # Some agents name themselves in replies, which the policy has not written.
+        name=name if isinstance(name, str) and not is_reply else None,
+        tool_call_id=call_id if isinstance(call_id, str) else None,
+    )
+
+
+def _content(value: Any, place: str, may_lack: bool) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None and may_lack:
+        return ""
+    if not isinstance(value, list):
+        raise refuse(f"{place}.content must be a text, not {_shown(value)}.", place)
+    for part in value:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise refuse(
+                f"{place}.content may have parts of text alone, not {_shown(part)}: policies read"
+                " no images and no sounds.",
+                place,
+            )
+    return "".join(part["text"] for part in value)
+
+
+def _call(value: Any, place: str) -> ToolCall:
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str):
+        raise refuse(f"{place} must call a function by its name, not {_shown(value)}.", place)
+    written = function.get("arguments")
+    try:
+        arguments = json.loads(written) if isinstance(written, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise refuse(
+            f"{place}.function.arguments must be an object of JSON in a text, not"
+            f" {_shown(written)}.",
+            place,
+        )
+    call_id = value.get("id")
+    return ToolCall(name, arguments, call_id if isinstance(call_id, str) else None)
+
+
+def _tool(value: Any, place: str) -> ToolSchema:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refuse(f"{place} must be the JSON schema of a function.", place)
+    return value
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value or []
+    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+        raise refuse(f"stop must be a text or a list of texts, not {_shown(value)}.", "stop")
+    return tuple(texts)
+
+
+def _length(body: Mapping[str, Any]) -> int | None:
+    for name in _LENGTHS:
+        value = body.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise refuse(f"{name} must be an integer of at least 1, not {value!r}.", name)
+        return value
+    return None
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise refuse(f"{name} must be true or false, not {_shown(value)}.", name)
+    return bool(value)
+
+
+def _numbers(body: Mapping[str, Any], name: str) -> dict[str, float]:
+    values = body.get(name, {})
+    if not isinstance(values, dict):
+        raise refuse(f"{name} must be numbers by name, not {_shown(values)}.", name)
+    for key, value in values.items():
+        # Integers of JSON may be larger than any number of the machine.
+        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise refuse(f"{name}[{key!r}] must be a finite number, not {_shown(value)}.", name)
+    return {key: float(value) for key, value in values.items()}
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
