@@ -43,6 +43,10 @@ ENVIRONMENTS = {
         "rl_sync.environments.gymnasium_games:GymnasiumGame",
         "Puts an environment of Gymnasium into words.",
     ),
+    "openenv": Kind(
+        "rl_sync.environments.openenv_client:OpenEnvClient",
+        "Opens a session at an OpenEnv server.",
+    ),
 }
 
 

@@ -6,8 +6,8 @@ import importlib
 from types import ModuleType
 
 
-def require(module: str, environment: str) -> ModuleType:
-    """Imports a package that an environment needs.
+def require(module: str, environment: str, extra: str = "games") -> ModuleType:
+    """Imports a package that an environment needs, which an extra of ours installs.
 
     Raises:
       ValueError: it is not installed; the message says how to install it.
@@ -17,5 +17,5 @@ def require(module: str, environment: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{environment} needs the package {error.name}, which is not there. Install it:"
-            ' pip install "rl_sync[games]"'
+            f' pip install "rl_sync[{extra}]"'
         ) from error
