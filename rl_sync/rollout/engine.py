@@ -263,14 +263,16 @@ class Engine:
         prefilled = time.monotonic()
         tokens, logprobs, goes_on, steps = jax.device_get(chunk)
         ended = time.monotonic()
+        if not np.isfinite(logprobs[:steps]).all():
+            raise NonFiniteLogitsError(
+                "The model's logits are NaN or infinite: its weights are, or what it computes"
+                f" with them in {self._config.dtype} is."
+            )
         done = {}
+        # Lists of all rows at once: one row after the other takes three times as long.
+        of_slots = tokens[:steps].T.tolist(), logprobs[:steps].T.tolist()
         for slot, sequence in self._occupancy.live.items():
-            if not np.isfinite(logprobs[:steps, slot]).all():
-                raise NonFiniteLogitsError(
-                    "The model's logits are NaN or infinite: its weights are, or what it computes"
-                    f" with them in {self._config.dtype} is."
-                )
-            sequence.append(tokens[:steps, slot], logprobs[:steps, slot], self._version)
+            sequence.append(of_slots[0][slot], of_slots[1][slot], self._version)
             if not goes_on[slot]:
                 sequence.cut(self._decode)
                 if sequence.is_over:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from rl_sync.rollout.request import Completion, CompletionRequest, Handle
 from rl_sync.rollout.slots import NOT_DRAWN
@@ -58,15 +58,15 @@ class GrowingSequence:
         """The largest number of decode steps still to come."""
         return self.unread + self.request.sampling.max_new_tokens - len(self.tokens)
 
-    def append(
-        self, tokens: Int[np.ndarray, " C"], logprobs: Float[np.ndarray, " C"], version: int
-    ) -> None:
+    def append(self, tokens: list[int], logprobs: list[float], version: int) -> None:
         """Adds what a chunk drew in each of its steps; see `Chunk`."""
-        drawn = tokens != NOT_DRAWN
-        self.tokens += tokens[drawn].tolist()
-        self.logprobs += logprobs[drawn].tolist()
-        self.versions += [version] * int(drawn.sum())
         self.unread = max(0, self.unread - len(tokens))
+        if NOT_DRAWN in tokens:
+            drawn = [i for i, token in enumerate(tokens) if token != NOT_DRAWN]
+            tokens, logprobs = [tokens[i] for i in drawn], [logprobs[i] for i in drawn]
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += [version] * len(tokens)
 
     def cut(self, decode: Decode | None) -> bool:
         """Says whether a stop string is complete, and removes the tokens after it.
