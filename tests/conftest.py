@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -24,7 +25,17 @@ if jaxlib.version.__version_info__ < (0, 11):
 jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiling is nearly all that these folders' tests do, and what is compiled runs a few times.
-QUICKLY_COMPILED = ("actors", "learning", "models", "rollout", "runtime", "scoring")
+QUICKLY_COMPILED = (
+    "actors",
+    "learning",
+    "models",
+    "rollout",
+    "runtime",
+    "scoring",
+    "storage",
+    "transfers",
+    "weights",
+)
 _QUICK = "jax_disable_most_optimizations"
 
 
@@ -35,6 +46,12 @@ def _quick_compilation(request: pytest.FixtureRequest):
     jax.config.update(_QUICK, before or any(map(request.path.is_relative_to, folders)))
     yield
     jax.config.update(_QUICK, before)
+
+
+def pytest_collection_finish() -> None:
+    """Looks for garbage seldom, and never in what imports made: tracing makes much that stays."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 RUNS = "tests/runs/"

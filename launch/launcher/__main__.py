@@ -22,6 +22,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from launcher import command_line
+from rl_sync.processes.loading import loading
 from rl_sync.settings.records import ConfigError
 
 FAILED = 1
@@ -37,7 +38,9 @@ def main(words: Sequence[str]) -> int:
     sys.path.insert(0, os.getcwd())  # So that config files may import each other.
     logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it reads.
     try:
-        return _execute(command_line.parse(words))
+        with loading():
+            arguments = command_line.parse(words)
+        return _execute(arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
@@ -64,7 +67,8 @@ def _execute(arguments: command_line.Arguments) -> int:
 
 
 def _run(config: Mapping[str, Any]) -> int:
-    from launcher import run
+    with loading():
+        from launcher import run
 
     try:
         return run.start(config)

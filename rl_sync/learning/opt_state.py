@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ class Descent:
         """Returns shapes, dtypes and shardings of the optimizer's state."""
         return in_host_memory(self._on_devices) if self.offloaded else self._on_devices
 
-    @property
+    @functools.cached_property
     def _on_devices(self) -> Any:
         return opt_state_like(self.transformation, self.like, self.layout)
 

@@ -12,14 +12,13 @@ from jaxtyping import Array
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.models.transformer import init_params, param_axes
+from rl_sync.models.transformer import init_params, param_axes, param_shapes
 from rl_sync.types import Params
 
 
 def param_like(config: ModelConfig, layout: Layout) -> Params:
     """Returns shapes, dtypes and shardings of the parameters."""
-    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
-    return jax.tree.map(layout.like, shapes, param_axes(config))
+    return jax.tree.map(layout.like, param_shapes(config), param_axes(config))
 
 
 def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
@@ -90,9 +89,8 @@ def undivided(config: ModelConfig, layout: Layout) -> list[str]:
       Lines such as `embedding: vocab of 15 over tensor=2`.
     """
     lines = []
-    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     named = jax.tree_util.tree_leaves_with_path(param_axes(config))
-    for (path, names), leaf in zip(named, jax.tree.leaves(shapes), strict=True):
+    for (path, names), leaf in zip(named, jax.tree.leaves(param_shapes(config)), strict=True):
         for name, size, cut in zip(names, leaf.shape, layout.wanted(names), strict=False):
             if size % math.prod(layout.mesh.shape[axis] for axis in cut):
                 over = ", ".join(f"{axis}={layout.mesh.shape[axis]}" for axis in cut)

@@ -14,6 +14,7 @@ L layers.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import flax.linen as nn
@@ -177,8 +178,19 @@ def param_axes(config: ModelConfig) -> Params:
     """Returns the logical axis names of every parameter, as PartitionSpecs in the tree of
     `init_params`.
     """
-    boxed = jax.eval_shape(lambda key: _init_boxed(config, key), jax.random.key(0))
-    return nn.get_partition_spec(boxed)
+    return nn.get_partition_spec(_boxed_like(config))
+
+
+def param_shapes(config: ModelConfig) -> Params:
+    """Returns the shape and the dtype of every parameter, in the tree of `init_params`."""
+    is_box = nn.meta.is_axis_metadata
+    return jax.tree.map(lambda box: box.value, _boxed_like(config), is_leaf=is_box)
+
+
+@functools.cache
+def _boxed_like(config: ModelConfig) -> Any:
+    """Traces the model's initialization; once, since every use of a model's shapes asks for it."""
+    return jax.eval_shape(lambda key: _init_boxed(config, key), jax.random.key(0))
 
 
 def hidden_states(

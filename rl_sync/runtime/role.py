@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from absl import logging as absl_logging
 
+from rl_sync.processes.loading import loading
 from rl_sync.roles import MASTER, TOGETHER, TRAINER, number_of
 
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
-    from rl_sync.processes import compilation_cache
-    from rl_sync.processes.failures import log_failure
-    from rl_sync.settings.reading import read_settings
-    from rl_sync.workdir import Workdir
+    with loading():
+        from rl_sync.processes import compilation_cache
+        from rl_sync.processes.failures import log_failure
+        from rl_sync.settings.reading import read_settings
+        from rl_sync.workdir import Workdir
 
     config = json.loads(Workdir(arguments.workdir).config.read_text())
     settings = read_settings(config)
@@ -66,14 +68,19 @@ def log_to_stderr() -> None:
 def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
     """Runs the role; loads what that takes, and no more."""
     if arguments.role == MASTER:
-        from rl_sync.runtime.master import run_master
+        with loading():
+            from rl_sync.runtime.master import run_master
 
         run_master(settings, arguments.master)
         return
-    from rl_sync.processes.resources import Addresses, join
-    from rl_sync.processes.topology import Member
-    from rl_sync.runtime import colocation, programs
+    with loading():
+        from rl_sync.processes.resources import Addresses, join
+        from rl_sync.processes.topology import Member
+        from rl_sync.runtime import colocation, programs
+        from rl_sync.weights import storage
 
+        if arguments.role in (TRAINER, TOGETHER):
+            storage.load_orbax()  # They need it soon, and do not yet have threads.
     addresses = Addresses(arguments.master, arguments.replay, arguments.coordinator, arguments.team)
     if arguments.role == TOGETHER:
         colocation.run_colocated(settings, addresses)

@@ -7,14 +7,14 @@ each its own shards. Other processes of their cluster take no part.
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-import tensorstore
 
 from rl_sync.models.placement import put
 from rl_sync.weights.locations import Location, absolute
@@ -32,7 +32,18 @@ def _no_metrics(*_: Any, **__: Any) -> list[Any]:
     return []
 
 
-tensorstore.experimental_collect_matching_metrics = _no_metrics
+_loading = threading.Lock()
+
+
+@functools.cache
+def load_orbax() -> Any:
+    """Imports Orbax, at the first call only: many processes never store anything."""
+    with _loading:  # Two threads that import it at once may find it half made.
+        import orbax.checkpoint
+        import tensorstore
+
+    tensorstore.experimental_collect_matching_metrics = _no_metrics
+    return orbax.checkpoint
 
 
 class MismatchError(ValueError):
@@ -50,6 +61,7 @@ class ArrayStorage:
 
     def __init__(self, name: str = "arrays", processes: Iterable[int] | None = None) -> None:
         team = set([jax.process_index()] if processes is None else processes)
+        ocp = load_orbax()
         together = ocp.options.MultiprocessingOptions(
             primary_host=min(team), active_processes=team, barrier_sync_key_prefix=name
         )
@@ -78,7 +90,7 @@ class ArrayStorage:
         full = {name: x for name, x in arrays.items() if math.prod(x.shape)}
         if jax.process_count() > 1:
             full = {name: _fetched(x) for name, x in full.items()}
-        self._checkpointer.save(absolute(directory), args=ocp.args.PyTreeSave(full))
+        self._checkpointer.save(absolute(directory), args=load_orbax().args.PyTreeSave(full))
 
     def read(
         self, directory: Location, like: Mapping[str, Any], *, partial: bool = False
@@ -100,7 +112,7 @@ class ArrayStorage:
         full = {name: x for name, x in like.items() if math.prod(x.shape)}
         restore_args = {name: _restore_args(x) for name, x in full.items()}
         path = absolute(directory)
-        args = ocp.args.PyTreeRestore(
+        args = load_orbax().args.PyTreeRestore(
             item=dict.fromkeys(full, 0) if partial else None,
             restore_args=restore_args,
             partial_restore=partial,
@@ -175,6 +187,7 @@ def _restore_args(x: Any) -> Any:
     sharding = placement(x)
     # In a cluster an array that only this process holds is read to the host, and placed afterwards.
     by_host = jax.process_count() > 1 and (sharding is None or sharding.is_fully_addressable)
+    ocp = load_orbax()
     if by_host or sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)

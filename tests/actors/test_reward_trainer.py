@@ -16,10 +16,10 @@ from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.placement import move
 from rl_sync.models.transformer import init_params
 from rl_sync.types import NO_LEASE, Group
-from tests.actors.test_trainer_on_meshes import MODEL
+from tests.actors.test_trainer_on_meshes import SMALL
 from tests.models.meshes import layout
 
-REWARD = dataclasses.replace(MODEL, scalar_head=True)
+REWARD = dataclasses.replace(SMALL, scalar_head=True)
 PAIRS, T = 8, 8
 
 

@@ -37,10 +37,10 @@ CASES = {
         {"num_layers": 1},
         {"offload_reference": True, "offload_optimizer": True},
     ),
-    "data and tensor": ({"data": 2, "tensor": 2}, {}, {}),
+    "data and tensor": ({"data": 2, "tensor": 2}, {"num_layers": 1}, {}),
     "fsdp and tensor, adapters": (
         {"fsdp": 2, "tensor": 2},
-        {"tie_embeddings": False, "lora": Lora(2, 4.0)},
+        {"num_layers": 1, "tie_embeddings": False, "lora": Lora(2, 4.0)},
         {},
     ),
 }
@@ -99,7 +99,11 @@ def _laid_out(x):
     return x.shape, x.dtype, indices, x.sharding.memory_kind
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "gspo", "decoupled_ppo", "ppo"])
+# Those of the slow ones are prepared as `decoupled_ppo` is; only their advantages differ.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "rloo")]
+
+
+@pytest.mark.parametrize("name", ["gspo", "decoupled_ppo", "ppo", *SLOW])
 def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     """Statistics of groups and of the batch, and all means, are those of one device.
 

@@ -36,6 +36,8 @@ STEPS = 3
 UNEVEN = (1, 6, 2, 3, 1, 5, 1, 1) * 2
 TWICE = {"updates_per_batch": 2}
 HELD = {"kl_coefficient": 0.5}
+_TRAINERS: dict[Trainer, Trainer] = {}
+"""Those that were made: equal ones share what they have traced."""
 logprobs_of = jax.jit(token_logprobs, static_argnums=0)
 
 
@@ -54,7 +56,8 @@ def trainer_of(algorithm=None, optimizer=None, **fields):
         "logits_bytes": 1 << 20,
         "layout": Layout.single(),
     }
-    return Trainer(**{**of, **fields})
+    trainer = Trainer(**{**of, **fields})
+    return _TRAINERS.setdefault(trainer, trainer)
 
 
 def state_of(trainer, params=PARAMS):

@@ -14,10 +14,13 @@ CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.mo
     ("module", "heavy"),
     [
         ("launcher.__main__", ["jax", "matplotlib", "tensorboardX", "grpc"]),
-        ("launcher.run", ["matplotlib", "tensorboardX", "rl_sync.actors.trainer"]),
+        ("launcher.run", ["matplotlib", "tensorboardX", "orbax", "rl_sync.actors.trainer"]),
         ("rl_sync.runtime.role", ["jax"]),
         ("rl_sync.runtime.master", ["matplotlib", "orbax", "rl_sync.actors.trainer"]),
-        ("rl_sync.runtime.programs", ["matplotlib", "tensorboardX", "rl_sync.runtime.master"]),
+        (
+            "rl_sync.runtime.programs",
+            ["matplotlib", "tensorboardX", "orbax", "rl_sync.runtime.master"],
+        ),
     ],
 )
 def test_a_process_loads_what_it_uses_alone(module, heavy):

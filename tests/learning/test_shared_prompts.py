@@ -203,7 +203,17 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("name", "model", "changes", "fields"), STEPS.values(), ids=STEPS)
+# The others have its mesh, and the outputs and gradients of its windows.
+SLOW = "a mesh, sliding windows"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "changes", "fields"),
+    [
+        pytest.param(*step, id=name, marks=[pytest.mark.slow] if name == SLOW else [])
+        for name, step in STEPS.items()
+    ],
+)
 def test_a_step_is_that_of_rows_of_their_own(name, model, changes, fields):
     """Stale data come from other parameters, so that ratios, clipping and weights matter."""
     model = dataclasses.replace(model, **changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ MESHES = (
     "--config.explorer.mesh.tensor=2",
     "--config.trainer.groups_per_step=8",
     "--config.evaluation.problems=8",
+    "--config.warm_up.steps=4",
     "--config.warm_up.batch_size=16",
     "--config.warm_up.probe_problems=8",
 )
@@ -64,7 +67,7 @@ def launch(
       variables: that the environment has besides; those of `quickly` if left out.
     """
     command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
-    variables = quickly(workdir.parent) if variables is None else variables
+    variables = quickly(session_directory(workdir.parent)) if variables is None else variables
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,
@@ -76,22 +79,30 @@ def launch(
     )
 
 
-def quickly(directory: Path) -> dict[str, str]:
+def quickly(session: Path) -> dict[str, str]:
     """Returns the environment of short runs, most of whose time is compilation.
 
     Runs of the same shapes compile the same programs. Later ones read them from a cache, which all
     processes of a test session share.
 
     Args:
-      directory: the test's own directory, or one beside those.
+      session: the session's directory.
     """
-    session = directory.parents[1 if "PYTEST_XDIST_WORKER" in os.environ else 0]
     return {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         "JAX_COMPILATION_CACHE_DIR": str(session / "compiled"),
     }
+
+
+def session_directory(directory: Path) -> Path:
+    """Returns the directory that all processes of a test session share.
+
+    Args:
+      directory: a test's own directory, or one beside those.
+    """
+    return directory.parents[1 if "PYTEST_XDIST_WORKER" in os.environ else 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,21 +148,28 @@ class RunRecord:
 
 
 class Runs:
-    """Does each run once, when it is first requested."""
+    """Does each run once in a test session, when one of its processes first requests it.
 
-    def __init__(self, directory: Path):
-        self._directory = directory
-        self._done: dict[tuple[str, ...], tuple[int, RunRecord]] = {}
+    Args:
+      session: the session's directory.
+    """
+
+    def __init__(self, session: Path):
+        self._variables = quickly(session)
+        self._directory = session / "runs"
+        self._directory.mkdir(exist_ok=True)
 
     def get(self, *flags: str) -> RunRecord:
-        if flags not in self._done:
-            workdir = self._directory / str(len(self._done))
-            process = launch(*flags, workdir=workdir)
-            output, _ = process.communicate(timeout=TIMEOUT_SECS)
-            self._done[flags] = process.returncode, RunRecord(Workdir(workdir), output)
-        status, record = self._done[flags]
-        assert status == 0, record.output
-        return record
+        name = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
+        workdir, ended = self._directory / name, self._directory / f"{name}.json"
+        with filelock.FileLock(self._directory / f"{name}.lock", timeout=TIMEOUT_SECS):
+            if not ended.exists():
+                process = launch(*flags, workdir=workdir, variables=self._variables)
+                output, _ = process.communicate(timeout=TIMEOUT_SECS)
+                ended.write_text(json.dumps([process.returncode, output]))
+        status, output = json.loads(ended.read_text())
+        assert status == 0, output
+        return RunRecord(Workdir(workdir), output)
 
 
 def assert_same_bits(one, other):
@@ -174,7 +192,7 @@ def parameters(run) -> list[np.ndarray]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("runs"))
+    return Runs(session_directory(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
     assert all(0 < loss < 1.5 for loss in losses)
 
 
+@pytest.mark.slow
 def test_in_exact_modes_the_same_groups_are_replaced_again(runs):
     run, again = runs.get(*EXACT), runs.get(*EXACT, "--config.name=again")
     assert run.digest == again.digest

@@ -34,7 +34,9 @@ NO_RESTARTS = "--config.launch.explorer_restarts=0"
     ],
 )
 def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victim, mode):
-    process, workdir = started(f"--config.sync.mode={mode}", NO_RESTARTS)
+    """The trainer saves, unless it is the one that dies."""
+    never = "--config.checkpoint.every_steps=0"
+    process, workdir = started(f"--config.sync.mode={mode}", NO_RESTARTS, never)
     roles = processes_of(workdir)
     assert {"explorer1", "trainer", "master", "replay"} <= set(roles)
     os.kill(roles[victim], signal.SIGKILL)
@@ -45,6 +47,8 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
     assert str(Workdir(workdir).log(victim)) in failure
     assert f"--config.workdir={workdir}" in failure
     assert processes_of(workdir) == {}
+    if victim == "explorer1":
+        assert list(Workdir(workdir).snapshots.glob("snapshot_*")), "the trainer is whole"
 
 
 @pytest.mark.slow
@@ -62,15 +66,6 @@ def test_a_program_that_loses_one_of_its_processes_is_lost(started, victim, mode
     assert processes_of(workdir) == {}
     saved = list(Workdir(workdir).snapshots.glob("snapshot_*"))
     assert saved or victim == "trainer/1", "the trainer is whole and has not saved"
-
-
-def test_the_trainer_saves_when_an_explorer_has_died(started):
-    process, workdir = started(
-        "--config.sync.mode=asynchronous", "--config.checkpoint.every_steps=0", NO_RESTARTS
-    )
-    os.kill(processes_of(workdir)["explorer1"], signal.SIGKILL)
-    ended(process)
-    assert list(Workdir(workdir).snapshots.glob("snapshot_*"))
 
 
 def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
@@ -137,7 +132,8 @@ def test_roles_end_when_the_launcher_is_killed(started):
 
 
 def test_a_work_directory_that_another_run_holds_is_refused(started):
-    process, workdir = started("--config.sync.mode=asynchronous", until="warm_up")
+    flags = ("--config.sync.mode=asynchronous", "--config.warm_up.steps=4")
+    process, workdir = started(*flags, until="warm_up")
     second = launch(LONG, EMBEDDED, workdir=workdir)
     output = ended(second)
     assert second.returncode == 2
@@ -182,7 +178,7 @@ def test_a_taken_port_is_refused_and_nothing_is_started(tmp_path):
 
 
 def test_the_resolved_config_and_every_record_stand_in_the_work_directory(runs):
-    run = runs.get("--config.sync.mode=asynchronous")
+    run = runs.get("--config.sync.mode=asynchronous", EMBEDDED)
     names = {path.name for path in Path(run.workdir).iterdir()}
     assert {"config.json", "metrics.jsonl", "tensorboard", "spans", "logs", "checkpoints"} <= names
     assert json.loads(run.workdir.config.read_text())["sync"]["mode"] == "asynchronous"

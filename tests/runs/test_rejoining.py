@@ -22,7 +22,7 @@ from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import read_consumed, read_ledger
 from rl_sync.workdir import Workdir
 from tests.runs import tiny
-from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly
+from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly, session_directory
 
 HOST = "127.0.0.1"
 
@@ -59,7 +59,7 @@ def start(settings, tmp_path):
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **quickly(tmp_path)},
+                env={**os.environ, **quickly(session_directory(tmp_path))},
             )
         return processes[role]
 

@@ -45,7 +45,8 @@ def test_a_server_started_by_hand_serves_a_run_and_outlives_it(by_hand, runs):
     with ReplayClient(server.address) as replay:
         left_over = {"tokens": np.zeros(3, np.int32)}
         replay.insert("groups", left_over, timeout_secs=10)
-        run = runs.get(f"--config.replay.address={server.address}")
+        address = f"--config.replay.address={server.address}"
+        run = runs.get(address, "--config.trainer.steps=3")
         assert replay.info()["groups"].current_size == 0
     assert len(run.consumed) == run.settings.trainer.steps
     assert server.poll() is None

@@ -15,8 +15,6 @@ import pytest
 from rl_sync.observe.spans import sync_kind
 from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
 
-pytestmark = pytest.mark.slow
-
 SHORT = (EMBEDDED, "--config.trainer.steps=4")
 MODES = {
     "synchronous": ("--config.sync.mode=synchronous",),
@@ -76,7 +74,10 @@ def in_teams(runs: Runs, machines: Machines, mode: str, transfer: str) -> RunRec
     return runs.get(*MODES[mode], f"--config.sync.transfer={transfer}", *SHORT, *TEAMS, *elsewhere)
 
 
-@pytest.mark.parametrize(("mode", "transfer"), [*HERE, *ELSEWHERE])
+@pytest.mark.parametrize(
+    ("mode", "transfer"),
+    [HERE[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in [*HERE[1:], *ELSEWHERE])],
+)
 def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machines, mode, transfer):
     """Parameters are sharded over the processes of the trainer and, otherwise, of the explorer.
 
@@ -94,6 +95,7 @@ def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machin
     assert teams.spans(sync_kind(transfer), role="explorer1")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="others have one loopback address")
 @pytest.mark.parametrize(("mode", "transfer"), ELSEWHERE)
 def test_processes_find_each_other_on_the_machines_that_they_were_given(

@@ -38,6 +38,7 @@ def run_cluster(meshes: list[dict], directory: Path) -> list[dict]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (cluster_port,) = free_ports("127.0.0.1", 1)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
     processes = []
     for process in range(len(meshes)):
         arguments = [process, cluster_port, server.address[1], directory, json.dumps(meshes)]
@@ -101,6 +102,7 @@ def test_the_trainer_of_a_cluster_takes_and_loads_a_snapshot_alone(pair):
     assert pair[0]["snapshot"]
 
 
+@pytest.mark.slow
 def test_three_explorers_get_each_version_to_the_bit(tmp_path):
     trainer, *explorers = run_cluster([{"fsdp": 2}, {"tensor": 2}, {}, {"data": 2}], tmp_path)
     assert trainer["exact_waits"][0] == [1, 2, 3]
