@@ -13,17 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.ending import Ending
+
 NO_LEASE = -1
 """In place of a lease id, and of a prompt id, in groups that nobody has generated."""
-
-REASONS = ("done", "turns", "tokens", "context", "parse error", "time-out", "environment failure")
-"""Reasons of the end of an episode."""
-
-CUTS = ("turns", "tokens", "context")
-"""Those of a limit of the episode."""
-
-FAILURES = ("time-out", "environment failure")
-"""Those that say nothing about the policy."""
 
 Params = Any
 """A pytree of arrays: the parameters of a model."""
@@ -82,32 +75,6 @@ class Lease(NamedTuple):
     ordinal: int
     attempt: int
     prompt: Prompt
-
-
-class Ending(NamedTuple):
-    """The end of an episode, as its environment told it.
-
-    Attributes:
-      rewards: the rewards of the whole episode by name, those of its turns as `turns`; empty if the
-        environment failed.
-      metrics: other numbers by name.
-      reason: one of `REASONS`.
-      why: more about the reason, such as the last lines of a traceback.
-      turns: replies of the policy.
-      segments: runs of append-only tokens, 1 unless a template rewrote what was said before.
-    """
-
-    rewards: Mapping[str, float]
-    metrics: Mapping[str, float]
-    reason: str
-    why: str
-    turns: int
-    segments: int = 1
-
-    @property
-    def failed(self) -> bool:
-        """True where the environment failed or took too long, so that nothing was learned."""
-        return self.reason in FAILURES
 
 
 @dataclasses.dataclass(frozen=True)

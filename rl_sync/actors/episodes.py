@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.ending import Ending
 from rl_sync.environments.trajectory import Trajectory
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.types import Ending
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,11 +12,12 @@ from jaxtyping import Float, Int
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest, Played
 from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of
+from rl_sync.ending import CUTS
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
-from rl_sync.types import CUTS, Group, Lease, Params
+from rl_sync.types import Group, Lease, Params
 
 _NO_VERSION = -1  # Of weights whose completions are thrown away.
 

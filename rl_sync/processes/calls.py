@@ -18,12 +18,13 @@ from rl_sync.actors.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.ending import Ending
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.attendance import Silence
 from rl_sync.processes.messages import record
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Call
-from rl_sync.types import Ending, Lease, Prompt
+from rl_sync.types import Lease, Prompt
 from rl_sync.weights.rendezvous import Grant, Request
 
 for _class in (

@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rl_sync.ending import Ending
 from rl_sync.expression import parse_sum
 from rl_sync.rewards.catalog import is_quick, make
 from rl_sync.rewards.judgement import Completion, Judgement, Row
-from rl_sync.types import Ending
 
 _SHOWN_CHARACTERS = 500
 _BATCH_ARGUMENTS = ["rows", "completions"]

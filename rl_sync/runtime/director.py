@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rl_sync.actors.episodes import Begin, Continue, End, Said
+from rl_sync.ending import FAILURES, Ending
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.history import Exchange
 from rl_sync.environments.hosts.host import Failure, Host, Result
@@ -16,7 +17,6 @@ from rl_sync.environments.interface import ANEW, Drawn, Outcome, Reply, Turn
 from rl_sync.environments.settings import REFUSE, SEGMENT, EnvironmentSettings
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.messages import record
-from rl_sync.types import FAILURES, Ending
 
 _POLL_SECS = 0.25
 

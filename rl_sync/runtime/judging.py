@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from rl_sync.ending import REASONS, Ending
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.processes.calls import Pending, Verdict, Written
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable, example_rows
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE, REASONS, Ending, Prompt
+from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
 
 _WINDOW = 200

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from rl_sync.ending import Ending
 from rl_sync.processes.messages import record
 from rl_sync.processes.rpc import Call
 from rl_sync.rewards.identity import RewardIdentity
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable
-from rl_sync.types import Ending
 
 for _class in (Completion, Ending, Judgeable, Judgement, RewardIdentity):
     record(_class)

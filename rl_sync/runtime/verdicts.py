@@ -9,11 +9,12 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Bool, Int
 
+from rl_sync.ending import Ending
 from rl_sync.processes.calls import AskVerdicts, Judge, Pending, Verdict, Written
 from rl_sync.processes.rpc import Call
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE, Ending
+from rl_sync.types import NO_LEASE
 
 _POLL_SECS = 1.0
 

@@ -6,13 +6,13 @@ import pytest
 
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import Continue, End, EpisodeRequest
+from rl_sync.ending import Ending
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.types import Ending
 
 MODEL = ModelConfig(
     vocab_size=30,

@@ -23,7 +23,7 @@ OWN = "tests.environments.own"
 LATEST = 60.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 HOLDER = """
-import os, sys, time
+import os, signal, sys, time
 from rl_sync.environments.hosts.limits import Limits
 from rl_sync.environments.hosts.processes import ProcessHost
 from rl_sync.environments.interface import Reply
@@ -41,18 +41,21 @@ for episode, turn in turns:
 turns = []
 while len(turns) < 2:
     turns += host.answers(60.0)
-print(host._pool._forks._process.pid, flush=True)
-if sys.argv[2] == "held" and os.fork() == 0:
-    os.closerange(0, 3)
-    time.sleep(20)  # It holds the sockets to the workers, though the holder is gone.
-    os._exit(0)
 if sys.argv[2] == "interrupted":
+    # It may have been started where interrupts are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        print(host._pool._forks._process.pid, flush=True)
         while True:
             host.answers(1.0)
     except KeyboardInterrupt:
         host.close()
         sys.exit(5)
+print(host._pool._forks._process.pid, flush=True)
+if sys.argv[2] == "held" and os.fork() == 0:
+    os.closerange(0, 3)
+    time.sleep(20)  # It holds the sockets to the workers, though the holder is gone.
+    os._exit(0)
 time.sleep(1000)
 """
 

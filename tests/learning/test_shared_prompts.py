@@ -178,8 +178,8 @@ def test_outputs_and_gradients_are_those_of_rows_of_their_own(model, logits_byte
     jax.tree.map(_assert_close, *found)
 
 
-def _assert_close(found, expected, share=1e-5):
-    """Compares arrays, up to a share of their norm."""
+def _assert_close(found, expected, share=1e-4):
+    """Compares arrays, up to a share of their norm: rounding depends on the processor."""
     apart = np.linalg.norm(np.asarray(found) - np.asarray(expected))
     assert apart <= share * np.linalg.norm(expected)
 

@@ -1,8 +1,8 @@
 import pytest
 
+from rl_sync.ending import Ending
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric, example_rows
-from rl_sync.types import Ending
 
 WON = Ending({"turns": 0.25, "won": 1.0}, {}, "done", "", turns=3)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.actors.episodes import Begin, Continue, End, Said
+from rl_sync.ending import Ending
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.calls import read_reply
 from rl_sync.environments.conversation import Conversation
@@ -17,7 +18,6 @@ from rl_sync.processes.failures import RunError
 from rl_sync.references import resolve
 from rl_sync.runtime.director import Director
 from rl_sync.tasks.tokenizer import CharacterTokenizer
-from rl_sync.types import Ending
 
 TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz!?. ")
 
