@@ -113,6 +113,14 @@ class EpisodeEngine:
         """Number of episodes under way."""
         return len(self._playing)
 
+    @property
+    def occupied(self) -> int:
+        """Number of slots that are taken or waited for; environments at work leave theirs to others.
+
+        As many episodes as there are slots may be with their environments.
+        """
+        return max(self.engine.unfinished, self.unfinished - self.slots)
+
     def load(self, params: Params, version: int) -> None:
         """See `Engine`."""
         self.engine.load(params, version)

@@ -145,7 +145,7 @@ class Explorer:
         """
         if not self.streams:
             return self.groups - len(state.unfinished)
-        return max(0, (self.engine.slots - self.engine.unfinished) // self._rows + 1)
+        return max(0, (self.engine.slots - self.engine.occupied) // self._rows + 1)
 
     def complete(
         self, state: ExplorerState, requests: Sequence[Any]

@@ -128,6 +128,11 @@ class Engine:
         return self._queue.completions + len(self._occupancy.live)
 
     @property
+    def occupied(self) -> int:
+        """Number of slots that are taken or waited for."""
+        return self.unfinished
+
+    @property
     def held(self) -> tuple[Handle, ...]:
         """The completions that are held, those held longest first."""
         return self._occupancy.held

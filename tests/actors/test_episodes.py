@@ -275,3 +275,15 @@ def test_episodes_of_a_request_that_begin_with_other_rooms_keep_to_their_own():
     lengths = [len(one.last_reply) for one in played]
     assert [length <= 1 for length in lengths][::2] == [True, True]
     assert max(lengths) > 1
+
+
+def test_episodes_with_their_environments_leave_their_slots_to_others():
+    """Six episodes wait for their first turns; eight may, beside those in the four slots."""
+    script = Script(late=True)
+    episodes = _episodes(script, repeats=False, slots=4)
+    episodes.submit([_request(episodes=6)])
+    assert (episodes.unfinished, episodes.occupied) == (6, 2)
+    episodes.submit([_request(episodes=6, seed=(4,))])
+    assert episodes.occupied == 8
+    episodes.advance()
+    assert episodes.occupied == 0
