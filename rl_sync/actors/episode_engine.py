@@ -115,7 +115,7 @@ class EpisodeEngine:
 
     @property
     def occupied(self) -> int:
-        """Number of slots that are taken or waited for; environments at work leave theirs to others.
+        """Number of slots taken or waited for; environments at work leave theirs to others.
 
         As many episodes as there are slots may be with their environments.
         """

@@ -30,7 +30,7 @@ from tests.models.meshes import layout
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = "tests/runs/tiny.py"
+CONFIG = "tests/runs/quick.py"
 LONG = "--config.trainer.steps=100000"
 EMBEDDED = "--config.replay.backend=embedded"
 MESHES = (
@@ -61,7 +61,7 @@ def flags(mode: str, **fields: object) -> tuple[str, ...]:
 def launch(
     *flags: str, workdir: Path, variables: Mapping[str, str] | None = None, **popen: Any
 ) -> subprocess.Popen[str]:
-    """Starts the launcher on the tiny config.
+    """Starts the launcher on the quick config.
 
     Args:
       variables: that the environment has besides; those of `quickly` if left out.

@@ -21,7 +21,7 @@ from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import read_consumed, read_ledger
 from rl_sync.workdir import Workdir
-from tests.runs import tiny
+from tests.runs import quick
 from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly, session_directory
 
 HOST = "127.0.0.1"
@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def settings(tmp_path) -> RunSettings:
-    config = tiny.get_config()
+    config = quick.get_config()
     config.workdir = str(tmp_path / "run")
     config.sync.mode, config.sync.transfer = "multi_explorer", "server"
     config.trainer.steps = 100_000
