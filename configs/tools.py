@@ -55,5 +55,5 @@ def get_config() -> ConfigDict:
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
     config.warm_up.update({"steps": 300, "probe_every_steps": 1000})
-    config.trainer.update({"steps": 30, "groups_per_step": 32, "group_size": 8})
+    config.trainer.update({"steps": 80, "groups_per_step": 32, "group_size": 8})
     return config
