@@ -132,8 +132,7 @@ class EpisodeEngine:
             for index in range(request.completions):
                 self._playing[self._episodes] = _Episode(self._tickets, index, request)
                 seed = int(np.random.SeedSequence(request.seed).generate_state(1)[0])
-                most = request.sampling.max_new_tokens
-                begun.append(Begin(self._episodes, request.row, seed, most))
+                begun.append(Begin(self._episodes, request.row, seed))
                 self._episodes += 1
             self._opening[self._tickets] = []
             self._tickets += 1

@@ -38,7 +38,6 @@ class Begin(NamedTuple):
     episode: int
     row: Mapping[str, Any]
     seed: int
-    max_new_tokens: int
 
 
 class Said(NamedTuple):

@@ -51,7 +51,7 @@ class Episodes:
 
     def play(self, replies, prompt="hi.", **row):
         """Plays an episode; returns its end and its segments, as lists of (ids, drawn)."""
-        self.director.begin([Begin(5, {"prompt": prompt, **row}, seed=9, max_new_tokens=9)])
+        self.director.begin([Begin(5, {"prompt": prompt, **row}, seed=9)])
         segments, left, self.continued = [], list(replies), []
         until = time.monotonic() + LATEST
         while time.monotonic() < until:

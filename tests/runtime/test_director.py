@@ -70,7 +70,7 @@ def _director(bridge=None, **settings):
 
 
 def _begin(director, prompt="hello.", **task):
-    director.begin([Begin(7, {"prompt": prompt, **task}, seed=1, max_new_tokens=9)])
+    director.begin([Begin(7, {"prompt": prompt, **task}, seed=1)])
     return _only(director)
 
 
@@ -194,7 +194,7 @@ def test_a_rewritten_conversation_stops_the_run_if_that_is_wanted():
 
 def test_answers_come_as_they_are_ready_or_all_in_order():
     director = _director()
-    director.begin([Begin(i, {"prompt": "hi."}, seed=1, max_new_tokens=9) for i in (3, 1, 2)])
+    director.begin([Begin(i, {"prompt": "hi."}, seed=1) for i in (3, 1, 2)])
     assert [answer.episode for answer in director.answers(0.0, False)] == [1, 2, 3]
     assert director.answers(0.0, False) == director.answers(0.0, True) == []
 
@@ -203,7 +203,7 @@ def test_environments_that_never_answer_are_waited_for_twice_their_time(monkeypa
     monkeypatch.setattr("rl_sync.runtime.director.START_SECS", 0.3)
     director = _director(limit_secs=0.1)
     director._host.answers = lambda timeout_secs: time.sleep(timeout_secs) or []
-    director.begin([Begin(1, {"prompt": "hi."}, seed=1, max_new_tokens=9)])
+    director.begin([Begin(1, {"prompt": "hi."}, seed=1)])
     assert director.answers(0.05, False) == []
     with pytest.raises(TimeoutError, match=r"1 episodes wait .* 0\.5 s \(twice environment"):
         director.answers(0.0, True)
