@@ -54,6 +54,7 @@ ALLOWED = {
     | SIDE
     | {"environments", "actors", "settings", "processes", "storage", "transfers"},
     "scoring": LOWEST | SIDE | {"settings", "runtime"},
+    "aot": LOWEST | {"tasks", "settings", "runtime"},
 }
 
 

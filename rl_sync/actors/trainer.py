@@ -246,8 +246,12 @@ class Trainer:
         Returns:
           The step, which places its batch.
         """
-        compiled = Trainer.step.lower(self, state, self._batch_like(batch)).compile()
+        compiled = self.lower_step(state, batch).compile()
         return lambda state, batch: compiled(state, self.place(batch))
+
+    def lower_step(self, state: TrainState, batch: TrainBatch) -> jax.stages.Lowered:
+        """Lowers `step` for batches of one shape; see `compile_step`."""
+        return Trainer.step.lower(self, state, self._batch_like(batch))
 
     def _batch_like(self, batch: TrainBatch) -> TrainBatch:
         cut = jax.tree.map(lambda x: self.layout.like(x, ("batch", "length")), batch)

@@ -26,6 +26,7 @@ from rl_sync.models.cache import (
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
+from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
 
 _MASKED = -1e30
@@ -262,5 +263,5 @@ def _attend_by_pages(
 
 def _dot_product(config: ModelConfig) -> bool:
     if config.attention == "auto":
-        return jax.default_backend() in ("gpu", "tpu")
+        return platform() in ("gpu", "tpu")
     return config.attention == "dot_product"

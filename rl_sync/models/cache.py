@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.platform import platform
 
 _PAGE_SLOTS = 32
 
@@ -59,7 +60,7 @@ def reads_by_pages(config: ModelConfig) -> bool:
 
     One span then serves all lengths.
     """
-    return config.attention == "auto" and jax.default_backend() == "cpu"
+    return config.attention == "auto" and platform() == "cpu"
 
 
 def empty_cache(config: ModelConfig, rows: int, length: int) -> KVCache:

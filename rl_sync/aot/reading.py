@@ -1,0 +1,257 @@
+"""Compiled programs, as read from XLA's text: collectives, loops around them, copies, and kernels.
+
+The compiler counts the body of a loop once, so what is in a loop is listed with its loops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_SIZES = {
+    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2,
+    "u16": 2, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8,
+    "c64": 8, "c128": 16,
+}  # fmt: skip
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_KINDS = "|".join(sorted(COLLECTIVES, key=len, reverse=True))
+_HEAD = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
+_LINE = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\(")
+_ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[([0-9,]*)\]")
+_CALLED = re.compile(
+    r"(body|condition|calls|to_apply|true_computation|false_computation|called_computations"
+    r"|branch_computations)=\{?((?:%[\w.-]+(?:, )?)+)"
+)
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+
+
+class Shape(NamedTuple):
+    """An array of a program: its dtype as XLA names it, and its sizes on one device."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> float:
+        """Returns its bytes, without padding."""
+        return _SIZES.get(self.dtype, 0) * math.prod(self.sizes)
+
+
+class Operation(NamedTuple):
+    """An operation of a program.
+
+    Attributes:
+      name: its name.
+      kind: its opcode, such as `all-gather-start`.
+      shapes: the arrays that it makes.
+      loops: the loops around it, outermost first, by their trip counts; 0 where XLA knows none.
+      fused: whether it is a part of a fusion, so that its result need not exist in memory.
+      line: its whole text.
+    """
+
+    name: str
+    kind: str
+    shapes: tuple[Shape, ...]
+    loops: tuple[int, ...]
+    fused: bool
+    line: str
+
+    @property
+    def bytes(self) -> float:
+        """Returns the bytes of the arrays that it makes, on one device."""
+        return sum(shape.bytes for shape in self.shapes)
+
+
+class Collective(NamedTuple):
+    """A collective.
+
+    Attributes:
+      kind: one of `COLLECTIVES`.
+      shapes: its results on one device.
+      loops: see `Operation`.
+      asynchronous: whether the program goes on while it runs.
+    """
+
+    kind: str
+    shapes: tuple[Shape, ...]
+    loops: tuple[int, ...]
+    asynchronous: bool
+
+    @property
+    def bytes(self) -> float:
+        """Returns the bytes of its results on one device."""
+        return sum(shape.bytes for shape in self.shapes)
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of a program on each device, as the compiler counts them.
+
+    Attributes:
+      arguments, outputs: of what comes in and goes out.
+      aliased: of outputs that take the place of donated arguments.
+      temporaries: beside them.
+      peak: the most at any time.
+    """
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    peak: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A compiled program.
+
+    Attributes:
+      text: XLA's text of it, after all passes.
+      memory: its bytes on each device.
+    """
+
+    text: str
+    memory: MemoryUse
+
+    @classmethod
+    def of(cls, compiled: Any) -> Reading:
+        """Reads a `jax.stages.Compiled`."""
+        found = compiled.memory_analysis()
+        use = MemoryUse(
+            arguments=found.argument_size_in_bytes,
+            outputs=found.output_size_in_bytes,
+            aliased=found.alias_size_in_bytes,
+            temporaries=found.temp_size_in_bytes,
+            peak=getattr(found, "peak_memory_in_bytes", 0),
+        )
+        whole = use.arguments + use.outputs - use.aliased + use.temporaries
+        return cls(compiled.as_text(), use._replace(peak=max(use.peak, whole)))
+
+    @functools.cached_property
+    def operations(self) -> list[Operation]:
+        """Returns all operations."""
+        parts = dict(_computations(self.text))
+        around = _loops(parts)
+        return [
+            Operation(found[1], found[3], _shapes(found[2]), around[name], _is_fused(name), line)
+            for name, lines in parts.items()
+            for line in lines
+            if (found := _LINE.match(line))
+        ]
+
+    @functools.cached_property
+    def collectives(self) -> list[Collective]:
+        """Returns the collectives, each once, however many parts the compiler made of it."""
+        found: dict[str, Collective] = {}
+        parts = dict(_computations(self.text))
+        around = _loops(parts)
+        for name, lines in parts.items():
+            for line in lines:
+                match = re.search(rf"%?([\w.-]+) = (.*?) ({_KINDS})(-start|-done)?\(", line)
+                if match is None or match[4] == "-done":
+                    continue
+                kind = "reduce-scatter" if "all-reduce-scatter" in name else match[3]
+                channel = re.search(r"channel_id=(\d+)", line)
+                key = f"{match[3]} {channel[1] if channel else match[1]}"
+                shapes = _shapes(match[2])
+                if match[4] and len(shapes) > 1:
+                    shapes = shapes[len(shapes) // 2 :]  # The first half is what goes in.
+                is_async = bool(match[4]) or "async" in name
+                one = Collective(kind, shapes, around[name], is_async)
+                if key in found:
+                    other = found[key]
+                    one = Collective(
+                        kind if kind == "reduce-scatter" else other.kind,
+                        max(shapes, other.shapes, key=lambda s: sum(x.bytes for x in s)),
+                        max(around[name], other.loops, key=len),
+                        is_async or other.asynchronous,
+                    )
+                found[key] = one
+        return list(found.values())
+
+    @property
+    def kernels(self) -> set[str]:
+        """Returns the names of the kernels that are called, such as `tpu_custom_call`."""
+        return set(re.findall(r'custom_call_target="([^"]*)"', self.text))
+
+    @property
+    def aliases(self) -> int:
+        """Returns the number of arguments whose memory an output takes."""
+        head = self.text.partition("\n")[0]
+        return head.count("may-alias") + head.count("must-alias")
+
+    def made(self, least: float) -> list[Operation]:
+        """Returns operations outside fusions that make arrays of at least so many bytes.
+
+        Parameters, tuples and views, which make nothing, are left out.
+        """
+        views = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional"}
+        return [
+            one
+            for one in self.operations
+            if not one.fused
+            and one.kind not in views
+            and not one.kind.endswith("-done")
+            and max((shape.bytes for shape in one.shapes), default=0) >= least
+        ]
+
+
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple(
+        Shape(dtype, tuple(int(size) for size in sizes.split(",") if size))
+        for dtype, sizes in _ARRAY.findall(text)
+        if dtype in _SIZES
+    )
+
+
+def _is_fused(computation: str) -> bool:
+    return "fused" in computation or "fusion" in computation
+
+
+def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields the name and the lines of each computation."""
+    name: str | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        head = _HEAD.match(line)
+        if head and not line.startswith("  "):
+            name, lines = head[1], []
+        elif line.startswith("}") and name is not None:
+            yield name, lines
+            name = None
+        elif name is not None:
+            lines.append(line)
+
+
+def _loops(parts: Mapping[str, list[str]]) -> dict[str, tuple[int, ...]]:
+    """Returns the loops around each computation, outermost first."""
+    callers: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, lines in parts.items():
+        for line in lines:
+            for role, names in _CALLED.findall(line):
+                trips = _TRIPS.search(line)
+                loop = (int(trips[1]) if trips else 0,) if role == "body" else ()
+                for callee in re.findall(r"%([\w.-]+)", names):
+                    callers.setdefault(callee, (name, loop))
+
+    def around(name: str) -> tuple[int, ...]:
+        found: tuple[int, ...] = ()
+        seen = set()
+        while name in callers and name not in seen:
+            seen.add(name)
+            name, loop = callers[name]
+            found = loop + found
+        return found
+
+    return {name: around(name) for name in parts}

@@ -1,0 +1,29 @@
+"""The platform that programs are compiled for. It chooses kernels and layouts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Literal, cast, get_args
+
+import jax
+
+Platform = Literal["cpu", "gpu", "tpu"]
+
+_target = jax.make_user_context(None)
+
+
+def platform() -> Platform:
+    """Returns the platform that a function is compiled for which is traced now.
+
+    It is that of this process's devices, unless `compiling_for` names another one.
+    """
+    name = _target.value or jax.default_backend()
+    return cast(Platform, name if name in get_args(Platform) else "gpu")
+
+
+def compiling_for(name: Platform | None) -> contextlib.AbstractContextManager[None]:
+    """Within the context functions are traced for a platform that this process need not have.
+
+    A function compiles once for each platform. None stands for that of this process's devices.
+    """
+    return _target(name)

@@ -1,0 +1,58 @@
+"""What is read from XLA's text of a program."""
+
+import pytest
+
+from rl_sync.aot.reading import MemoryUse, Reading, Shape
+
+TEXT = """\
+HloModule jit_f, input_output_alias={ {0}: (0, {}, may-alias), {1}: (2, {}, must-alias) }
+
+%fused_add (p0: f32[8,4]) -> f32[8,4] {
+  %p0 = f32[8,4]{1,0} parameter(0)
+  ROOT %add.1 = f32[8,4]{1,0} add(%p0, %p0)
+}
+
+%inner (p: (bf16[4,16])) -> (bf16[4,16]) {
+  %p = (bf16[4,16]{1,0}) parameter(0)
+  %ag = (bf16[1,16]{1,0}, bf16[4,16]{1,0}) all-gather-start(%x), channel_id=7, dimensions={0}
+  %agd = bf16[4,16]{1,0} all-gather-done(%ag)
+  ROOT %t = (bf16[4,16]{1,0}) tuple(%agd)
+}
+
+%outer (p: (bf16[4,16])) -> (bf16[4,16]) {
+  %p = (bf16[4,16]{1,0}) parameter(0)
+  %ar = f32[64]{0} all-reduce(%y), channel_id=3, to_apply=%sum
+  ROOT %w = (bf16[4,16]{1,0}) while(%p), body=%inner, config={"known_trip_count":{"n":"24"}}
+}
+
+ENTRY %main (a: f32[8,4]) -> f32[8,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %f = f32[8,4]{1,0} fusion(%a), kind=kLoop, calls=%fused_add
+  %copy.2 = f32[8,4]{0,1} copy(%f)
+  %w2 = (bf16[4,16]{1,0}) while(%t), condition=%c2, body=%outer
+  ROOT %k = f32[8,4]{1,0} custom-call(%copy.2), custom_call_target="flash"
+}
+"""
+
+
+@pytest.fixture
+def read():
+    return Reading(TEXT, MemoryUse(0, 0, 0, 0, 0))
+
+
+def test_collectives_are_listed_with_their_loops_and_bytes(read):
+    gather, reduce = sorted(read.collectives, key=lambda one: one.kind)
+    assert (gather.kind, gather.loops, gather.asynchronous) == ("all-gather", (0, 24), True)
+    assert gather.shapes == (Shape("bf16", (4, 16)),)
+    assert gather.bytes == 128
+    assert (reduce.kind, reduce.loops, reduce.asynchronous) == ("all-reduce", (0,), False)
+    assert reduce.bytes == 256
+
+
+def test_results_inside_fusions_and_views_are_not_made(read):
+    assert {one.name for one in read.made(least=128)} == {"f", "copy.2", "ag", "ar", "k"}
+
+
+def test_kernels_and_aliases_are_counted(read):
+    assert read.kernels == {"flash"}
+    assert read.aliases == 2
