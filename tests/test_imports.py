@@ -32,6 +32,7 @@ ALLOWED = {
     "roles": set(),
     "types": set(),
     "schedule": set(),
+    "forecast": {"schedule"},
     "workdir": set(),
     "algorithms": {"types"},
     "models": {"types", "algorithms"},

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 
+from rl_sync.forecast import Durations, Span, forecast
 from rl_sync.schedule import MODES, SyncSchedule
 from rl_sync.settings.run import RunSettings
 
 _BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
-_SYNC = 3
+_SYNC = 4
 _DRAWN_STEPS = 6
-_MOST_ROLLOUTS = 24
+_COLUMNS = 220
 
 
 def describe(settings: RunSettings) -> str:
@@ -39,7 +40,7 @@ def describe(settings: RunSettings) -> str:
         f" {settings.trainer.group_size} completions.",
         *_warnings(settings),
         "",
-        "The first steps" + (", as if rollouts and train steps took equally long:"),
+        "The first steps, as if rollouts and train steps took equally long:",
         draw(schedule, settings.explorers, settings.meets),
     ]
     return "\n".join(lines)
@@ -164,96 +165,39 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-@dataclasses.dataclass
-class _Lane:
-    """One role's row of the drawing; times are columns."""
-
-    name: str
-    text: str = ""
-
-    def wait_until(self, time: int) -> None:
-        self.text += "·" * (time - len(self.text))
-
-    def block(self, label: str, width: int, edge: str = "[]") -> None:
-        self.text += edge[0] + label.center(width - 2)[: width - 2] + edge[1]
-
-    @property
-    def now(self) -> int:
-        return len(self.text)
-
-
 def draw(schedule: SyncSchedule, explorers: int, meets: bool) -> str:
-    """Draws the first steps, with a legend."""
-    lanes = [_Lane(f"explorer{i + 1}" if explorers > 1 else "explorer") for i in range(explorers)]
-    trainer = _Lane("trainer")
-    if schedule.pull == "exact":
-        _draw_exact(schedule, lanes, trainer, meet=meets)
-    else:
-        _draw_latest(schedule, lanes, trainer)
-    width = max(len(lane.name) for lane in [*lanes, trainer])
-    rows = [f"  {lane.name:<{width}} {lane.text}" for lane in [*lanes, trainer]]
+    """Draws the first steps, with a legend, as if rollouts and train steps took equally long.
+
+    Explorers at their own pace are drawn with different paces.
+    """
+    alone = schedule.pull == "latest"
+    paces = Durations(
+        rollout=lambda e, explorer: _BLOCK + 2 * (explorer - 1) * alone,
+        train=lambda t: _BLOCK,
+        sync=_SYNC,
+    )
+    spans = forecast(schedule, explorers, meets, paces, steps=_DRAWN_STEPS).spans
+    names = [f"explorer{i + 1}" if explorers > 1 else "explorer" for i in range(explorers)]
+    width = max(map(len, [*names, "trainer"]))
+    rows = [
+        f"  {name:<{width}} {_lane([span for span in spans if span.role == role])}"
+        for role, name in [*enumerate(names, start=1), (0, "trainer")]
+    ]
     legend = "  [e3 v1] rollout of step 3 with version 1   [t2] train step 2   <v1> sync   · wait"
     return "\n".join([*rows, legend])
 
 
-def _draw_exact(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane, meet: bool) -> None:
-    done: dict[int, int] = {}
-    published = {0: 0}
-    held, step = 0, 0
-
-    def rollout_step() -> None:
-        nonlocal held, step
-        step += 1
-        version = schedule.exact_version(step)
-        for lane in lanes:
-            if version != held:
-                lane.wait_until(published[version])
-                lane.block(f"v{version}", max(_SYNC, len(str(version)) + 3), "<>")
-            lane.block(f"e{step} v{version}", _BLOCK)
-        held = version
-        done[step] = max(lane.now for lane in lanes)
-
-    for t in range(1, _DRAWN_STEPS + 1):
-        while step < t or (schedule.exact_version(step + 1) in published and step < t + 8):
-            rollout_step()
-        trainer.wait_until(done[t])
-        trainer.block(f"t{t}", _BLOCK)
-        if schedule.publishes_after(t) and t < _DRAWN_STEPS:
-            first = schedule.first_user(t)
-            if meet and first > _MOST_ROLLOUTS:  # A longer drawing would not be read.
-                for lane in (*lanes, trainer):
-                    lane.text += " …"
-                return
-            while meet and step < first - 1:
-                rollout_step()
-            when = max(trainer.now, *(lane.now for lane in lanes)) if meet else trainer.now
-            if meet:
-                trainer.wait_until(when)
-                trainer.block(f"v{t}", max(_SYNC, len(str(t)) + 3), "<>")
-            published[t] = when
-
-
-def _draw_latest(schedule: SyncSchedule, lanes: list[_Lane], trainer: _Lane) -> None:
-    """Draws asynchronous steps, with whole batches for each explorer, to keep it readable."""
-    published, held = [(0, 0)], [0] * len(lanes)
-    paces = [_BLOCK + 2 * i for i in range(len(lanes))]
-    ends: list[int] = []
-    for t in range(1, _DRAWN_STEPS + 1):
-        while len(ends) < t or min(lane.now for lane in lanes) < trainer.now:
-            e = len(ends) + 1
-            lane = min(lanes, key=lambda one: one.now)
-            i = lanes.index(lane)
-            usable = [(v, time) for v, time in published if schedule.may_start(e, v)]
-            if not usable:
-                break
-            lane.wait_until(usable[0][1])
-            version = max(v for v, time in published if time <= lane.now)
-            if version != held[i]:
-                lane.block(f"v{version}", len(str(version)) + 3, "<>")
-                held[i] = version
-            lane.block(f"e{e} v{version}", paces[i])
-            ends.append(lane.now)
-        trainer.wait_until(sorted(ends)[t - 1])
-        trainer.block(f"t{t}", _BLOCK)
-        if schedule.publishes_after(t):
-            published.append((t, trainer.now))
+def _lane(spans: Sequence[Span]) -> str:
+    """Draws a role's row; times are columns."""
+    text = ""
+    for span in spans:
+        text += "·" * (round(span.begin) - len(text))
+        label = {
+            "rollout": f"e{span.step} v{span.version}",
+            "train": f"t{span.step}",
+            "sync": f"v{span.version}",
+        }[span.kind]
+        first, last = "<>" if span.kind == "sync" else "[]"
+        room = round(span.end) - round(span.begin) - 2
+        text += first + label.center(room)[:room] + last
+    return text if len(text) <= _COLUMNS else f"{text[:_COLUMNS]} …"
