@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class Durations(NamedTuple):
-    """How long things take.
+    """Times that rollouts, train steps and syncs take.
 
     Attributes:
       rollout: of an explorer step, by its number and by the explorer, 1, 2, …; where explorers go

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_sync.forecast import Durations, forecast
@@ -50,6 +50,7 @@ def test_uneven_rollouts_cost_only_those_who_wait():
     assert pace(resolve("asynchronous", max_staleness=4), times) < 2.6
 
 
+@settings(deadline=None)
 @given(
     interval=st.integers(1, 4),
     offset=st.integers(0, 4),

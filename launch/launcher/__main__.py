@@ -63,7 +63,7 @@ def _execute(arguments: command_line.Arguments) -> int:
     config = arguments.config.to_dict()
     if arguments.command == "reward":
         return _reward(config, arguments.flags)
-    return _plan(config) if arguments.command == "plan" else _run(config)
+    return _plan(config, arguments.flags) if arguments.command == "plan" else _run(config)
 
 
 def _run(config: Mapping[str, Any]) -> int:
@@ -77,7 +77,7 @@ def _run(config: Mapping[str, Any]) -> int:
         return FAILED
 
 
-def _plan(config: Mapping[str, Any]) -> int:
+def _plan(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
@@ -90,6 +90,10 @@ def _plan(config: Mapping[str, Any]) -> int:
     task = wiring.load_task(settings)
     wiring.check_reward(task)
     print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
+    if "compile" in flags:
+        from launcher.compiling import describe_compiled
+
+        print("", describe_compiled(settings, task, flags["compile"]), sep="\n")
     return 0
 
 

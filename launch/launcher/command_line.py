@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "plan": Command(
         "Prints what a run would do and the memory that it takes; starts nothing.",
-        (CONFIG,),
+        (CONFIG, "compile"),
         "--config=configs/arithmetic.py --config.sync.mode=synchronous",
     ),
     "timeline": Command(
@@ -92,6 +92,11 @@ FLAGS = {
         "DTYPE",
         "What parameters are stored as: float32, bfloat16 or float16; as imported, or float32, if"
         " not set. export.",
+    ),
+    "compile": (
+        "TARGET",
+        "Accelerators to compile the run's programs for, such as v5e:4x4 or h100:8; none has to be"
+        " here. plan.",
     ),
     "host": ("ADDRESS", "The address to serve at; only this machine's own if not set. reward."),
     "port": ("PORT", "The port to serve at; any free one if not set. reward."),

@@ -82,12 +82,14 @@ class Collective(NamedTuple):
       shapes: its results on one device.
       loops: see `Operation`.
       asynchronous: whether the program goes on while it runs.
+      group: number of devices that take part together; 0 for a permutation.
     """
 
     kind: str
     shapes: tuple[Shape, ...]
     loops: tuple[int, ...]
     asynchronous: bool
+    group: int = 0
 
     @property
     def bytes(self) -> float:
@@ -168,15 +170,9 @@ class Reading:
                 if match[4] and len(shapes) > 1:
                     shapes = shapes[len(shapes) // 2 :]  # The first half is what goes in.
                 is_async = bool(match[4]) or "async" in name
-                one = Collective(kind, shapes, around[name], is_async)
+                one = Collective(kind, shapes, around[name], is_async, _group(line))
                 if key in found:
-                    other = found[key]
-                    one = Collective(
-                        kind if kind == "reduce-scatter" else other.kind,
-                        max(shapes, other.shapes, key=lambda s: sum(x.bytes for x in s)),
-                        max(around[name], other.loops, key=len),
-                        is_async or other.asynchronous,
-                    )
+                    one = _joined(found[key], one)
                 found[key] = one
         return list(found.values())
 
@@ -215,6 +211,30 @@ def _shapes(text: str) -> tuple[Shape, ...]:
     )
 
 
+def _joined(one: Collective, other: Collective) -> Collective:
+    """Joins two parts of one collective."""
+    return Collective(
+        kind="reduce-scatter" if "reduce-scatter" in (one.kind, other.kind) else one.kind,
+        shapes=max(one, other, key=lambda part: part.bytes).shapes,
+        loops=max(one.loops, other.loops, key=len),
+        asynchronous=one.asynchronous or other.asynchronous,
+        group=max(one.group, other.group),
+    )
+
+
+def _group(line: str) -> int:
+    """Returns the size of a collective's groups, in any of the ways in which XLA writes them."""
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)
+    if named:
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
+    counted = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
+    if counted:
+        return int(counted[1])
+    listed = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
+    return len(listed[1].split(",")) if listed else 0
+
+
 def _is_fused(computation: str) -> bool:
     return "fused" in computation or "fusion" in computation
 
@@ -234,14 +254,33 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
             lines.append(line)
 
 
+def _trips(line: str, parts: Mapping[str, list[str]]) -> int:
+    """Returns how often a loop runs: as XLA says, or as its condition compares; 0 if neither."""
+    if known := _TRIPS.search(line):
+        return int(known[1])
+    condition = re.search(r"condition=%([\w.-]+)", line)
+    lines = parts.get(condition[1], []) if condition else []
+    constants = {
+        found[1]: int(found[2])
+        for one in lines
+        if (found := re.match(r"\s*%([\w.-]+) = s32\[\]\S* constant\((\d+)\)", one))
+    }
+    limits = {
+        constants[found[1]]
+        for one in lines
+        if (found := re.search(r"compare\(%[\w.-]+, %([\w.-]+)\), direction=LT", one))
+        and found[1] in constants
+    }
+    return limits.pop() if len(limits) == 1 else 0
+
+
 def _loops(parts: Mapping[str, list[str]]) -> dict[str, tuple[int, ...]]:
     """Returns the loops around each computation, outermost first."""
     callers: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, lines in parts.items():
         for line in lines:
             for role, names in _CALLED.findall(line):
-                trips = _TRIPS.search(line)
-                loop = (int(trips[1]) if trips else 0,) if role == "body" else ()
+                loop = (_trips(line, parts),) if role == "body" else ()
                 for callee in re.findall(r"%([\w.-]+)", names):
                     callers.setdefault(callee, (name, loop))
 

@@ -1,0 +1,216 @@
+"""A run's programs, compiled for accelerators that this machine need not have."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from launcher.memory import format_bytes
+from rl_sync.aot.programs import Program, layout_on, rollout_programs, train_step
+from rl_sync.aot.reading import Collective, Reading
+from rl_sync.aot.roofline import Passes, Work, decode_work, link_bytes, step_work
+from rl_sync.aot.targets import Target, TargetError, target
+from rl_sync.forecast import Durations, forecast
+from rl_sync.learning import objective
+from rl_sync.models import lora, memory
+from rl_sync.models.placement import like_cast, param_like
+from rl_sync.models.sharding import Layout
+from rl_sync.runtime import wiring
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run import RunSettings
+from rl_sync.tasks.task import Task
+
+_HOST_GPUS = 8
+_FORECAST_STEPS = 64
+
+
+class _Compiled(NamedTuple):
+    """A program as compiled, or the reason why it is not."""
+
+    program: Program
+    reading: Reading | None
+    secs: float
+    why: str = ""
+
+
+def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
+    """Compiles a run's programs for a target, and describes what was read from them.
+
+    Raises:
+      ConfigError: the target does not exist here, or a mesh is larger than it.
+    """
+    try:
+        where = target(name)
+        devices = where.devices()
+    except TargetError as error:
+        raise ConfigError(str(error)) from error
+    lines = [f"Compiled for {where}, and not run (jax {jax.__version__}):"]
+    step, rate = 0.0, 0.0
+    layout = _layout(settings, "trainer", where, devices)
+    found = _compiled(train_step(settings, task, layout))
+    lines += _describe(found, where)
+    if found.reading is not None:
+        work = _step(settings, task, layout, found.reading)
+        link = _link(where, layout)
+        step = work.secs(where.chip, link)
+        lines.append(
+            f"    at least {format_secs(step)} a step, limited by {work.limit(where.chip, link)}:"
+            f" MFU at most {work.utilization(where.chip, link):.0%}"
+        )
+    if settings.explorers:
+        layout = _layout(settings, "explorer", where, devices)
+        for program in rollout_programs(settings, task, layout):
+            found = _compiled(program)
+            lines += _describe(found, where)
+            if program.name == "decode" and found.reading is not None:
+                work = _decode(settings, task, layout, program, found.reading)
+                link = _link(where, layout)
+                secs = work.secs(where.chip, link)
+                rate = program.sizes[0] / secs
+                lines.append(
+                    f"    at least {format_secs(secs)} for a token of each of"
+                    f" {program.sizes[0]:,} slots, limited by {work.limit(where.chip, link)}:"
+                    f" at most {rate:,.0f} tokens/s"
+                )
+    if step and rate:
+        lines += _timeline(settings, task, where, step, rate)
+    return "\n".join(lines)
+
+
+def _layout(
+    settings: RunSettings, role: str, where: Target, devices: Sequence[jax.Device]
+) -> Layout:
+    shape = getattr(settings, role).mesh.shape
+    if shape.devices > len(devices):
+        raise ConfigError(
+            f"{role}.mesh ({shape}) has {shape.devices} devices, but {where} has {len(devices)}:"
+            " make the mesh smaller, or compile for a larger target."
+        )
+    return layout_on(settings, role, devices)
+
+
+def _compiled(program: Program) -> _Compiled:
+    started = time.monotonic()
+    try:
+        reading = Reading.of(program.lower().compile())
+    except jax.errors.JaxRuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return _Compiled(program, None, time.monotonic() - started, " ".join(lines[:2])[:300])
+    return _Compiled(program, reading, time.monotonic() - started)
+
+
+def _describe(found: _Compiled, where: Target) -> list[str]:
+    """Describes the memory, the collectives and the copies of a program."""
+    program, reading = found.program, found.reading
+    sizes = " × ".join(f"{size:,}" for size in program.sizes)
+    head = f"  {program.role:<10} {program.name} [{sizes}], compiled in {found.secs:.0f} s"
+    if reading is None:
+        return [head, f"    does not compile: {found.why}"]
+    use = reading.memory
+    room = where.chip.memory
+    fits = "fits" if use.peak <= room else "does NOT fit"
+    fresh = use.outputs - use.aliased
+    temporaries = max(use.temporaries, use.peak - use.arguments - fresh)
+    lines = [
+        head,
+        f"    {format_bytes(use.peak)} a device at most, of {format_bytes(room)}: {fits}"
+        f" (arguments {format_bytes(use.arguments)}, temporaries {format_bytes(temporaries)},"
+        f" results that take no argument's place {format_bytes(fresh)})",
+    ]
+    lines += [f"    {line}" for line in _collectives(reading.collectives)]
+    return lines
+
+
+def _collectives(found: Iterable[Collective]) -> list[str]:
+    """Describes collectives by kind and by the loops that they are in."""
+    groups: dict[tuple[str, tuple[int, ...]], list[Collective]] = collections.defaultdict(list)
+    for one in found:
+        groups[one.kind, one.loops].append(one)
+    lines = []
+    for (kind, loops), all_of in sorted(
+        groups.items(), key=lambda item: -sum(one.bytes for one in item[1])
+    ):
+        size = sum(one.bytes for one in all_of)
+        if size < 1e3:
+            continue
+        times = " × ".join(str(trips or "?") for trips in loops)
+        hidden = sum(one.asynchronous for one in all_of)
+        lines.append(
+            f"{kind:<18} {len(all_of):>3} of {format_bytes(size):>8}"
+            + (f", {times} times" if loops else "")
+            + (f", {hidden} asynchronous" if hidden else "")
+        )
+    return lines
+
+
+def _link(where: Target, layout: Layout) -> float:
+    """Returns the bytes a second over which a role's devices are connected."""
+    gpu = where.chip.platform == "gpu"
+    return where.chip.network if gpu and layout.mesh.size > _HOST_GPUS else where.chip.link
+
+
+def _step(settings: RunSettings, task: Task, layout: Layout, reading: Reading) -> Work:
+    model = wiring.trainer_model(settings, task)
+    rows, tokens = wiring.batching(settings, task.row_tokens).largest().rows.tokens.shape
+    updates = settings.optimizer.updates_per_batch
+    micro = settings.trainer.microbatch_rows or rows // updates
+    algorithm = settings.algorithm
+    ahead = objective.needs_proximal(algorithm, updates)
+    passes = Passes(
+        learned=1.0,
+        forward=float(algorithm.needs_reference) + float(ahead),
+        recomputed=1.0 if model.remat == "full" else 0.0,
+    )
+    work = step_work(model, layout, (rows, tokens), max(1, rows // micro), passes)
+    alone, hidden = link_bytes(reading)
+    return work._replace(links=alone, hidden_links=hidden)
+
+
+def _decode(
+    settings: RunSettings, task: Task, layout: Layout, program: Program, reading: Reading
+) -> Work:
+    model = lora.merged_config(wiring.explorer_model(settings, task))
+    rows, span = program.sizes
+    chunk = settings.rollout.chunk_tokens
+    alone, hidden = link_bytes(reading, unknown_trips=chunk)
+    work = decode_work(model, layout, rows, span)
+    return work._replace(links=alone / chunk, hidden_links=hidden / chunk)
+
+
+def _timeline(
+    settings: RunSettings, task: Task, where: Target, step: float, rate: float
+) -> list[str]:
+    """Forecasts the mode's pace, with completions of the greatest length."""
+    completions = settings.groups_generated * settings.trainer.group_size
+    alone = settings.schedule.pull == "latest"
+    share = 1 if alone else settings.explorers
+    rollout = completions / share * task.max_drawn_tokens / rate
+    model = wiring.explorer_model(settings, task)
+    layout = settings.explorer_layout
+    weights = memory.device_bytes(like_cast(param_like(model, layout), model.dtype))
+    # A collective transfer stays inside a slice or a host; other transfers cross the network.
+    within = settings.transfer == "collective" and where.chip.platform == "tpu"
+    sync = weights / (where.chip.link if within else where.chip.network)
+    durations = Durations(lambda e, explorer: rollout, lambda t: step, sync)
+    steps = max(_FORECAST_STEPS, 4 * settings.schedule.interval)
+    found = forecast(settings.schedule, settings.explorers, settings.meets, durations, steps)
+    shares = ", ".join(
+        f"{'explorer' if role else 'trainer'} {found.busy(role):.0%} busy" for role in (1, 0)
+    )
+    return [
+        f"  {settings.sync.mode}: a rollout takes at least {format_secs(rollout)} if all"
+        f" completions have {task.max_drawn_tokens:,} tokens, a sync {format_secs(sync)}; so a"
+        f" trainer step every {format_secs(found.step_secs)} ({shares})",
+    ]
+
+
+def format_secs(secs: float) -> str:
+    """Formats a time with three digits and a unit."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if secs >= factor:
+            return f"{secs / factor:,.3g} {unit}"
+    return f"{secs / 1e-6:.3g} µs"
