@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_sync.actors.events import Record
-from rl_sync.actors.master import MasterState
+from rl_sync.actors.master_state import MasterState
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, mark, standing
 from rl_sync.processes.results import Balance
