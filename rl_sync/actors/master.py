@@ -237,6 +237,7 @@ def _grant(
             buffered=False,
             deadline_secs=deadline,
             replacement=one.replacement,
+            failures=one.failures,
         )
         for i, one in enumerate(todo)
     )

@@ -27,6 +27,7 @@ class MasterState:
       leased, trained, dropped: the number of leases given, trained, and dropped for each reason.
       out_of_attempts: the number of groups that teach nothing, but were admitted since no further
         prompt is tried in their place.
+      failed: the number of beginnings of episodes that failed, for each reason.
       evaluation: the evaluation that an explorer does, or that is to be done.
       stopping: the reason why the run is being stopped; None while it goes on.
     """
@@ -42,6 +43,7 @@ class MasterState:
     trained: int = 0
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     out_of_attempts: int = 0
+    failed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     evaluation: DueEvaluation | None = None
     stopping: str | None = None
 
@@ -60,13 +62,23 @@ Outcome = tuple[MasterState, tuple[Command, ...]]
 
 
 def drop(
-    state: MasterState, lease_ids: tuple[int, ...], reason: str, replaced: bool = False
+    state: MasterState,
+    lease_ids: tuple[int, ...],
+    reason: str,
+    *,
+    replaced: bool = False,
+    failed: bool = False,
 ) -> Outcome:
+    """Ends leases that were not trained; their ordinals are leased again.
+
+    Args:
+      replaced, failed: see `LiveLease.next_assignment`.
+    """
     leases = [state.live[lease_id] for lease_id in lease_ids if lease_id in state.live]
     state, dropped = settle(state, leases, reason)
     if not dropped:
         return state, ()
-    again = {*state.again, *(lease.next_assignment(replaced) for lease in dropped)}
+    again = {*state.again, *(lease.next_assignment(replaced, failed) for lease in dropped)}
     state = dataclasses.replace(state, again=tuple(sorted(again)))
     return state, (Record("dropped", dropped, reason),)
 

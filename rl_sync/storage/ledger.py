@@ -63,7 +63,9 @@ class Ledger:
             for lease in record.leases
         ]
         line = {"time": time.time(), "event": record.event, "leases": leases}
-        self._lines.write({**line, "reason": record.reason} if record.reason else line)
+        reason = {"reason": record.reason} if record.reason else {}
+        episode = {"episode": record.episode._asdict()} if record.episode else {}
+        self._lines.write({**line, **reason, **episode})
 
     def write_balance(self, state: MasterState) -> None:
         """Writes the balance of the run so far."""
@@ -83,6 +85,7 @@ def balance(state: MasterState) -> Balance:
         generating=len(state.live) - state.buffered,
         dropped=dict(state.dropped),
         out_of_attempts=state.out_of_attempts,
+        failed=dict(state.failed),
     )
 
 
