@@ -15,6 +15,18 @@ FAILURES = ("time-out", "environment failure")
 """Those that say nothing about the policy."""
 
 
+class Fault(NamedTuple):
+    """A beginning of an episode whose environment failed.
+
+    Attributes:
+      reason: one of `FAILURES`.
+      why: one line about it, such as the exception.
+    """
+
+    reason: str
+    why: str
+
+
 class Ending(NamedTuple):
     """The end of an episode, as its environment told it.
 
@@ -26,6 +38,8 @@ class Ending(NamedTuple):
       why: more about the reason, such as the last lines of a traceback.
       turns: replies of the policy.
       segments: runs of append-only tokens, 1 unless a template rewrote what was said before.
+      faults: the beginnings of the episode that failed, in their order; if it failed, the last one
+        is this end.
     """
 
     rewards: Mapping[str, float]
@@ -34,6 +48,7 @@ class Ending(NamedTuple):
     why: str
     turns: int
     segments: int = 1
+    faults: tuple[Fault, ...] = ()
 
     @property
     def failed(self) -> bool:

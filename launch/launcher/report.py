@@ -40,6 +40,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     lines += _throughput(settings)
     if settings.explorers:
         lines.append(_account(balance))
+        lines += _failures(balance)
     workdir = Workdir(settings.workdir)
     quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
     warm_up, step = work.saved(workdir)
@@ -125,3 +126,11 @@ def _account(balance: Balance) -> str:
             * bool(kept)
         )
     )
+
+
+def _failures(balance: Balance) -> list[str]:
+    """Says how many episodes failed, if any did."""
+    if not balance.failed:
+        return []
+    reasons = ", ".join(f"{n} ({why})" for why, n in balance.failed.items())
+    return [f"Episodes that failed, each beginning counted: {reasons}; ledger.jsonl says why"]

@@ -30,6 +30,9 @@ class MasterSettings:
       carries_over: whether explorers leave groups unfinished and go on with them in their next
         rollouts; under latest pulls.
       screening: which groups are replaced before they reach the replay buffer.
+      max_leases: the most leases of a prompt that are given since environments failed; under latest
+        pulls. Under exact pulls a batch has the groups of its step, so a prompt is not leased again
+        for that.
       times_sampled: how many steps may train on a group; more than one under latest pulls.
       evaluate_every_steps: trainer steps between two evaluations by explorers; 0 for none.
     """
@@ -42,6 +45,7 @@ class MasterSettings:
     lease_secs: float
     carries_over: bool = False
     screening: Screening = NO_SCREENING
+    max_leases: int = 1
     times_sampled: int = 1
     evaluate_every_steps: int = 0
 
@@ -62,11 +66,13 @@ class Assignment(NamedTuple):
       attempt: 0 for the ordinal's first lease, 1 for the second, and so on.
       replacement: the number of prompts that were already tried there and taught nothing. Together
         with the ordinal it determines the prompt.
+      failures: the number of leases of the prompt that were dropped as environments failed.
     """
 
     ordinal: int
     attempt: int = 0
     replacement: int = 0
+    failures: int = 0
 
 
 class LiveLease(NamedTuple):
@@ -74,7 +80,7 @@ class LiveLease(NamedTuple):
 
     Attributes:
       version: no token of its group is of an older one.
-      replacement: see `Assignment`.
+      replacement, failures: see `Assignment`.
       trained: how many steps have trained on its group; above 0 only where others may do so again.
     """
 
@@ -86,15 +92,22 @@ class LiveLease(NamedTuple):
     buffered: bool
     deadline_secs: float
     replacement: int = 0
+    failures: int = 0
     trained: int = 0
 
-    def next_assignment(self, replaced: bool) -> Assignment:
+    def next_assignment(self, replaced: bool = False, failed: bool = False) -> Assignment:
         """Returns the work to generate for its ordinal if it is dropped.
 
         Args:
           replaced: whether the prompt is replaced by another.
+          failed: whether it is dropped since environments failed.
         """
-        return Assignment(self.ordinal, self.attempt + 1, self.replacement + replaced)
+        return Assignment(
+            ordinal=self.ordinal,
+            attempt=self.attempt + 1,
+            replacement=self.replacement + replaced,
+            failures=0 if replaced else self.failures + failed,
+        )
 
 
 class DueEvaluation(NamedTuple):
@@ -146,14 +159,37 @@ class LeaseRequested(NamedTuple):
     room: int | None = None
 
 
+class FailedEpisode(NamedTuple):
+    """A beginning of a group's episode whose environment failed.
+
+    Attributes:
+      lease_id, prompt_id: those of the group.
+      sample: the row of the episode in the group; a greedy one is the last.
+      attempt: the number of its earlier beginnings, all of which failed.
+      reason: one of `rl_sync.ending.FAILURES`.
+      why: one line about it.
+      is_lost: whether the episode did not begin again, so that it could not be judged.
+    """
+
+    lease_id: int
+    prompt_id: int
+    sample: int
+    attempt: int
+    reason: str
+    why: str
+    is_lost: bool
+
+
 class GroupsJudged(NamedTuple):
     """An explorer has the rewards of groups, and asks which are worth training on.
 
     Attributes:
       judged: the lease id of each group, and its rewards.
+      failed: what failed in their environments.
     """
 
     judged: tuple[tuple[int, tuple[float, ...]], ...]
+    failed: tuple[FailedEpisode, ...] = ()
 
 
 class GroupsBuffered(NamedTuple):
@@ -277,11 +313,17 @@ class Admit(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A line of the ledger: an event, and the leases that it concerns."""
+    """A line of the ledger: an event, and the leases that it concerns.
+
+    Attributes:
+      reason: of the event, if there is one.
+      episode: the failed episode that it is about.
+    """
 
     event: str
     leases: tuple[LiveLease, ...]
     reason: str = ""
+    episode: FailedEpisode | None = None
 
 
 Command = GrantLeases | GrantEvaluation | HoldBack | Finish | Admit | Record

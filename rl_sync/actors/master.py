@@ -13,14 +13,13 @@ trained, however many follow.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 
+from rl_sync.actors.admission import admit
 from rl_sync.actors.events import (
     EXPLORER_DIED,
     LEASE_EXPIRED,
     LEFT_OUT,
     RUN_ENDED,
-    Admit,
     Assignment,
     BatchTrained,
     Command,
@@ -37,7 +36,6 @@ from rl_sync.actors.events import (
     HoldBack,
     LeaseRequested,
     LiveLease,
-    MasterSettings,
     Position,
     Record,
     Started,
@@ -45,50 +43,7 @@ from rl_sync.actors.events import (
     Ticked,
     VersionPublished,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class MasterState:
-    """The master's whole state.
-
-    Attributes:
-      newest: the newest published version, None before the first.
-      trained_steps: finished trainer steps.
-      live: leases that have not ended, by id.
-      again: the work to lease again before new ordinals, in order.
-      leased, trained, dropped: the number of leases given, trained, and dropped for each reason.
-      out_of_attempts: the number of groups that teach nothing, but were admitted since no further
-        prompt is tried in their place.
-      evaluation: the evaluation that an explorer does, or that is to be done.
-      stopping: the reason why the run is being stopped; None while it goes on.
-    """
-
-    settings: MasterSettings
-    newest: int | None = None
-    trained_steps: int = 0
-    next_ordinal: int = 0
-    next_lease: int = 0
-    again: tuple[Assignment, ...] = ()
-    live: Mapping[int, LiveLease] = dataclasses.field(default_factory=dict)
-    leased: int = 0
-    trained: int = 0
-    dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    out_of_attempts: int = 0
-    evaluation: DueEvaluation | None = None
-    stopping: str | None = None
-
-    @property
-    def buffered(self) -> int:
-        """Number of groups in the replay buffer."""
-        return sum(lease.buffered for lease in self.live.values())
-
-    @property
-    def finished(self) -> bool:
-        """True where there is nothing left to generate."""
-        return self.stopping is not None or self.trained_steps >= self.settings.steps
-
-
-Outcome = tuple[MasterState, tuple[Command, ...]]
+from rl_sync.actors.master_state import MasterState, Outcome, drop, settle
 
 
 def transition(state: MasterState, event: Event) -> Outcome:
@@ -105,14 +60,14 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return _start(state, position)
         case LeaseRequested():
             return _lease(state, event)
-        case GroupsJudged(judged):
-            return _screen(state, dict(judged))
+        case GroupsJudged():
+            return admit(state, event)
         case GroupsBuffered(lease_ids):
             return _buffer(state, lease_ids)
         case BatchTrained():
             return _train(state, event)
         case GroupsRefused(lease_ids, reason):
-            return _drop(state, lease_ids, reason)
+            return drop(state, lease_ids, reason)
         case VersionPublished(version):
             return _publish(state, version), ()
         case ExplorerSeen(explorer, now):
@@ -125,14 +80,14 @@ def transition(state: MasterState, event: Event) -> Outcome:
             )
             if (due := state.evaluation) and due.explorer == explorer:
                 state = dataclasses.replace(state, evaluation=due._replace(explorer=None))
-            return _drop(state, lost, EXPLORER_DIED)
+            return drop(state, lost, EXPLORER_DIED)
         case Ticked(now):
             late = tuple(
                 lease.lease_id
                 for lease in state.live.values()
                 if not lease.buffered and lease.deadline_secs < now
             )
-            return _drop(state, late, LEASE_EXPIRED)
+            return drop(state, late, LEASE_EXPIRED)
         case StopRequested(reason):
             return dataclasses.replace(state, stopping=state.stopping or reason), ()
 
@@ -156,7 +111,7 @@ def end(state: MasterState) -> Outcome:
     held = tuple(
         lease.lease_id for lease in state.live.values() if lease.trained or not lease.buffered
     )
-    return _drop(state, held, state.stopping or RUN_ENDED)
+    return drop(state, held, state.stopping or RUN_ENDED)
 
 
 def _start(state: MasterState, position: Position) -> Outcome:
@@ -282,6 +237,7 @@ def _grant(
             buffered=False,
             deadline_secs=deadline,
             replacement=one.replacement,
+            failures=one.failures,
         )
         for i, one in enumerate(todo)
     )
@@ -298,30 +254,6 @@ def _grant(
         leased=state.leased + len(leases),
     )
     return state, (grant, Record("leased", leases))
-
-
-def _screen(state: MasterState, judged: Mapping[int, tuple[float, ...]]) -> Outcome:
-    """Drops groups that teach nothing; other prompts are tried in their places."""
-    screening, admitted = state.settings.screening, []
-    replaced: dict[str, list[int]] = {}
-    out_of_attempts: dict[str, list[LiveLease]] = {}
-    for lease_id, rewards in judged.items():
-        # The trainer refuses the group of a lease that is over.
-        lease, fault = state.live.get(lease_id), screening.fault(rewards)
-        if lease and fault and lease.replacement + 1 < screening.max_attempts:
-            replaced.setdefault(fault, []).append(lease_id)
-            continue
-        admitted.append(lease_id)
-        if lease and fault:
-            out_of_attempts.setdefault(fault, []).append(lease)
-    commands: list[Command] = [Admit(tuple(admitted))]
-    for fault, leases in out_of_attempts.items():
-        state = dataclasses.replace(state, out_of_attempts=state.out_of_attempts + len(leases))
-        commands.append(Record("out of attempts", tuple(leases), fault))
-    for fault, lease_ids in replaced.items():
-        state, records = _drop(state, tuple(lease_ids), fault, replaced=True)
-        commands += records
-    return state, tuple(commands)
 
 
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
@@ -351,41 +283,9 @@ def _train(state: MasterState, event: BatchTrained) -> Outcome:
     over += [state.live[lease_id] for lease_id in event.left_out]
     state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
     # The places of what is left out are not to be filled again: the step they were for is over.
-    state, dropped = _settle(state, over, LEFT_OUT)
+    state, dropped = settle(state, over, LEFT_OUT)
     records: tuple[Command, ...] = (Record("trained", tuple(trained), f"step {event.step}"),)
     return state, records + ((Record("dropped", dropped, LEFT_OUT),) if dropped else ())
-
-
-def _drop(
-    state: MasterState, lease_ids: tuple[int, ...], reason: str, replaced: bool = False
-) -> Outcome:
-    leases = [state.live[lease_id] for lease_id in lease_ids if lease_id in state.live]
-    state, dropped = _settle(state, leases, reason)
-    if not dropped:
-        return state, ()
-    again = {*state.again, *(lease.next_assignment(replaced) for lease in dropped)}
-    state = dataclasses.replace(state, again=tuple(sorted(again)))
-    return state, (Record("dropped", dropped, reason),)
-
-
-def _settle(
-    state: MasterState, leases: Sequence[LiveLease], reason: str
-) -> tuple[MasterState, tuple[LiveLease, ...]]:
-    """Ends leases: as trained where a step has trained on the group, else as dropped.
-
-    Returns:
-      The state, and those that are dropped.
-    """
-    gone = {lease.lease_id for lease in leases}
-    dropped = tuple(lease for lease in leases if not lease.trained)
-    counts = {reason: state.dropped.get(reason, 0) + len(dropped)} if dropped else {}
-    state = dataclasses.replace(
-        state,
-        live={i: lease for i, lease in state.live.items() if i not in gone},
-        trained=state.trained + len(leases) - len(dropped),
-        dropped={**state.dropped, **counts},
-    )
-    return state, dropped
 
 
 def _renew(state: MasterState, explorer: int, now: float) -> MasterState:

@@ -52,6 +52,13 @@ class EnvironmentSettings:
         " cannot be judged.",
         least=1,
     )
+    max_leases: int = setting(
+        3,
+        "Most leases of a prompt whose episodes still fail after `environment.attempts`: its group"
+        " is dropped, and the prompt is leased again. The last one's group is trained on without"
+        " these episodes. Under exact pulls a prompt is never leased again for that.",
+        least=1,
+    )
     limit_secs: float = setting(
         30.0,
         "Longest time that an environment may take for one answer. The clock starts when a worker"

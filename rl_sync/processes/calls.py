@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rl_sync.actors.events import (
     BatchTrained,
     ExplorerDied,
+    FailedEpisode,
     Finish,
     GrantEvaluation,
     GroupsBuffered,
@@ -18,7 +19,7 @@ from rl_sync.actors.events import (
     StopRequested,
     VersionPublished,
 )
-from rl_sync.ending import Ending
+from rl_sync.ending import Ending, Fault
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.attendance import Silence
 from rl_sync.processes.messages import record
@@ -30,7 +31,7 @@ from rl_sync.weights.rendezvous import Grant, Request
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsJudged, GroupsRefused),
     *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
-    *(Ending, RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
+    *(FailedEpisode, Ending, Fault, RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
 ):
     record(_class)
 
@@ -133,7 +134,10 @@ class AskVerdicts(Call[list[Verdict] | Pending]):
 
 @dataclasses.dataclass(frozen=True)
 class Screen(Call[tuple[int, ...]]):
-    """Asks for the lease ids of the groups that are to be inserted, now that they are judged."""
+    """Asks for the lease ids of the groups that are to be inserted, now that they are judged.
+
+    It is asked where groups may be replaced, and where episodes of them failed.
+    """
 
     event: GroupsJudged
 

@@ -92,6 +92,7 @@ class Balance(NamedTuple):
     Attributes:
       dropped: by the reason.
       out_of_attempts: how many of those that were not dropped teach nothing.
+      failed: the number of beginnings of their episodes that failed, by the reason.
     """
 
     leased: int
@@ -100,6 +101,7 @@ class Balance(NamedTuple):
     generating: int
     dropped: Mapping[str, int]
     out_of_attempts: int
+    failed: Mapping[str, int]
 
 
 @record

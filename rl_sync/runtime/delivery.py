@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 
-from rl_sync.actors.events import GroupsBuffered, GroupsJudged
+from rl_sync.actors.events import FailedEpisode, GroupsBuffered, GroupsJudged
 from rl_sync.actors.explorer import Explorer
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import Happened, Screen, Written
@@ -138,8 +138,7 @@ class Delivery:
                 for group, row in zip(groups, by_group, strict=True)
             ]
             self._session.facts["reward"] = float(np.mean([group.rewards for group in groups]))
-            screens = self._session.settings.algorithm.screening.replaces
-            return self._screened(groups) if screens else groups
+            return self._screened(groups)
 
     def _written(self, group: Group) -> list[Written]:
         """Describes the completion of each trajectory."""
@@ -158,9 +157,12 @@ class Delivery:
         ]
 
     def _screened(self, groups: list[Group]) -> list[Group]:
-        """Returns the groups that the master wants; it has other prompts tried for the others."""
+        """Returns the groups that the master wants; the others are generated again, or replaced."""
+        failed = tuple(one for group in groups for one in _failed(group))
+        if not failed and not self._session.settings.algorithm.screening.replaces:
+            return groups
         judged = tuple((group.lease_id, tuple(group.rewards.tolist())) for group in groups)
-        wanted = self._session.call(Screen(GroupsJudged(judged)))
+        wanted = self._session.call(Screen(GroupsJudged(judged, failed)))
         return [group for group in groups if group.lease_id in wanted]
 
     def _insert(self, groups: list[Group]) -> None:
@@ -191,3 +193,18 @@ class Delivery:
                     return self._replay.flush(_POLL_SECS)
                 except ReplayTimeoutError:
                     continue
+
+
+def _failed(group: Group) -> Iterator[FailedEpisode]:
+    """Tells of each beginning of a group's episodes that failed."""
+    for sample, ending in enumerate(group.endings or ()):
+        for attempt, fault in enumerate(ending.faults):
+            yield FailedEpisode(
+                lease_id=group.lease_id,
+                prompt_id=group.prompt_id,
+                sample=sample,
+                attempt=attempt,
+                reason=fault.reason,
+                why=fault.why,
+                is_lost=ending.failed and attempt == len(ending.faults) - 1,
+            )

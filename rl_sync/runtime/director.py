@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rl_sync.actors.episodes import Begin, Continue, End, Said
-from rl_sync.ending import FAILURES, Ending
+from rl_sync.ending import FAILURES, Ending, Fault
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.history import Exchange
 from rl_sync.environments.hosts.host import Failure, Host, Result
@@ -19,6 +19,7 @@ from rl_sync.processes.failures import RunError
 from rl_sync.processes.messages import record
 
 _POLL_SECS = 0.25
+_LINE_CHARACTERS = 300
 
 for _class in (Continue, End):
     record(_class)
@@ -30,7 +31,7 @@ class _Dialogue:
 
     Attributes:
       begun: what it began with; it begins again with the same after a failure.
-      attempt: how often it began before.
+      faults: its earlier beginnings, which failed.
       history: its replies, each with all before it.
       asked: the prompt of the next reply.
       tokens: of all its segments.
@@ -42,7 +43,7 @@ class _Dialogue:
     """
 
     begun: Begin
-    attempt: int = 0
+    faults: tuple[Fault, ...] = ()
     history: list[Exchange] = dataclasses.field(default_factory=list)
     asked: Exchange | None = None
     tokens: int = 0
@@ -185,11 +186,12 @@ class Director:
     def _failed(self, dialogue: _Dialogue, failure: Failure) -> End | None:
         """Begins an episode again, or ends it where that was done often enough."""
         episode = dialogue.begun.episode
-        if dialogue.attempt + 1 < self._settings.attempts:
-            self._dialogues[episode] = _Dialogue(dialogue.begun, dialogue.attempt + 1)
+        reason = "time-out" if failure.kind == "time-out" else "environment failure"
+        if len(dialogue.faults) + 1 < self._settings.attempts:
+            faults = (*dialogue.faults, Fault(reason, _line(failure.why)))
+            self._dialogues[episode] = _Dialogue(dialogue.begun, faults)
             self._ask_for_first_turn(dialogue.begun)
             return None
-        reason = "time-out" if failure.kind == "time-out" else "environment failure"
         return self._end(dialogue, {}, {}, reason, failure.why)
 
     def _continued(self, dialogue: _Dialogue, turn: Turn) -> Continue | End | None:
@@ -224,7 +226,7 @@ class Director:
             episode=dialogue.begun.episode,
             ids=ids,
             begins_segment=not goes_on,
-            restarts=dialogue.attempt > 0 and not dialogue.turns,
+            restarts=bool(dialogue.faults) and not dialogue.turns,
             reward=turn.reward,
             stop_strings=turn.stop_strings,
             room=min(room, turn.most_tokens or room),
@@ -274,6 +276,7 @@ class Director:
     ) -> End:
         del self._dialogues[dialogue.begun.episode]
         of_turns = {"turns": dialogue.rewards} if dialogue.rewards else {}
+        faults = (Fault(reason, _line(why)),) if reason in FAILURES else ()
         ending = Ending(
             rewards={} if reason in FAILURES else {**of_turns, **rewards},
             metrics=dict(metrics),
@@ -281,5 +284,12 @@ class Director:
             why=why,
             turns=dialogue.turns,
             segments=max(1, dialogue.segments),
+            faults=(*dialogue.faults, *faults),
         )
         return End(dialogue.begun.episode, ending, reward)
+
+
+def _line(why: str) -> str:
+    """Returns the last line of a fault, which of a traceback is the exception."""
+    lines = why.strip().splitlines() or [""]
+    return lines[-1].strip()[:_LINE_CHARACTERS]

@@ -151,14 +151,19 @@ class Judging:
         """
         with self._lock:
             both = [one for lease in trained for one in self._by_lease.get(lease, ())]
-            for lease in (*over,):
-                self._by_lease.pop(lease, None)
+        self.forget(over)
         judged = [one for one, _ in both]
         means = _means(
             {f"reward/{name}": value for name, value in one.components.items()} for one in judged
         )
         means |= _means(_described(ending) for _, ending in both if ending is not None)
         return means | {"reward/unjudged": float(sum(not one.is_known for one in judged))}
+
+    def forget(self, leases: Iterable[int]) -> None:
+        """Forgets the judgements of groups that no step will train on."""
+        with self._lock:
+            for lease in leases:
+                self._by_lease.pop(lease, None)
 
     def close(self) -> None:
         """Ends the workers, and closes the records."""

@@ -151,10 +151,12 @@ class MasterServer:
             return tuple(command for command in commands if not isinstance(command, Record))
 
     def _keep(self, commands: tuple[Any, ...]) -> None:
-        """Keeps the ledger."""
+        """Keeps the ledger, and no judgements of groups that are dropped."""
         for command in commands:
             if isinstance(command, Record):
                 self._write(functools.partial(self._ledger.write, command))
+                if command.event == "dropped":
+                    self._judging.forget([lease.lease_id for lease in command.leases])
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes to the ledger; a run whose ledger has holes is stopped."""

@@ -335,6 +335,7 @@ def master_settings(settings: RunSettings) -> MasterSettings:
         lease_secs=settings.master.lease_secs,
         carries_over=settings.rollout.streaming or settings.rollout.budget_tokens > 0,
         screening=settings.algorithm.screening,
+        max_leases=settings.environment.max_leases,
         times_sampled=settings.replay.times_sampled,
         evaluate_every_steps=(
             settings.evaluation.every_steps if settings.evaluates_on_explorers else 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_sync.actors.events import Record
-from rl_sync.actors.master import MasterState
+from rl_sync.actors.master_state import MasterState
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, mark, standing
 from rl_sync.processes.results import Balance
@@ -63,7 +63,9 @@ class Ledger:
             for lease in record.leases
         ]
         line = {"time": time.time(), "event": record.event, "leases": leases}
-        self._lines.write({**line, "reason": record.reason} if record.reason else line)
+        reason = {"reason": record.reason} if record.reason else {}
+        episode = {"episode": record.episode._asdict()} if record.episode else {}
+        self._lines.write({**line, **reason, **episode})
 
     def write_balance(self, state: MasterState) -> None:
         """Writes the balance of the run so far."""
@@ -83,6 +85,7 @@ def balance(state: MasterState) -> Balance:
         generating=len(state.live) - state.buffered,
         dropped=dict(state.dropped),
         out_of_attempts=state.out_of_attempts,
+        failed=dict(state.failed),
     )
 
 

@@ -2,6 +2,7 @@
 
 from rl_sync.actors import master
 from rl_sync.actors.events import (
+    FailedEpisode,
     GroupsJudged,
     LeaseRequested,
     MasterSettings,
@@ -22,6 +23,7 @@ def settings_of(
     groups_per_lease=4,
     carries_over=False,
     screening=NO_SCREENING,
+    max_leases=1,
 ):
     return MasterSettings(
         schedule,
@@ -32,6 +34,7 @@ def settings_of(
         lease_secs=10.0,
         carries_over=carries_over,
         screening=screening,
+        max_leases=max_leases,
     )
 
 
@@ -43,8 +46,12 @@ def assignments(grant):
     return [(one.ordinal, one.attempt, one.replacement) for one in grant.leases]
 
 
-def judged(grant, *rewards):
-    return GroupsJudged(tuple(zip(ids(grant), rewards, strict=True)))
+def judged(grant, *rewards, failed=()):
+    return GroupsJudged(tuple(zip(ids(grant), rewards, strict=True)), tuple(failed))
+
+
+def failed(lease_id, sample=0, attempt=0, reason="environment failure", is_lost=True):
+    return FailedEpisode(lease_id, 40 + lease_id, sample, attempt, reason, "no board", is_lost)
 
 
 def take(state, *events):

@@ -24,7 +24,21 @@ def test_the_final_report_warns_of_a_checkpoint_that_solved_nothing_before_rl(tm
     settings = settings_with(model__path=CHECKPOINT, sync__mode="synchronous")
     settings = dataclasses.replace(settings, workdir=str(tmp_path))
     result = Result(evaluations={"before RL": {"accuracy": 0.0, "problems": 50}})
-    balance = Balance(leased=0, trained=0, buffered=0, generating=0, dropped={}, out_of_attempts=0)
+    balance = Balance(
+        leased=0, trained=0, buffered=0, generating=0, dropped={}, out_of_attempts=0, failed={}
+    )
     lines = final_report(settings, Summary(result, balance)).splitlines()
     assert lines[1] == "Held-out accuracy before RL: 0.0% of 50 problems"
     assert lines[2].startswith("ALARM: the model solved none of 50 held-out problems before RL")
+
+
+def test_the_final_report_says_how_many_episodes_failed_and_for_what(tmp_path):
+    settings = settings_with(sync__mode="asynchronous")
+    settings = dataclasses.replace(settings, workdir=str(tmp_path))
+    failed = {"environment failure": 7, "time-out": 2}
+    balance = Balance(9, 8, 0, 0, {"time-out": 1}, 0, failed)
+    told = final_report(settings, Summary(Result(), balance))
+    assert "9 leased = 8 trained, 0 still buffered, 1 dropped (time-out)" in told
+    assert "failed, each beginning counted: 7 (environment failure), 2 (time-out);" in told
+    none = final_report(settings, Summary(Result(), balance._replace(failed={})))
+    assert "failed" not in none

@@ -22,7 +22,7 @@ from rl_sync.workdir import Workdir
 from tests.runs import tiny
 
 HOST = "127.0.0.1"
-SUMMARY = Summary(Result(), Balance(0, 0, 0, 0, {}, 0))
+SUMMARY = Summary(Result(), Balance(0, 0, 0, 0, {}, 0, {}))
 FAILED = SUMMARY._replace(result=Result(failed="consumed.jsonl cannot be written"))
 
 

@@ -3,6 +3,7 @@
 import collections
 import json
 
+from rl_sync.actors.admission import EPISODE_FAILED
 from tests.runs.conftest import EMBEDDED, launch
 from tests.runs.living import ended, processes_of
 
@@ -40,7 +41,55 @@ def test_an_environment_that_fails_costs_its_own_episodes(runs):
     assert "exit code 9" in failures
     assert any("longer than 2 s" in why for why in whys["time-out"])
     assert any(one["score"] == 1.0 for one in judged)
+    # Pulls are exact, so no prompt is leased again; each episode began twice.
+    episodes = failed_episodes(run)
+    assert [one["attempt"] for one in episodes] == [0, 1] * (len(episodes) // 2)
+    leased = [one for one in judged if not one["held_out"]]
+    lost = [one["lease"] for one in leased if one["score"] is None]
+    assert sorted(lost) == sorted(one["lease_id"] for one in episodes if one["is_lost"])
+    assert run.ledger[-1]["dropped"] == {}
     assert processes_of(run.workdir) == {}
+
+
+def test_under_latest_pulls_the_prompt_of_a_failed_episode_is_leased_again(runs):
+    run = runs.get(
+        *FAULTY,
+        "--config.sync.mode=asynchronous",
+        "--config.environment.name=tests/runs/faulty.py:Faulty(by_seed=True)",
+        "--config.environment.max_leases=2",
+        "--config.reward.unjudged_limit=1",
+    )
+    assert [len(step["groups"]) for step in run.consumed] == [8] * 4
+    ordinals, dropped = collections.defaultdict(list), []
+    for entry in run.ledger:
+        for one in entry.get("leases", ()):
+            if entry["event"] == "leased":
+                ordinals[one["ordinal"]].append(one["lease_id"])
+            if entry["event"] == "dropped" and entry["reason"] == "environment failure":
+                dropped.append((one["ordinal"], one["lease_id"]))
+    assert dropped
+    assert len(dict(dropped)) == len(dropped), "a prompt was leased again too often"
+    for ordinal, lease_id in dropped:
+        assert ordinals[ordinal][-1] > lease_id, "its prompt was not leased again"
+    lost = {one["lease_id"] for one in failed_episodes(run) if one["is_lost"]}
+    assert {lease_id for _, lease_id in dropped} <= lost
+    trained = {group["lease_id"]: group for step in run.consumed for group in step["groups"]}
+    with_holes = {group["ordinal"] for lease_id, group in trained.items() if lease_id in lost}
+    assert with_holes <= set(dict(dropped)), "its prompt was not leased again"
+    whys = {one["why"] for one in failed_episodes(run)}
+    assert "ArithmeticError: the board is broken" in whys
+    assert "Episodes that failed, each beginning counted:" in run.output
+    assert processes_of(run.workdir) == {}
+
+
+def failed_episodes(run):
+    """Returns the failed episodes of a run's ledger, each with a line of its own."""
+    entries = [entry for entry in run.ledger if entry["event"] == EPISODE_FAILED]
+    for entry in entries:
+        (lease,) = entry["leases"]
+        assert lease["lease_id"] == entry["episode"]["lease_id"]
+        assert "\n" not in entry["episode"]["why"]
+    return [entry["episode"] for entry in entries]
 
 
 def test_a_run_whose_environments_mostly_fail_stops_with_a_traceback(tmp_path):

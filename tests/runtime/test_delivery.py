@@ -8,8 +8,10 @@ import types
 import numpy as np
 import pytest
 
-from rl_sync.actors.events import GroupsBuffered, GroupsJudged
+from rl_sync.actors.events import FailedEpisode, GroupsBuffered, GroupsJudged
+from rl_sync.ending import Ending, Fault
 from rl_sync.processes.calls import AskVerdicts, Happened, Judge, Pending, Screen, Verdict
+from rl_sync.processes.messages import decode, encode
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.delivery import Delivery
 from rl_sync.tasks.tokenizer import CharacterTokenizer
@@ -93,7 +95,7 @@ class Replay:
 
 def rewarded(group, rewards):
     new = Group(group.lease_id)
-    new.rewards = rewards
+    new.rewards, new.endings = rewards, group.endings
     return new
 
 
@@ -116,6 +118,28 @@ def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(
     assert screened == ([judged] if replaces else [])
     assert session.told[-1] == Happened(GroupsBuffered(tuple(wanted)))
     assert session.facts["reward"] == 0.75
+
+
+def test_the_master_is_told_of_every_failed_beginning_and_decides_about_the_groups():
+    """In the first group an episode began again, in the second one it was lost."""
+    session = Session([1.0, 1.0, None, 1.0])
+    fine = Ending({"won": 1.0}, {}, "done", "", 1)
+    crashed, late = Fault("environment failure", "no board"), Fault("time-out", "too late")
+    again = fine._replace(faults=(crashed,))
+    lost = Ending({}, {}, "time-out", "too late", 0, faults=(crashed, late))
+    groups = [Group(7), Group(8)]
+    groups[0].endings, groups[1].endings = (fine, again), (lost, fine)
+    one = delivery(session)
+    one.deliver(groups)
+    (screened,) = [call for call in session.told if isinstance(call, Screen)]
+    assert [lease_id for lease_id, _ in screened.event.judged] == [7, 8]
+    assert screened.event.failed == (
+        FailedEpisode(7, 107, 1, 0, "environment failure", "no board", is_lost=False),
+        FailedEpisode(8, 108, 0, 0, "environment failure", "no board", is_lost=False),
+        FailedEpisode(8, 108, 0, 1, "time-out", "too late", is_lost=True),
+    )
+    assert decode(encode(screened.event.failed)) == screened.event.failed
+    assert [items for _, items, _ in one._replay.inserted] == [[{"n": 8}]]
 
 
 def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_off():

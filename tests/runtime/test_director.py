@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.actors.episodes import Begin, Continue, End, Said
-from rl_sync.ending import Ending
+from rl_sync.ending import Ending, Fault
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.calls import read_reply
 from rl_sync.environments.conversation import Conversation
@@ -148,6 +148,8 @@ def test_an_episode_whose_environment_fails_begins_again(place, faults):
     assert not _say(director, "yes").restarts
     ended = _say(director, "stop")
     assert (ended.ending.turns, ended.ending.rewards) == (2, {"turns": 0.5, "won": 1.0})
+    why = "LookupError: no board" if place == "reset" else "ArithmeticError: no move"
+    assert ended.ending.faults == (Fault("environment failure", why),)
 
 
 def test_one_that_fails_too_often_ends_with_the_fault_and_without_rewards(faults):
@@ -158,6 +160,8 @@ def test_one_that_fails_too_often_ends_with_the_fault_and_without_rewards(faults
     ended = _say(director, "yes").ending
     assert (ended.reason, ended.rewards, ended.failed) == ("environment failure", {}, True)
     assert "LookupError: no board" in ended.why
+    whys = ["ArithmeticError: no move", *["LookupError: no board"] * 2]
+    assert ended.faults == tuple(Fault("environment failure", why) for why in whys)
 
 
 def test_a_turn_that_the_tokenizer_cannot_say_is_a_fault_of_the_environment():
@@ -174,6 +178,7 @@ def test_a_reply_after_the_deadline_of_its_turn_ends_the_episode():
     ended = _say(director, "late").ending
     assert (ended.reason, ended.failed) == ("time-out", True)
     assert ended.why == "the reply took longer than the 0.01 s of its turn"
+    assert ended.faults == (Fault("time-out", ended.why),)
 
 
 def test_a_rewritten_conversation_stops_the_run_if_that_is_wanted():

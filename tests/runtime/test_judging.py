@@ -86,6 +86,9 @@ def test_metrics_are_of_the_groups_of_a_step(tmp_path):
     }
     assert desk.judging.metrics([1], []) == {"reward/unjudged": 0.0}
     assert desk.judging.metrics([3], []) == desk.judging.metrics([3], [3])
+    desk("1", lease=4)
+    desk.judging.forget([4, 5])
+    assert desk.judging.metrics([4], []) == {"reward/unjudged": 0.0}
 
 
 @pytest.mark.parametrize(("record", "count"), [("all", 3), ("unjudged", 1), ("none", 0)])

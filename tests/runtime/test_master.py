@@ -200,6 +200,17 @@ def test_completions_are_judged_by_the_tasks_reward(master, tmp_path):
     assert records[2]["why"] == f"the answer is {answer!r}"
 
 
+def test_judgements_of_a_group_that_is_dropped_are_forgotten(program, master):
+    master(Happened(VersionPublished(0)))
+    kept, dropped = [lease.lease_id for lease in master(AskLease(1)).leases][:2]
+    items = [Written(0, False, lease_id, "1", [1], False) for lease_id in (kept, dropped)]
+    ticket = master(Judge(items))
+    while isinstance(master(AskVerdicts(ticket, 1.0)), Pending):
+        pass
+    master(Happened(GroupsRefused((dropped,), "too stale")))
+    assert set(program._judging._by_lease) == {kept}
+
+
 def test_the_status_gives_both_accuracies_where_held_out_prompts_are_trained_on_too(program):
     values = {"accuracy": 0.4, "problems": 50, "accuracy_seen": 0.4, "problems_seen": 50}
     program._evaluated(Measured("after RL", 10, values, None))

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from configs import arithmetic
-from rl_sync.actors.events import BatchTrained, GroupsBuffered, Position, VersionPublished
+from rl_sync.actors.admission import EPISODE_FAILED
+from rl_sync.actors.events import (
+    BatchTrained,
+    FailedEpisode,
+    GroupsBuffered,
+    GroupsJudged,
+    Position,
+    VersionPublished,
+)
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.processes.calls import (
     AskLease,
@@ -17,6 +25,7 @@ from rl_sync.processes.calls import (
     Close,
     Happened,
     Resumed,
+    Screen,
     Trained,
 )
 from rl_sync.runtime.master import MasterServer
@@ -96,6 +105,33 @@ def test_after_a_crash_no_lease_id_is_used_again_and_every_lease_ends_once(attem
     assert f"{LOST} 1" in [line.get("reason") for line in ledger if line["event"] == "dropped"]
     steps = [(line["step"], line["reward"]) for line in read_metrics(tmp_path, "rl")]
     assert steps == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_failed_episodes_have_a_line_each_and_their_prompt_is_leased_again(attempt, tmp_path):
+    master = attempt(FIRST)
+    grant = master(AskLease(1))
+    first, *others = grant.leases
+    failed = [
+        FailedEpisode(first.lease_id, first.prompt.prompt_id, 3, i, "time-out", "asleep", i == 1)
+        for i in (0, 1)
+    ]
+    judged = tuple((one.lease_id, (0.0, 1.0)) for one in grant.leases)
+    kept = master(Screen(GroupsJudged(judged, tuple(failed))))
+    assert list(kept) == [one.lease_id for one in others]
+    again = master(AskLease(1)).leases[0]
+    assert (again.ordinal, again.attempt, again.prompt) == (first.ordinal, 1, first.prompt)
+    balance = master(Close()).balance
+    assert (balance.failed, balance.dropped["time-out"]) == ({"time-out": 2}, 1)
+    ledger = read_ledger(tmp_path)
+    told = [line for line in ledger if line["event"] == EPISODE_FAILED]
+    assert [line["reason"] for line in told] == ["time-out"] * 2
+    assert [line["leases"][0]["ordinal"] for line in told] == [first.ordinal] * 2
+    assert [line["episode"] for line in told] == [one._asdict() for one in failed]
+    assert ledger[-1]["failed"] == {"time-out": 2}
+    later = lease(attempt(FIRST, step=0, warm_up=None))
+    assert min(later) > again.lease_id
+    given, dropped = counted(read_ledger(tmp_path), "leased"), counted(ledger, "dropped")
+    assert dropped[first.lease_id] == given[first.lease_id] == 1
 
 
 def test_a_run_that_goes_on_in_order_drops_what_stood_in_the_buffer(attempt, tmp_path):
