@@ -295,9 +295,15 @@ class GrantEvaluation(NamedTuple):
 
 
 class HoldBack(NamedTuple):
-    """Answers `LeaseRequested`: wait."""
+    """Answers `LeaseRequested`: wait.
+
+    Attributes:
+      reason: what is to come first.
+      trainer_step: the trainer's last step, of warm-up or RL, which says that it goes on.
+    """
 
     reason: str
+    trainer_step: int | None = None
 
 
 class Finish(NamedTuple):

@@ -205,6 +205,10 @@ class Patience:
         self._timeout_secs = timeout_secs
         self._since = time.monotonic()
 
+    def renew(self) -> None:
+        """Begins the wait anew: what is awaited has made progress."""
+        self._since = time.monotonic()
+
     def __call__(self) -> None:
         self._session.agree(f"patience for {self._what}", self._lasts)
 

@@ -105,7 +105,9 @@ class ExplorerLoop:
                 while isinstance(answer, HoldBack) and answer.reason == reason:
                     patience()
                     self.delivery.check()
-                    answer = self.session.call(waiting)
+                    step, answer = answer.trainer_step, self.session.call(waiting)
+                    if isinstance(answer, HoldBack) and answer.trainer_step != step:
+                        patience.renew()  # A long warm-up is no reason to give up.
         return answer
 
     def _request(self, state: ExplorerState | None) -> AskLease:

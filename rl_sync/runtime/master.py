@@ -190,8 +190,13 @@ class MasterServer:
                 )
                 (answer,) = self._apply(request)
                 left = deadline - time.monotonic()
-                if not isinstance(answer, HoldBack) or left <= 0:
-                    return self._granted(answer) if isinstance(answer, GrantLeases) else answer
+                if isinstance(answer, GrantLeases):
+                    return self._granted(answer)
+                if not isinstance(answer, HoldBack):
+                    return answer
+                if left <= 0:
+                    trainer = self._roles.get(TRAINER)
+                    return answer._replace(trainer_step=trainer.step if trainer else None)
                 self._changed.wait(left)
 
     def _granted(self, grant: GrantLeases) -> calls.LeaseGrant:

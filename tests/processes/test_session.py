@@ -88,6 +88,16 @@ def test_a_wait_that_is_too_long_names_who_gives_no_sign_of_life(session):
     assert "when it was at train (step 2)" in str(error.value)
 
 
+def test_a_wait_that_is_renewed_begins_anew(session):
+    patience = session("explorer1").patience("prompts", "the master")
+    time.sleep(0.2)
+    patience.renew()
+    patience()
+    time.sleep(0.2)
+    with pytest.raises(TimeoutError):
+        patience()
+
+
 def test_who_waits_does_not_name_itself(session):
     patience = session("trainer").patience("groups", "the explorers")
     time.sleep(0.2)

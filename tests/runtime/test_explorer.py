@@ -304,3 +304,22 @@ def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights
     (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]
     assert handed_in == HandInEvaluation("after step 5", 5, ["request"])
     assert isinstance(calls[-1], AskEvaluations), "the explorer leaves before it is measured"
+
+
+def test_an_explorer_waits_for_a_long_warm_up_as_long_as_it_goes_on(loop):
+    answers = [HoldBack("the first weights", step) for step in (None, 1, 1, 2, 2, 2)]
+    answers.append(Finish("the run is over"))
+    renewed = []
+
+    class Patience:
+        def __call__(self):
+            pass
+
+        def renew(self):
+            renewed.append(len(answers))
+
+    loop.session.call = lambda call: answers.pop(0)
+    loop.session.patience = lambda *_: Patience()
+    loop.session.spans = types.SimpleNamespace(span=lambda *a, **k: contextlib.nullcontext({}))
+    assert loop._lease(None) == Finish("the run is over")
+    assert renewed == [5, 3]  # At the answers whose step is a new one.

@@ -102,6 +102,12 @@ def test_an_explorer_that_is_held_back_learns_the_reason_and_goes_on_at_a_public
     assert (answers[0].version, answers[0].exactly) == (1, False)
 
 
+def test_who_is_held_back_sees_that_the_trainer_goes_on(master):
+    for step in (3, 4):
+        master(heartbeat(role="trainer", activity="warm-up", step=step))
+        assert master(AskLease(1)) == HoldBack("the first weights", trainer_step=step)
+
+
 def test_explorers_that_wait_do_not_keep_the_master_busy(master):
     fill(master)
     threads = [
