@@ -1,4 +1,4 @@
-"""Programs of real models, compiled for TPUs and GPUs that are not there: bytes, collectives, times.
+"""Programs of real models, compiled for TPUs and GPUs that are not there.
 
     pip install 'jax[tpu]' && python benchmarks/compiled.py --target=v5e
     pip install 'jax[cuda12]' && python benchmarks/compiled.py --target=h100
@@ -20,11 +20,10 @@ from typing import Any, NamedTuple, cast
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from absl import app, flags
+from launcher.compiling import decode_secs, step_secs
 
 from configs import base
-from launcher.compiling import decode_secs, step_secs
-from launcher.memory import explorer_parts, trainer_parts
-from rl_sync.aot import programs
+from rl_sync.aot import estimate, programs
 from rl_sync.aot.reading import Reading
 from rl_sync.aot.roofline import link_bytes
 from rl_sync.aot.targets import target
@@ -71,7 +70,9 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("0.5B step, 2 rows × 1k, remat none", QWEN_05B, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"),
+    Case(
+        "0.5B step, 2 rows × 1k, remat none", QWEN_05B, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"
+    ),
     Case("0.5B step, 2 rows × 1k", QWEN_05B, "v5e:2x2", (1, 4, 1), 8, 1024),
     Case("0.5B step, 1 row × 8k", QWEN_05B, "v5e:2x2", (1, 4, 1), 4, 8192),
     Case("0.5B step, 1 row × 32k", QWEN_05B, "v5e:2x2", (1, 4, 1), 4, 32_768),
@@ -123,14 +124,19 @@ def measure(case: Case) -> dict[str, Any]:
     layout = programs.layout_on(settings, "trainer" if trains else "explorer", where.devices())
     if trains:
         program = programs.train_step(settings, task, layout)
-        planned = trainer_parts(settings, task, where.chip.platform)
+        planned = estimate.step_estimate(settings, task, where.chip.platform)
     else:
         offered = programs.rollout_programs(settings, task, layout)
         program = next(one for one in offered if one.name == case.program)
-        planned = explorer_parts(settings, task, where.chip.platform)
+        platform = where.chip.platform
+        if case.program == "decode":
+            planned = estimate.decode_estimate(settings, task, platform)
+        else:
+            prompts, tokens = program.sizes
+            planned = estimate.prefill_estimate(settings, task, platform, (prompts, tokens))
     line: dict[str, Any] = {
         "case": case.name, "target": case.target, "mesh": case.mesh,
-        "planned_gb": round(sum(planned.values()) / 1e9, 3),
+        "planned_gb": round(planned.peak / 1e9, 3),
     }  # fmt: skip
     started = time.process_time()
     try:

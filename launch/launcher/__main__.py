@@ -90,6 +90,10 @@ def _plan(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     task = wiring.load_task(settings)
     wiring.check_reward(task)
     print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
+    if "find" in flags:
+        from launcher.finding import describe_found
+
+        print("", describe_found(settings, task, flags["find"]), sep="\n")
     if "compile" in flags:
         from launcher.compiling import describe_compiled
 

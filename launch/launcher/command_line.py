@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "plan": Command(
         "Prints what a run would do and the memory that it takes; starts nothing.",
-        (CONFIG, "compile"),
+        (CONFIG, "compile", "find"),
         "--config=configs/arithmetic.py --config.sync.mode=synchronous",
     ),
     "timeline": Command(
@@ -97,6 +97,10 @@ FLAGS = {
         "TARGET",
         "Accelerators to compile the run's programs for, such as v5e:4x4 or h100:8; none has to be"
         " here. plan.",
+    ),
+    "find": (
+        "TARGET",
+        "Accelerators to propose meshes and batch shapes for, as --compile names them. plan.",
     ),
     "host": ("ADDRESS", "The address to serve at; only this machine's own if not set. reward."),
     "port": ("PORT", "The port to serve at; any free one if not set. reward."),

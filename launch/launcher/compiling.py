@@ -24,7 +24,7 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 
-_HOST_GPUS = 8
+HOST_GPUS = 8
 _FORECAST_STEPS = 64
 
 
@@ -54,9 +54,8 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
     found = _compiled(train_step(settings, task, layout))
     lines += _describe(found, where)
     if found.reading is not None:
-        work = _step(settings, task, layout, found.reading)
-        link = _link(where, layout)
-        step = work.secs(where.chip, link)
+        step, work = step_secs(settings, task, layout, where, found.reading)
+        link = link_rate(where, layout)
         lines.append(
             f"    at least {format_secs(step)} a step, limited by {work.limit(where.chip, link)}:"
             f" MFU at most {work.utilization(where.chip, link):.0%}"
@@ -67,9 +66,8 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
             found = _compiled(program)
             lines += _describe(found, where)
             if program.name == "decode" and found.reading is not None:
-                work = _decode(settings, task, layout, program, found.reading)
-                link = _link(where, layout)
-                secs = work.secs(where.chip, link)
+                secs, work = decode_secs(settings, task, layout, where, program, found.reading)
+                link = link_rate(where, layout)
                 rate = program.sizes[0] / secs
                 lines.append(
                     f"    at least {format_secs(secs)} for a token of each of"
@@ -147,13 +145,14 @@ def _collectives(found: Iterable[Collective]) -> list[str]:
     return lines
 
 
-def _link(where: Target, layout: Layout) -> float:
+def link_rate(where: Target, layout: Layout) -> float:
     """Returns the bytes a second over which a role's devices are connected."""
     gpu = where.chip.platform == "gpu"
-    return where.chip.network if gpu and layout.mesh.size > _HOST_GPUS else where.chip.link
+    return where.chip.network if gpu and layout.mesh.size > HOST_GPUS else where.chip.link
 
 
-def _step(settings: RunSettings, task: Task, layout: Layout, reading: Reading) -> Work:
+def step_shape(settings: RunSettings, task: Task) -> tuple[tuple[int, int], int, Passes]:
+    """Returns the rows of the largest batch and their tokens, its microbatches, and its passes."""
     model = wiring.trainer_model(settings, task)
     rows, tokens = wiring.batching(settings, task.row_tokens).largest().rows.tokens.shape
     updates = settings.optimizer.updates_per_batch
@@ -165,20 +164,36 @@ def _step(settings: RunSettings, task: Task, layout: Layout, reading: Reading) -
         forward=float(algorithm.needs_reference) + float(ahead),
         recomputed=1.0 if model.remat == "full" else 0.0,
     )
-    work = step_work(model, layout, (rows, tokens), max(1, rows // micro), passes)
+    return (rows, tokens), max(1, rows // micro), passes
+
+
+def step_secs(
+    settings: RunSettings, task: Task, layout: Layout, where: Target, reading: Reading
+) -> tuple[float, Work]:
+    """Returns the least time of a compiled trainer step, and its work."""
+    model = wiring.trainer_model(settings, task)
     alone, hidden = link_bytes(reading)
-    return work._replace(links=alone, hidden_links=hidden)
+    work = step_work(model, layout, *step_shape(settings, task))
+    work = work._replace(links=alone, hidden_links=hidden)
+    return work.secs(where.chip, link_rate(where, layout)), work
 
 
-def _decode(
-    settings: RunSettings, task: Task, layout: Layout, program: Program, reading: Reading
-) -> Work:
+def decode_secs(
+    settings: RunSettings,
+    task: Task,
+    layout: Layout,
+    where: Target,
+    program: Program,
+    reading: Reading,
+) -> tuple[float, Work]:
+    """Returns the least time of a compiled decode step, and its work."""
     model = lora.merged_config(wiring.explorer_model(settings, task))
     rows, span = program.sizes
     chunk = settings.rollout.chunk_tokens
     alone, hidden = link_bytes(reading, unknown_trips=chunk)
     work = decode_work(model, layout, rows, span)
-    return work._replace(links=alone / chunk, hidden_links=hidden / chunk)
+    work = work._replace(links=alone / chunk, hidden_links=hidden / chunk)
+    return work.secs(where.chip, link_rate(where, layout)), work
 
 
 def _timeline(

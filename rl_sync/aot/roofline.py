@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax
+
 from rl_sync.aot.chips import Chip
 from rl_sync.aot.reading import Collective, Reading
 from rl_sync.models import memory
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flops import block_flops, block_traffic, logit_flops
 from rl_sync.models.placement import like_cast, param_like
-from rl_sync.models.sharding import Layout
+from rl_sync.models.sharding import MESH_AXES, Layout
 
 _BACKWARD = 2  # Products of a backward pass, for each of the forward pass.
 
@@ -144,3 +146,35 @@ def decode_work(model: ModelConfig, layout: Layout, rows: int, span: int) -> Wor
     weights = memory.device_bytes(like_cast(param_like(model, layout), model.dtype))
     cache = memory.cache_bytes(model, rows, span, layout)
     return Work(flops, flops, float(weights + cache))
+
+
+def step_links(
+    model: ModelConfig, layout: Layout, rows: tuple[int, int], microbatches: int, passes: Passes
+) -> float:
+    """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
+
+    Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
+    activations are summed over `tensor` twice a block, and gradients over `data` once a step.
+    """
+    data, fsdp, tensor = (layout.mesh.shape[axis] for axis in MESH_AXES)
+    width = 2 if model.dtype != "float32" else 4
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_like(model, layout)))
+    own = count / tensor
+    sweeps = passes.learned * 2 + passes.forward
+    gathers = microbatches * sweeps * width * own * (fsdp - 1) / fsdp
+    scatters = microbatches * passes.learned * 4 * own * (fsdp - 1) / fsdp
+    reduced = 2 * 4 * own / fsdp * (data - 1) / data
+    tokens = math.prod(rows) / (data * fsdp)
+    sums = 2 * model.num_layers * (passes.learned * 2 + passes.forward + passes.recomputed)
+    summed = tokens * model.embed_dim * width * sums * 2 * (tensor - 1) / tensor
+    return gathers + scatters + reduced + summed
+
+
+def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
+    """Counts the bytes that a device sends in a decode step, from shapes."""
+    tensor = layout.mesh.shape["tensor"]
+    own = rows * tensor / layout.mesh.size
+    width = 2 if model.dtype != "float32" else 4
+    summed = own * model.embed_dim * width * (2 * model.num_layers) * 2
+    logits = own / tensor * model.vocab_size * 4
+    return (summed + logits) * (tensor - 1) / tensor
