@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt32
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
@@ -112,3 +112,8 @@ def require_servable(
             f"Stop strings {sampling.stop_strings} are looked for in text: make the engine with"
             " decode, from token ids to text."
         )
+
+
+def draw_key(seed: tuple[int, ...], index: int) -> UInt32[np.ndarray, " 2"]:
+    """Makes the random key of a completion's draws from its request's seed and its own number."""
+    return np.random.SeedSequence([*seed, index]).generate_state(2, np.uint32)

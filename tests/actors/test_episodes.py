@@ -199,20 +199,22 @@ def test_environments_of_a_request_have_one_seed_and_those_of_others_another():
     assert seeds[0] == seeds[1] == seeds[2] == seeds[4] != seeds[3]
 
 
-def test_the_cache_of_earlier_turns_is_used_while_slots_allow_it():
+def test_the_cache_of_earlier_turns_is_used_while_slots_allow_it_or_set_aside():
     """Each turn costs its own tokens then, and the last drawn one; else the whole episode."""
     turns = [Continue(0, TURN)] * 3
 
-    def read(slots):
-        episodes = _episodes(Script(late=True), repeats=False, slots=slots)
+    def read(slots, **options):
+        episodes = _episodes(Script(late=True), repeats=False, slots=slots, **options)
         episodes.generate([_request(turns, seed=(i,)) for i in range(4)])
         return episodes.stats
 
-    roomy, narrow = read(slots=4), read(slots=1)
+    roomy, narrow, aside = read(slots=4), read(slots=1), read(slots=1, aside_bytes=1 << 20)
     assert roomy.prefill_tokens == 4 * (len(PROMPT) + 3 * len(TURN))
     assert roomy.evictions == 0
     assert narrow.prefill_tokens > roomy.prefill_tokens
     assert narrow.evictions > 0
+    assert aside.prefill_tokens == roomy.prefill_tokens, "caches were set aside in between"
+    assert aside.restored == aside.set_aside == aside.evictions > 0
 
 
 def test_nothing_is_held_when_all_episodes_are_over():
