@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, get_args
 
 import jax
@@ -20,7 +20,13 @@ from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import Completion, CompletionRequest, Handle, require_servable
+from rl_sync.rollout.request import (
+    Completion,
+    CompletionRequest,
+    Handle,
+    Progress,
+    require_servable,
+)
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.sizing import Sizing
@@ -313,6 +319,18 @@ class Engine:
             cache_allocated=self._batch.rows * self._length,
         )
         return finished
+
+    def progress(self, handles: Collection[Handle]) -> dict[Handle, Progress]:
+        """Returns what some completions have so far, of those that are in flight.
+
+        The finished completion begins with it.
+        """
+        found = {}
+        for sequence in self._occupancy.live.values():
+            if sequence.handle in handles:
+                sequence.cut(self._decode)  # Nothing after a stop string is a part of it.
+                found[sequence.handle] = sequence.progress()
+        return found
 
     def advance(
         self, budget_tokens: int | None = None, between: Callable[[], None] | None = None

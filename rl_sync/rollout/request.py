@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, UInt32
@@ -47,6 +47,14 @@ class CompletionRequest:
             raise ValueError(f"A request needs at least 1 completion, not {self.completions}.")
         if len(self.prompt) < 1:
             raise ValueError("A prompt needs at least one token: begin it with one of your own.")
+
+
+class Progress(NamedTuple):
+    """Tokens of a completion in flight so far; see `Completion`."""
+
+    tokens: Int[np.ndarray, " T"]
+    logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
