@@ -106,7 +106,9 @@ class TimedEngine(Engine):
     def __init__(self, config: ModelConfig, slots: int, **options: Any) -> None:
         """See `Engine`."""
         super().__init__(config, slots, **options)
-        self._admission = TimedAdmission(self._batch, self._queue, self._occupancy)
+        self._admission = TimedAdmission(
+            self._batch, self._queue, self._occupancy, self._continuations
+        )
 
 
 def settings_of(streaming: bool, slots: int, seed: int, max_staleness: int) -> RunSettings:

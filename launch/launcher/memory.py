@@ -89,10 +89,13 @@ def _explorer(settings: RunSettings, task: Task) -> str:
     if adapters:
         parts |= {"base": memory.device_bytes(base), "adapters": memory.device_bytes(adapters)}
     parts["KV cache"] = memory.cache_bytes(model, slots, model.max_length, layout)
+    most = settings.environment.aside_bytes if settings.plays else 0
+    aside = {"caches set aside": most} if most else {}
     return (
         f"  explorer   {_mesh(settings.explorer.mesh.shape)}{_list(parts)} for"
         f" {slots // layout.batch_shards} slots of {model.max_length} tokens:"
         f" {format_bytes(sum(parts.values()))}"
+        + (f"\n             in the host's memory, at most: {_list(aside)}" if aside else "")
         + _on_cpus(resident.explorer(settings, task), sum(parts.values()), "a step or a transfer")
     )
 

@@ -8,7 +8,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rl_sync.actors.episodes import Begin, Continue, Director, End, EpisodeRequest, Played, Said
+from rl_sync.actors.episodes import (
+    Begin,
+    Continue,
+    Director,
+    End,
+    EpisodeRequest,
+    Played,
+    Said,
+    Saying,
+)
 from rl_sync.environments.trajectory import Trajectory, append_reply, append_turn, begin_segment
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest, Handle
@@ -38,6 +47,8 @@ class _Episode:
       rewards: of the replies that were answered.
       attempt: the number of its beginnings, from 0.
       held: the last reply, whose cache the engine holds.
+      streams: whether the director hears the reply under way.
+      heard: the number of tokens that it has heard of it.
     """
 
     ticket: int
@@ -47,6 +58,8 @@ class _Episode:
     rewards: tuple[float, ...] = ()
     attempt: int = 0
     held: Handle | None = None
+    streams: bool = False
+    heard: int = 0
 
     @property
     def turns(self) -> int:
@@ -157,8 +170,9 @@ class EpisodeEngine:
         )
         played = self._heed(answers)
         replies = [self._said(completion) for completion in self.engine.step()]
-        if replies:
-            self._agree("replies", lambda: self._director.take(replies))
+        sayings = self._sayings()
+        if replies or sayings:
+            self._agree("replies", lambda: self._tell(sayings, replies))
         return played
 
     def advance(
@@ -195,6 +209,29 @@ class EpisodeEngine:
         if self._made is None:
             self._made = self._make_director()
         return self._made
+
+    def _sayings(self) -> list[Saying]:
+        """Returns what was drawn of replies that stream, since the director last heard of them."""
+        streamed = {
+            Handle(*key): number
+            for key, number in self._replying.items()
+            if self._playing[number].streams
+        }
+        sayings = []
+        for handle, progress in self.engine.progress(streamed).items() if streamed else ():
+            number = streamed[handle]
+            episode = self._playing[number]
+            if len(progress.tokens) > episode.heard:
+                new = (values[episode.heard :] for values in progress)
+                sayings.append(Saying(number, *new))
+                episode.heard = len(progress.tokens)
+        return sayings
+
+    def _tell(self, sayings: Sequence[Saying], replies: Sequence[Said]) -> None:
+        if sayings:
+            self._director.hear(sayings)
+        if replies:
+            self._director.take(replies)
 
     def _heed(self, answers: Sequence[Continue | End]) -> list[Played]:
         """Goes on after the answers of environments; returns the episodes that ended."""
@@ -250,7 +287,7 @@ class EpisodeEngine:
         )
         for episode, answer in zip(episodes, turns, strict=True):
             episode.trajectory = begin_segment(episode.trajectory, answer.ids)
-            self._replying[ticket, episode.index] = answer.episode
+            self._reply_begins(ticket, episode.index, answer)
 
     def _go_on(self, episode: _Episode, answer: Continue) -> None:
         """Begins the reply to a turn."""
@@ -272,7 +309,12 @@ class EpisodeEngine:
             ticket = self.engine.extend(
                 episode.held, answer.ids, sampling, seed=episode.seed, held=True
             )
-        self._replying[ticket, 0] = answer.episode
+        self._reply_begins(ticket, 0, answer)
+
+    def _reply_begins(self, ticket: int, index: int, answer: Continue) -> None:
+        episode = self._playing[answer.episode]
+        episode.streams, episode.heard = answer.streams, 0
+        self._replying[ticket, index] = answer.episode
 
     def _release(self, episode: _Episode) -> None:
         """Lets the engine forget what it holds of an episode."""

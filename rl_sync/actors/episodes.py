@@ -56,6 +56,15 @@ class Said(NamedTuple):
     versions: Int[np.ndarray, " T"]
 
 
+class Saying(NamedTuple):
+    """Tokens of a reply that is still being drawn, those since the last record; see `Said`."""
+
+    episode: int
+    tokens: Int[np.ndarray, " T"]
+    logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
+
+
 class Continue(NamedTuple):
     """A turn of an environment, after which the policy goes on.
 
@@ -66,6 +75,7 @@ class Continue(NamedTuple):
       reward: of the last reply.
       stop_strings: texts that end the reply besides those of the sampling.
       room: the most tokens of the reply.
+      streams: whether the director hears the reply while it is drawn.
     """
 
     episode: int
@@ -75,6 +85,7 @@ class Continue(NamedTuple):
     reward: float = 0.0
     stop_strings: tuple[str, ...] = ()
     room: int = 1 << 30
+    streams: bool = False
 
 
 class End(NamedTuple):
@@ -93,6 +104,9 @@ class Director(Protocol):
 
     def take(self, replies: Sequence[Said]) -> None:
         """Asks environments for their answers to replies."""
+
+    def hear(self, sayings: Sequence[Saying]) -> None:
+        """Hears of replies that are still being drawn, if their turns stream."""
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
         """Returns answers that are ready.

@@ -1,6 +1,6 @@
 """Tool calls in a reply's text, as the chat templates of model families write them.
 
-A format is a function from a text to a `Reading`, and a line in `CALL_FORMATS`. A call that cannot
+A format has a function from a text to a `Reading`, and a line in `CALL_FORMATS`. A call that cannot
 be read is no error of ours: its message is for the policy.
 """
 
@@ -17,6 +17,7 @@ from rl_sync.tasks.tokenizer import Tokenizer
 
 _SHOWN_CHARACTERS = 200
 _THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
+_UNREADABLE = "\ufffd"
 
 
 class Reading(NamedTuple):
@@ -33,13 +34,40 @@ class Reading(NamedTuple):
     malformed: tuple[str, ...] = ()
 
 
-CallFormat = Callable[[str], Reading]
+class CallFormat(NamedTuple):
+    """A format of calls.
+
+    Attributes:
+      read: reads a text.
+      mark: text that calls begin with, behind other text.
+      alone: text that a reply of calls and nothing else begins with; empty where there is none.
+    """
+
+    read: Callable[[str], Reading]
+    mark: str
+    alone: str = ""
+
+    def before_calls(self, text: str) -> str:
+        """Returns the beginning of a text that is content, whatever follows the text."""
+        begun = text.lstrip()
+        if self.alone and (not begun or begun.startswith(self.alone)):
+            return ""
+        content, mark, _ = text.partition(self.mark)
+        if not mark:
+            content = content[: len(content) - overlap(content, self.mark)]
+        return content.rstrip("\n")  # White space before a call is no content.
+
+
+def overlap(text: str, mark: str) -> int:
+    """Returns the most characters at a text's end that a mark, which is longer, begins with."""
+    sizes = range(min(len(text), len(mark) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
 
 def read_tagged(text: str) -> Reading:
     """Reads calls of Qwen 2.5 and 3: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
     content, *parts = text.split("<tool_call>")
-    read = _Calls("arguments")
+    before, read = content, _Calls("arguments")
     for part in parts:
         body, closing, rest = part.partition("</tool_call>")
         if closing:
@@ -47,7 +75,7 @@ def read_tagged(text: str) -> Reading:
         else:
             is_read = read.refuse("it is not closed by </tool_call>", body)
         content += rest if is_read else f"<tool_call>{part}"
-    return read.reading(content)
+    return read.reading(content, before)
 
 
 def read_headless(text: str) -> Reading:
@@ -73,7 +101,8 @@ def read_headless(text: str) -> Reading:
     ):
         return Reading(text)
     are_read = [read.add(value) for value in values]
-    return read.reading((content if tag else "") if any(are_read) else text)
+    before = content if tag else ""
+    return read.reading(before if any(are_read) else text, before)
 
 
 def read_listed(text: str) -> Reading:
@@ -91,13 +120,13 @@ def read_listed(text: str) -> Reading:
         read.refuse("it is not a list of calls", calls)
         return read.reading(text)
     are_read = [read.add(value) for value in values]
-    return read.reading(content if any(are_read) else text)
+    return read.reading(content if any(are_read) else text, content)
 
 
 CALL_FORMATS: dict[str, CallFormat] = {
-    "qwen": read_tagged,
-    "llama": read_headless,
-    "mistral": read_listed,
+    "qwen": CallFormat(read_tagged, "<tool_call>"),
+    "llama": CallFormat(read_headless, "<|python_tag|>", alone="{"),
+    "mistral": CallFormat(read_listed, "[TOOL_CALLS]"),
 }
 
 
@@ -122,11 +151,11 @@ def call_format(tokenizer: Tokenizer, name: str = "auto") -> CallFormat | None:
     template = tokenizer.template(has_tools=True)
     # Templates with `<function=` in their tags write XML.
     if "<tool_call>" in template and "<function=" not in template:
-        return read_tagged
+        return CALL_FORMATS["qwen"]
     if "[TOOL_CALLS]" in template:
-        return read_listed
+        return CALL_FORMATS["mistral"]
     if "<|python_tag|>" in template or '"parameters"' in template:
-        return read_headless
+        return CALL_FORMATS["llama"]
     return None
 
 
@@ -149,12 +178,11 @@ def read_reply(
     Returns:
       The reply. Calls inside the policy's thinking (`<think>…</think>`) are text.
     """
-    ends = bool(len(ids)) and ids[-1] in tokenizer.eos_ids
-    text = tokenizer.decode_all([int(i) for i in (ids[:-1] if ends else ids)])
-    thought, mark, answer = text.rpartition(_THOUGHT_ENDS)
-    if reads is None or (not mark and answer.lstrip().startswith(_THOUGHT_BEGINS)):
+    text = _text(tokenizer, ids)
+    thought, answer = _parted(text)
+    if reads is None or answer is None:
         return Reply(text, is_cut=is_cut)
-    content, calls, malformed = reads(answer)
+    content, calls, malformed = reads.read(answer)
     named = tuple(
         dataclasses.replace(call, call_id=call.call_id or _call_id(calls_before + number))
         for number, call in enumerate(calls)
@@ -164,8 +192,41 @@ def read_reply(
         tool_calls=named,
         malformed=malformed,
         is_cut=is_cut,
-        content=thought + mark + content if calls else None,
+        content=thought + content if calls else None,
     )
+
+
+def read_beginning(
+    tokenizer: Tokenizer, ids: Sequence[int], reads: CallFormat | None = None
+) -> str:
+    """Reads the beginning of a reply's content while the reply is still being drawn.
+
+    Args:
+      tokenizer, ids, reads: see `read_reply`.
+
+    Returns:
+      The content as far as it is certain. Characters whose bytes are not all drawn are no part of
+      it, nor is text that a tool call may begin with.
+    """
+    text = _text(tokenizer, ids).rstrip(_UNREADABLE)
+    thought, answer = _parted(text)
+    if reads is None or answer is None:
+        return text
+    return thought + reads.before_calls(answer)
+
+
+def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Decodes a reply without the token that ends it."""
+    ends = bool(len(ids)) and ids[-1] in tokenizer.eos_ids
+    return tokenizer.decode_all([int(i) for i in (ids[:-1] if ends else ids)])
+
+
+def _parted(text: str) -> tuple[str, str | None]:
+    """Returns the policy's thoughts, and the answer after them; None while it still thinks."""
+    thought, mark, answer = text.rpartition(_THOUGHT_ENDS)
+    if not mark and answer.lstrip().startswith(_THOUGHT_BEGINS):
+        return text, None
+    return thought + mark, answer
 
 
 def _call_id(number: int) -> str:
@@ -213,9 +274,15 @@ class _Calls:
         )
         return False
 
-    def reading(self, content: str) -> Reading:
-        """Returns all that was found; white space around calls is no content."""
-        content = content.strip("\n") if self._calls else content
+    def reading(self, content: str, before: str = "") -> Reading:
+        """Returns all that was found; white space around calls is no content.
+
+        Args:
+          before: the text before the first call.
+        """
+        if self._calls:
+            content = content.rstrip("\n")
+            content = content if before.strip("\n") else content.lstrip("\n")
         return Reading(content, tuple(self._calls), tuple(self._malformed))
 
 

@@ -8,7 +8,7 @@ episode of one turn.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -120,6 +120,30 @@ class Drawn:
     tokens: Int[np.ndarray, " T"]
     logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a reply that is still being drawn.
+
+    Attributes:
+      content: the reply's content so far, as far as it is certain. The reply's own begins with it.
+      drawn: the ids since the part before.
+    """
+
+    content: str
+    drawn: Drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedTurn(Turn):
+    """A turn of the endpoint, which hears the reply while it is drawn.
+
+    Attributes:
+      hear: is called with each part of the reply but the last.
+    """
+
+    hear: Callable[[Part], None] = dataclasses.field(kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,6 +82,16 @@ class EnvironmentSettings:
         least=0,
     )
 
+    aside_bytes: int = setting(
+        0,
+        "Host memory of each explorer, for keys and values of episodes whose slots others need"
+        " while their environment works. What was used longest ago makes room for others, and is"
+        " computed again when its episode goes on; with 0, so is all.",
+        unit="bytes",
+        least=0,
+        free="always",
+    )
+
     def __post_init__(self) -> None:
         check(self, "environment")
         if self.name is not None and not is_own(self.name):

@@ -6,14 +6,12 @@ import dataclasses
 from collections import deque
 from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import UInt32
-
 from rl_sync.rollout.batch import Batch, Start
 from rl_sync.rollout.buckets import prompt_bucket
+from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import CompletionRequest
+from rl_sync.rollout.request import CompletionRequest, draw_key
 from rl_sync.rollout.sequence import GrowingSequence
 from rl_sync.rollout.slots import Prefix
 
@@ -37,6 +35,7 @@ class Admission:
     batch: Batch
     queue: Queue
     occupancy: Occupancy
+    continuations: Continuations
 
     def admit(self) -> Admitted:
         """Starts waiting completions in free slots, in the order of the queue.
@@ -51,6 +50,10 @@ class Admission:
         prompt_tokens = 0
         while free and self.queue:
             waiting = self.queue.head
+            if waiting.is_aside:
+                self.continuations.restore(waiting, free.popleft())
+                self.queue.drop_finished_head()
+                continue
             if waiting.prefix is None:
                 prompt_tokens += self._prefill(len(free))
                 assert waiting.prefix is not None
@@ -91,8 +94,3 @@ class Admission:
         prompts = [waiting.request.prompt for waiting in read]
         self.queue.put_prefix(read, self.batch.prefill(prompts, width))
         return sum(map(len, prompts))
-
-
-def draw_key(seed: tuple[int, ...], index: int) -> UInt32[np.ndarray, " 2"]:
-    """Makes the random key of a completion's draws from its request's seed and its own number."""
-    return np.random.SeedSequence([*seed, index]).generate_state(2, np.uint32)

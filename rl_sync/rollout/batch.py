@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
-from rl_sync.models.cache import reads_by_pages
+from rl_sync.models.cache import KVCache, reads_by_pages
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
@@ -138,14 +138,27 @@ class Batch:
     def prefill(self, prompts: Sequence[Int[np.ndarray, " P"]], width: int) -> Prefix:
         """Prefills prompts, padded to `width`."""
         rows = self.prefill_rows(len(prompts), width)
-        padded = np.zeros((rows, width), np.int32)
-        for row, prompt in zip(padded, prompts, strict=False):
-            row[: len(prompt)] = prompt
+        padded = _padded(prompts, rows, width)
         program = CompiledProgram("prefill", (rows, width))
         return self._call(program, core.prefill, self.config, self._params, padded)
 
+    def copy_cache(self, slot: int, tokens: int) -> KVCache:
+        """Copies the cache of a slot whose sequence has so many tokens, and some room more."""
+        span = prompt_bucket(tokens, self.length)
+        program = CompiledProgram("copy_cache", (self.rows, span))
+        source = np.array([slot], np.int32)
+        return self._call(program, core.copy_cache, self._slots, source, span=span)
+
+    def insert_copy(self, cache: KVCache, start: Start) -> None:
+        """Starts a sequence whose prompt is that of a copied cache."""
+        tokens: Any = _padded([start.prompt], 1, prompt_bucket(len(start.prompt), self.length))
+        self._insert("insert_copy", Prefix(tokens, cache), [start])
+
     def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
         """Starts sequences whose prompts are in a prefix."""
+        self._insert("insert", prefix, starts)
+
+    def _insert(self, name: str, prefix: Prefix, starts: Sequence[Start]) -> None:
         filled = [*starts, *[starts[-1]] * (self.rows - len(starts))]
         sources = np.array([start.source for start in filled], np.int32)
         targets = self._targets([start.target for start in starts])
@@ -153,7 +166,7 @@ class Batch:
         keys: Any = np.stack([start.key for start in filled])
         choice = knobs([start.sampling for start in filled], self._stop_ids)
         rows = Rows(lengths - 1, lengths, keys, choice)
-        program = CompiledProgram("insert", (self.rows, *prefix.tokens.shape, self._stop_ids))
+        program = CompiledProgram(name, (self.rows, *prefix.tokens.shape, self._stop_ids))
         count = np.int32(len(starts))
         self._slots = self._call(
             program, core.insert, self._slots, prefix, count, sources, targets, rows
@@ -252,3 +265,11 @@ class Batch:
         if is_new:
             self.compile_secs += time.monotonic() - started
         return result
+
+
+def _padded(prompts: Sequence[Int[np.ndarray, " P"]], rows: int, width: int) -> np.ndarray:
+    """Puts prompts into the first of some rows, padded on the right."""
+    padded = np.zeros((rows, width), np.int32)
+    for row, prompt in zip(padded, prompts, strict=False):
+        row[: len(prompt)] = prompt
+    return padded

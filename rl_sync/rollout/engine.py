@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, get_args
 
 import jax
@@ -13,12 +13,20 @@ from jaxtyping import Int
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.rollout.admission import Admission, draw_key
-from rl_sync.rollout.batch import Batch, CompiledProgram, Extension
+from rl_sync.rollout.admission import Admission
+from rl_sync.rollout.aside import Aside
+from rl_sync.rollout.batch import Batch, CompiledProgram
+from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import Completion, CompletionRequest, Handle, require_servable
+from rl_sync.rollout.request import (
+    Completion,
+    CompletionRequest,
+    Handle,
+    Progress,
+    require_servable,
+)
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.sizing import Sizing
@@ -45,7 +53,8 @@ class Engine:
 
     Completions may be held, so that they go on after given tokens: the turns of an episode. A held
     sequence is parked in its slot with its cache. When others need the slot, the sequence held
-    longest is evicted; then `extend` prefills the whole sequence again, with the same result.
+    longest is evicted. Its cache is set aside in host memory, and goes into a slot again when the
+    sequence goes on; or `extend` prefills the whole sequence again, with the same result.
     """
 
     def __init__(
@@ -57,6 +66,7 @@ class Engine:
         chunk_tokens: int = 16,
         stepped_tokens: int = 64,
         cache: CachePolicy = "keep",
+        aside_bytes: int = 0,
         decode: Decode | None = None,
         seed: int = 0,
         layout: Layout,
@@ -71,7 +81,10 @@ class Engine:
           stepped_tokens: the most tokens of an extension that decode steps read, one a step. For
             longer extensions the whole sequence is prefilled again.
           cache: what becomes of the keys and values of sequences that new weights find under way or
-            parked: `keep` them, or `recompute` them with the new weights.
+            parked: `keep` them, or `recompute` them with the new weights. Those set aside are kept
+            likewise, or dropped.
+          aside_bytes: host memory for the caches of evicted sequences, for all processes of the
+            program together. What was used longest ago is dropped for others. 0: none is set aside.
           decode: from token ids to text; stop strings need it.
           seed: what the draws of requests without a seed depend on.
           layout: where the weights lie, and where slots are to lie.
@@ -82,8 +95,9 @@ class Engine:
         length = config.max_length if max_length is None else max_length
         if slots < 1 or chunk_tokens < 1:
             raise ValueError(f"slots={slots} and chunk_tokens={chunk_tokens} must be at least 1.")
-        if stepped_tokens < 0:
-            raise ValueError(f"stepped_tokens={stepped_tokens} must be at least 0.")
+        for name, value in (("stepped_tokens", stepped_tokens), ("aside_bytes", aside_bytes)):
+            if value < 0:
+                raise ValueError(f"{name}={value} must be at least 0.")
         if not 1 <= length <= config.max_length:
             raise ValueError(
                 f"max_length={length} must be from 1 to model.max_length={config.max_length}."
@@ -91,7 +105,6 @@ class Engine:
         require_one_of("cache", cache, get_args(CachePolicy))
         self._config = config
         self._length = length
-        self._most_stepped = min(stepped_tokens, length)
         self._cache_policy = cache
         self._decode = decode
         self._seed = seed
@@ -99,10 +112,17 @@ class Engine:
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
-        self._occupancy = Occupancy()
-        self._admission = Admission(self._batch, self._queue, self._occupancy)
+        self._aside = Aside(self._batch, aside_bytes)
+        self._occupancy = Occupancy(self._aside.put)
+        self._continuations = Continuations(
+            batch=self._batch,
+            queue=self._queue,
+            occupancy=self._occupancy,
+            aside=self._aside,
+            most_stepped=min(stepped_tokens, length),
+        )
+        self._admission = Admission(self._batch, self._queue, self._occupancy, self._continuations)
         self._sizing = Sizing(slots, chunk_tokens, self._queue, self._occupancy)
-        self._extensions: list[Extension] = []
         self._chunks = 0
         self._pauses = Pauses()
         self._counted = Stats()
@@ -149,6 +169,9 @@ class Engine:
         return dataclasses.replace(
             self._counted,
             evictions=self._occupancy.evictions,
+            set_aside=self._aside.set_aside,
+            restored=self._aside.restored,
+            dropped=self._aside.dropped,
             programs=compiled,
             compile_secs=secs,
         )
@@ -161,8 +184,10 @@ class Engine:
         self._batch.load(params)
         self._version = version
         self._queue.forget_prefixes()
-        lengths = self._occupancy.lengths
-        if lengths and self._cache_policy == "recompute":
+        if self._cache_policy == "keep":
+            return
+        self._aside.drop_all()
+        if lengths := self._occupancy.lengths:
             started, compiled = time.monotonic(), self._batch.compile_secs
             self._batch.recompute(max(lengths))
             secs = time.monotonic() - started - (self._batch.compile_secs - compiled)
@@ -217,13 +242,7 @@ class Engine:
         self._require_servable(request)
         self._occupancy.release(handle)
         waiting = self._accept(request)
-        if before.slot is None or len(given) > self._most_stepped:
-            self._queue.put_ahead(waiting)
-            return waiting.ticket
-        sequence = GrowingSequence(waiting.ticket, 0, request, unread=len(given))
-        self._occupancy.start(before.slot, sequence)
-        newest, key = len(before.tokens) - 1, draw_key(waiting.seed, 0)
-        self._extensions.append(Extension(before.slot, newest, given, sampling, key))
+        self._continuations.begin(before, waiting, given)
         return waiting.ticket
 
     def release(self, handle: Handle) -> None:
@@ -232,7 +251,7 @@ class Engine:
         Raises:
           ValueError: no such completion is held.
         """
-        self._occupancy.find(handle)
+        self._aside.forget(self._occupancy.find(handle).copy)
         self._occupancy.release(handle)
 
     def step(self) -> list[Completion]:
@@ -247,11 +266,12 @@ class Engine:
         if not self.unfinished:
             return []
         started, compiled = time.monotonic(), self._batch.compile_secs
-        stepped, reused = self._extend()
+        stepped, reused = self._continuations.flush()
         rows = self._sizing.rows(self._chunks)
         if rows != self._batch.rows:
             self._batch.resize(rows, self._occupancy.resize(rows))
         prefixes, prompt_tokens = self._admission.admit()
+        restepped, restored = self._continuations.flush()
         live = self._occupancy.live
         chunk = self._batch.decode(
             self._occupancy.mask,
@@ -287,10 +307,10 @@ class Engine:
         prefill_secs = max(0.0, prefilled - started - compile_secs) if prefixes else 0.0
         self._counted += Stats(
             completions=len(finished),
-            prefill_tokens=prompt_tokens + stepped,
+            prefill_tokens=prompt_tokens + stepped + restepped,
             prefill_secs=prefill_secs,
-            stepped_tokens=stepped,
-            reused_tokens=reused,
+            stepped_tokens=stepped + restepped,
+            reused_tokens=reused + restored,
             decode_tokens=int((tokens >= 0).sum()),
             decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
             steps=int(steps),
@@ -299,6 +319,18 @@ class Engine:
             cache_allocated=self._batch.rows * self._length,
         )
         return finished
+
+    def progress(self, handles: Collection[Handle]) -> dict[Handle, Progress]:
+        """Returns what some completions have so far, of those that are in flight.
+
+        The finished completion begins with it.
+        """
+        found = {}
+        for sequence in self._occupancy.live.values():
+            if sequence.handle in handles:
+                sequence.cut(self._decode)  # Nothing after a stop string is a part of it.
+                found[sequence.handle] = sequence.progress()
+        return found
 
     def advance(
         self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
@@ -361,15 +393,3 @@ class Engine:
         self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
         seed = (self._seed, ticket) if request.seed is None else request.seed
         return Waiting(ticket, request, seed)
-
-    def _extend(self) -> tuple[int, int]:
-        """Lets sequences go on that were extended in their slots.
-
-        Returns:
-          The number of tokens that they are given, and of those whose cache they keep.
-        """
-        extensions, self._extensions = self._extensions, []
-        if extensions:
-            self._batch.extend(extensions, self._most_stepped)
-        given = sum(len(extension.given) for extension in extensions)
-        return given, sum(extension.newest for extension in extensions)

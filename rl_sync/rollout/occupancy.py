@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from rl_sync.rollout.aside import Copy
 from rl_sync.rollout.request import Handle
 from rl_sync.rollout.sequence import GrowingSequence
 
@@ -19,22 +21,29 @@ class Held:
       tokens: its prompt and completion.
       since: the number of the chunk after which it was held.
       slot: the slot that has its cache; None after an eviction.
+      copy: its cache, if that was set aside.
     """
 
     tokens: Int[np.ndarray, " S"]
     since: int
     slot: int | None
+    copy: Copy | None = None
 
 
 class Occupancy:
     """The sequence in each slot, as the host knows it.
+
+    Args:
+      set_aside: copies the cache out of a slot whose sequence is evicted and has so many tokens, or
+        returns None.
 
     Attributes:
       rows: the number of slots.
       evictions: the number of held sequences that lost their slots so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, set_aside: Callable[[int, int], Copy | None]) -> None:
+        self._set_aside = set_aside
         self.rows = 0
         self.evictions = 0
         self._live: dict[int, GrowingSequence] = {}
@@ -132,5 +141,7 @@ class Occupancy:
         return [*live, *[slot for slot, _ in parked[surplus:]]]
 
     def _evict(self, held: Held) -> None:
+        assert held.slot is not None, "only what is parked is evicted"
+        held.copy = self._set_aside(held.slot, len(held.tokens))
         held.slot = None
         self.evictions += 1

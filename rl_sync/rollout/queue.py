@@ -6,6 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rl_sync.rollout.aside import Copy
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.slots import Prefix
 
@@ -19,6 +20,8 @@ class Waiting:
       request: the request itself.
       seed: the request's own seed, or the one that the engine gave it.
       prefix, row: the prefilled prompt and its row; None and 0 before the prefill.
+      given, copy: where its prompt is a sequence whose cache is set aside: the number of tokens
+        behind that sequence, and its cache.
     """
 
     ticket: int
@@ -27,11 +30,18 @@ class Waiting:
     next: int = 0
     prefix: Prefix | None = None
     row: int = 0
+    given: int = 0
+    copy: Copy | None = None
 
     @property
     def left(self) -> int:
         """Number of completions to start."""
         return self.request.completions - self.next
+
+    @property
+    def is_aside(self) -> bool:
+        """True where a cache set aside is to be restored, so that there is nothing to prefill."""
+        return self.copy is not None and self.copy.is_there
 
 
 class Queue:
@@ -92,7 +102,7 @@ class Queue:
         """
         needed, unread = 0, []
         for waiting in self._waiting:
-            if waiting.prefix is None and alike(waiting.request):
+            if waiting.prefix is None and not waiting.is_aside and alike(waiting.request):
                 needed += free > 0
                 unread.append(waiting)
             free -= waiting.left

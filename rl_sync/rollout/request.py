@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt32
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
@@ -47,6 +47,14 @@ class CompletionRequest:
             raise ValueError(f"A request needs at least 1 completion, not {self.completions}.")
         if len(self.prompt) < 1:
             raise ValueError("A prompt needs at least one token: begin it with one of your own.")
+
+
+class Progress(NamedTuple):
+    """Tokens of a completion in flight so far; see `Completion`."""
+
+    tokens: Int[np.ndarray, " T"]
+    logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,3 +120,8 @@ def require_servable(
             f"Stop strings {sampling.stop_strings} are looked for in text: make the engine with"
             " decode, from token ids to text."
         )
+
+
+def draw_key(seed: tuple[int, ...], index: int) -> UInt32[np.ndarray, " 2"]:
+    """Makes the random key of a completion's draws from its request's seed and its own number."""
+    return np.random.SeedSequence([*seed, index]).generate_state(2, np.uint32)

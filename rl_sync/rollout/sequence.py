@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from rl_sync.rollout.request import Completion, CompletionRequest, Handle
+from rl_sync.rollout.request import Completion, CompletionRequest, Handle, Progress
 from rl_sync.rollout.slots import NOT_DRAWN
 
 Decode = Callable[[Sequence[int]], str]
@@ -111,13 +111,19 @@ class GrowingSequence:
     def _stopped(self) -> bool:
         return self._cut or self.tokens[-1] in self.request.sampling.stop_ids
 
+    def progress(self) -> Progress:
+        """Returns what was drawn so far; `cut` comes first."""
+        return Progress(
+            np.array(self.tokens, np.int32),
+            np.array(self.logprobs, np.float32),
+            np.array(self.versions, np.int32),
+        )
+
     def finished(self) -> Completion:
         """Returns the completion as it is."""
         return Completion(
             ticket=self.ticket,
             index=self.index,
-            tokens=np.array(self.tokens, np.int32),
-            logprobs=np.array(self.logprobs, np.float32),
-            versions=np.array(self.versions, np.int32),
+            **self.progress()._asdict(),
             finish="stop" if self._stopped else "length",
         )

@@ -169,6 +169,20 @@ def insert(
     return on_mesh(Slots(tokens, cache, _with_rows(slots.rows, targets, rows)))
 
 
+@functools.partial(jax.jit, static_argnames="span")
+def copy_cache(slots: Slots, source: Int[Array, " 1"], span: int) -> KVCache:
+    """Copies a slot's cache up to position `span`: that of a prefix with one row.
+
+    Devices that share the rows of the slots all get the copy, of the heads that each of them has.
+    """
+    C = slots.cache.values.shape[4]
+    pages, width = -(-span // C), min(span, C)
+    keys = slots.cache.keys[:, :pages, source, :, :, :width]
+    return KVCache(
+        *map_with_axes(_gathered, KVCache(keys, slots.cache.values[:, :pages, source, :, :width]))
+    )
+
+
 def _with_rows(rows: Rows, targets: Int[Array, " B"], new: Rows) -> Rows:
     """Replaces the values of the targets, except targets outside the slots."""
     return jax.tree.map(lambda old, row: old.at[targets].set(row, mode="drop"), rows, new)

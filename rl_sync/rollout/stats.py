@@ -21,6 +21,9 @@ class Stats:
         counts as decoding.
       reused_tokens: the number of tokens whose cache sequences kept when they were extended.
       evictions: the number of held sequences whose slot went to others.
+      set_aside: of these, those whose cache was set aside in host memory.
+      restored: the number of caches set aside that went into a slot again.
+      dropped: the number of caches set aside that were lost to others, or to new weights.
       decode_tokens: the number of drawn tokens.
       decode_secs: the time spent on decoding.
       steps: the number of decode steps.
@@ -37,6 +40,9 @@ class Stats:
     stepped_tokens: int = 0
     reused_tokens: int = 0
     evictions: int = 0
+    set_aside: int = 0
+    restored: int = 0
+    dropped: int = 0
     decode_tokens: int = 0
     decode_secs: float = 0.0
     steps: int = 0
@@ -79,6 +85,10 @@ class Stats:
             "decode_tokens_per_sec": self.decode_tokens_per_sec,
             "occupancy": self.occupancy,
             "cache_use": self.cache_use,
+            "evictions": self.evictions,
+            "set_aside": self.set_aside,
+            "restored": self.restored,
+            "dropped": self.dropped,
             "programs": self.programs,
             "compile_secs": self.compile_secs,
         }

@@ -7,13 +7,22 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rl_sync.actors.episodes import Begin, Continue, End, Said
+from rl_sync.actors.episodes import Begin, Continue, End, Said, Saying
 from rl_sync.ending import FAILURES, Ending, Fault
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.history import Exchange
 from rl_sync.environments.hosts.host import Failure, Host, Result
 from rl_sync.environments.hosts.limits import START_SECS
-from rl_sync.environments.interface import ANEW, Drawn, Outcome, Reply, Turn
+from rl_sync.environments.interface import (
+    ANEW,
+    Drawn,
+    Outcome,
+    Part,
+    Reply,
+    StreamedTurn,
+    Turn,
+)
+from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import REFUSE, SEGMENT, EnvironmentSettings
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.messages import record
@@ -34,6 +43,8 @@ class _Dialogue:
       faults: its earlier beginnings, which failed.
       history: its replies, each with all before it.
       asked: the prompt of the next reply.
+      hear: hears parts of that reply; None where nobody does.
+      heard: the ids of the parts so far.
       tokens: of all its segments.
       segments: runs of append-only tokens.
       calls: calls of tools.
@@ -46,6 +57,8 @@ class _Dialogue:
     faults: tuple[Fault, ...] = ()
     history: list[Exchange] = dataclasses.field(default_factory=list)
     asked: Exchange | None = None
+    hear: Callable[[Part], None] | None = None
+    heard: list[int] = dataclasses.field(default_factory=list)
     tokens: int = 0
     segments: int = 0
     calls: int = 0
@@ -76,7 +89,7 @@ class Director:
     Args:
       host: runs the environments.
       bridge: turns messages into ids.
-      read: reads a reply, from its ids, whether it was cut, and the number of calls before it.
+      reader: reads replies.
       settings: the limits of an episode.
     """
 
@@ -84,10 +97,10 @@ class Director:
         self,
         host: Host,
         bridge: Bridge,
-        read: Callable[[Sequence[int], bool, int], Reply],
+        reader: Reader,
         settings: EnvironmentSettings,
     ) -> None:
-        self._host, self._bridge, self._read, self._settings = host, bridge, read, settings
+        self._host, self._bridge, self._reader, self._settings = host, bridge, reader, settings
         self._dialogues: dict[int, _Dialogue] = {}
         self._awaited: set[int] = set()
         self._ready: list[Continue | End] = []
@@ -108,6 +121,16 @@ class Director:
                 self._ready.append(self._cut(dialogue, "time-out", why=late))
                 continue
             self._give(dialogue, reply)
+
+    def hear(self, sayings: Sequence[Saying]) -> None:
+        """See `rl_sync.actors.episodes.Director`."""
+        for saying in sayings:
+            dialogue = self._dialogues[saying.episode]
+            assert dialogue.hear is not None, "somebody hears the reply"
+            assert dialogue.asked is not None, "the policy replies to a turn"
+            dialogue.heard += saying.tokens.tolist()
+            drawn = Drawn(dialogue.asked.prompt, saying.tokens, saying.logprobs, saying.versions)
+            dialogue.hear(Part(self._reader.beginning(dialogue.heard), drawn))
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
         """See `rl_sync.actors.episodes.Director`.
@@ -159,7 +182,7 @@ class Director:
         """Reads a reply, and adds it to the history."""
         asked = dialogue.asked
         assert asked is not None, "the policy replies to a turn"
-        reply = self._read(said.tokens.tolist(), said.is_cut, dialogue.calls)
+        reply = self._reader.reply(said.tokens.tolist(), said.is_cut, dialogue.calls)
         dialogue.tokens += len(said.tokens)
         dialogue.calls += len(reply.tool_calls)
         dialogue.history.append(
@@ -218,6 +241,7 @@ class Director:
         if room < 1:
             return self._limited(dialogue, turn, "context")
         dialogue.asked = asked
+        dialogue.hear, dialogue.heard = turn.hear if isinstance(turn, StreamedTurn) else None, []
         dialogue.tokens += len(ids)
         dialogue.segments += not goes_on
         dialogue.deadline_secs = turn.deadline_secs or math.inf
@@ -230,6 +254,7 @@ class Director:
             reward=turn.reward,
             stop_strings=turn.stop_strings,
             room=min(room, turn.most_tokens or room),
+            streams=dialogue.hear is not None,
         )
 
     def _limited(self, dialogue: _Dialogue, turn: Turn, limit: str) -> End | None:

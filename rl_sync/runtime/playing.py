@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rl_sync.actors.episode_engine import Agree, EpisodeEngine, alone
 from rl_sync.environments.bridge import Bridge
-from rl_sync.environments.calls import call_format, read_reply
+from rl_sync.environments.calls import call_format
 from rl_sync.environments.catalog import reference_of
 from rl_sync.environments.hosts.choice import host_of
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.interface import Reply
+from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import EnvironmentSettings
 from rl_sync.rollout.engine import Engine
 from rl_sync.runtime.director import Director
@@ -53,15 +51,12 @@ def playing(
 
 def _director(settings: EnvironmentSettings, task: Task, reference: str) -> Director:
     """The part of the environments in a run's episodes."""
-    tokenizer, reads = task.tokenizer, call_format(task.tokenizer, settings.calls)
-
-    def read(ids: Sequence[int], is_cut: bool, calls_before: int) -> Reply:
-        return read_reply(tokenizer, ids, is_cut, reads, calls_before)
-
+    tokenizer = task.tokenizer
+    reader = Reader(tokenizer, call_format(tokenizer, settings.calls))
     limits = Limits(
         workers=settings.workers,
         limit_secs=settings.limit_secs,
         queue_secs=_QUEUE_SECS,
         memory_bytes=settings.memory_bytes,
     )
-    return Director(host_of(reference, limits), Bridge(tokenizer), read, settings)
+    return Director(host_of(reference, limits), Bridge(tokenizer), reader, settings)

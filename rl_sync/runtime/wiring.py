@@ -292,6 +292,7 @@ def engine(settings: RunSettings, task: Task, layout: Layout) -> Engine:
         settings.slots,
         chunk_tokens=settings.rollout.chunk_tokens,
         cache=cast(CachePolicy, settings.rollout.cache),
+        aside_bytes=settings.environment.aside_bytes,
         decode=task.tokenizer.decode,
         layout=layout,
     )

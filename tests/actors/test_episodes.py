@@ -38,7 +38,7 @@ class Script:
     """
 
     def __init__(self, late=False):
-        self.begun, self.said, self.closed = [], [], False
+        self.begun, self.heard, self.said, self.closed = [], [], [], False
         self._late, self._left, self._answers = late, {}, []
 
     def begin(self, episodes):
@@ -46,8 +46,16 @@ class Script:
             self.begun.append(one)
             self._left[one.episode] = list(one.row["turns"])
             self._answers.append(
-                Continue(one.episode, one.row.get("prompt", PROMPT), begins_segment=True)
+                Continue(
+                    one.episode,
+                    one.row.get("prompt", PROMPT),
+                    begins_segment=True,
+                    streams=one.row.get("streams", False),
+                )
             )
+
+    def hear(self, sayings):
+        self.heard += [(saying, len(self.said)) for saying in sayings]
 
     def take(self, replies):
         for said in replies:
@@ -199,20 +207,22 @@ def test_environments_of_a_request_have_one_seed_and_those_of_others_another():
     assert seeds[0] == seeds[1] == seeds[2] == seeds[4] != seeds[3]
 
 
-def test_the_cache_of_earlier_turns_is_used_while_slots_allow_it():
+def test_the_cache_of_earlier_turns_is_used_while_slots_allow_it_or_set_aside():
     """Each turn costs its own tokens then, and the last drawn one; else the whole episode."""
     turns = [Continue(0, TURN)] * 3
 
-    def read(slots):
-        episodes = _episodes(Script(late=True), repeats=False, slots=slots)
+    def read(slots, **options):
+        episodes = _episodes(Script(late=True), repeats=False, slots=slots, **options)
         episodes.generate([_request(turns, seed=(i,)) for i in range(4)])
         return episodes.stats
 
-    roomy, narrow = read(slots=4), read(slots=1)
+    roomy, narrow, aside = read(slots=4), read(slots=1), read(slots=1, aside_bytes=1 << 20)
     assert roomy.prefill_tokens == 4 * (len(PROMPT) + 3 * len(TURN))
     assert roomy.evictions == 0
     assert narrow.prefill_tokens > roomy.prefill_tokens
     assert narrow.evictions > 0
+    assert aside.prefill_tokens == roomy.prefill_tokens, "caches were set aside in between"
+    assert aside.restored == aside.set_aside == aside.evictions > 0
 
 
 def test_nothing_is_held_when_all_episodes_are_over():
@@ -287,3 +297,41 @@ def test_episodes_with_their_environments_leave_their_slots_to_others():
     assert episodes.occupied == 8
     episodes.advance()
     assert episodes.occupied == 0
+
+
+def test_a_reply_that_streams_is_heard_chunk_by_chunk_and_is_the_same():
+    sampling = Sampling(max_new_tokens=8, stop_ids=())
+    turns = [Continue(0, TURN), Continue(0, TURN, streams=True)]
+    script, silent = Script(), Script()
+    played = _episodes(script).generate([_request(turns, 2, sampling=sampling, streams=True)])
+    plain = [turn._replace(streams=False) for turn in turns]
+    expected = _episodes(silent).generate([_request(plain, 2, sampling=sampling)])
+    assert _tokens(played) == _tokens(expected)
+    assert silent.heard == []
+    for episode in (0, 1):
+        whole = [said for said in script.said if said.episode == episode]
+        heard = [saying for saying, _ in script.heard if saying.episode == episode]
+        # After each chunk but the last. In the first one of a later reply, steps read its turn.
+        assert [len(saying.tokens) for saying in heard] == [3, 3, 1, 3, 3]
+        for said, parts in ((whole[0], heard[:2]), (whole[2], heard[2:])):
+            for name in ("tokens", "logprobs", "versions"):
+                part = np.concatenate([getattr(saying, name) for saying in parts])
+                np.testing.assert_array_equal(part, getattr(said, name)[: len(part)])
+    assert [number for _, number in script.heard] == [0] * 4 + [4] * 6, "before each reply"
+
+
+def test_nothing_after_a_stop_string_is_heard():
+    def decode(ids):
+        return "".join("abcdefghij"[i % 10] for i in ids)
+
+    stops = Sampling(max_new_tokens=30, stop_ids=(), stop_strings=("c", "ga", "f"))
+    script = Script()
+    episodes = _episodes(script, decode=decode)
+    episodes.generate([_request(seed=(i,), sampling=stops, streams=True) for i in range(8)])
+    assert {said.is_cut for said in script.said} == {False}
+    for said in script.said:
+        heard = [s.tokens.tolist() for s, _ in script.heard if s.episode == said.episode]
+        tokens = [token for part in heard for token in part]
+        assert tokens == said.tokens.tolist()[: len(tokens)]
+    assert any(len(said.tokens) % 3 for said in script.said), "no stop inside a chunk"
+    assert script.heard

@@ -163,6 +163,23 @@ def play(row, settings):
     return len(reply.choices[0].message.content)
 
 
+def stream(row, settings):
+    """Reads a reply as it comes; notes when its chunks came, and the text of all of them."""
+    import openai
+
+    made = openai.OpenAI(base_url=settings.base_url, api_key=settings.api_key, max_retries=0)
+    messages = [user(row["prompt"])]
+    for _ in range(2):
+        chat = {"model": "x", "messages": messages, "stream": True}
+        choices = [chunk.choices[0] for chunk in made.chat.completions.create(**chat)]
+        text = "".join(choice.delta.content or "" for choice in choices)
+        ids = [getattr(choice, "token_ids", []) for choice in choices]
+        messages += [said(text), user("on")]
+        with open(row["notes"], "a") as notes:
+            print(json.dumps([text, ids]), file=notes)
+    return 1.0
+
+
 async def play_async(row, settings):
     """Finds the endpoint in the environment variables, and returns rewards by name."""
     import openai

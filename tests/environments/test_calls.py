@@ -4,6 +4,7 @@ from rl_sync.environments.calls import (
     CALL_FORMATS,
     Reading,
     call_format,
+    read_beginning,
     read_headless,
     read_listed,
     read_reply,
@@ -115,7 +116,8 @@ def test_good_calls_beside_a_malformed_one_are_read():
     ],
 )
 def test_the_template_tells_the_format(name, reads):
-    assert call_format(family(name)) is reads
+    found = call_format(family(name))
+    assert (found and found.read) is reads
 
 
 def test_a_format_can_be_named_for_any_tokenizer():
@@ -145,7 +147,7 @@ def test_a_reply_is_read_with_special_tokens_kept_but_its_end():
 def test_calls_without_ids_are_numbered_through_the_conversation():
     tokenizer = family("chatml")
     ids = tokenizer.encode(f"<tool_call>{LOOK_TEXT}</tool_call><tool_call>{OPEN_TEXT}</tool_call>")
-    reply = read_reply(tokenizer, ids, is_cut=True, reads=read_tagged, calls_before=41)
+    reply = read_reply(tokenizer, ids, is_cut=True, reads=CALL_FORMATS["qwen"], calls_before=41)
     assert [call.call_id for call in reply.tool_calls] == ["call00041", "call00042"]
     assert reply.is_cut
 
@@ -154,13 +156,73 @@ def test_calls_without_ids_are_numbered_through_the_conversation():
 def test_a_call_in_the_policys_thinking_is_text(closing):
     tokenizer = family("thinking")
     text = f"<think>I could <tool_call>{LOOK_TEXT}</tool_call>{closing}"
-    reply = read_reply(tokenizer, tokenizer.encode(text), is_cut=True, reads=read_tagged)
+    reply = read_reply(tokenizer, tokenizer.encode(text), is_cut=True, reads=CALL_FORMATS["qwen"])
     assert (reply.text, reply.tool_calls, reply.malformed) == (text, (), ())
 
 
 def test_thinking_before_a_call_stays_in_the_content():
     tokenizer = family("thinking")
     text = f"<think>so</think>\n\n<tool_call>{OPEN_TEXT}</tool_call>"
-    reply = read_reply(tokenizer, tokenizer.encode(text), is_cut=False, reads=read_tagged)
+    reply = read_reply(tokenizer, tokenizer.encode(text), is_cut=False, reads=CALL_FORMATS["qwen"])
     assert reply.content == "<think>so</think>"
     assert reply.message().tool_calls == (ToolCall("open", {}, "call00000"),)
+
+
+CALL = f"<tool_call>{OPEN_TEXT}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "certain"),
+    [
+        (
+            "chatml",
+            "\n\nIt is 12 < 13.\n\nSo <tool> it is.\n",
+            "\n\nIt is 12 < 13.\n\nSo <tool> it is.",
+        ),
+        ("chatml", f"\nSee.\n\n{CALL}\n{CALL}", "\nSee."),
+        ("chatml", f"\n{CALL}\nSo.\n", ""),
+        ("chatml", f"Or <tool_call>{{</tool_call> and\n{CALL}", "Or "),
+        (
+            "thinking",
+            f"<think>I <tool_call>x\n</think>\n\nSee.\n{CALL}",
+            "<think>I <tool_call>x\n</think>\n\nSee.",
+        ),
+        ("thinking", f"No {CALL} yet\n</think>\nyes", f"No {CALL} yet\n</think>\nyes"),
+        ("headers", '\n{"name": "open", "parameters": {}}', ""),
+        ("headers", '{"answer": 12}\n', ""),
+        ("headers", 'So: \n<|python_tag|>{"name": "open", "parameters": {}}', "So: "),
+        ("brackets", f"So [TOOL]:\n[TOOL_CALLS] [{LOOK_TEXT}]", "So [TOOL]:"),
+        ("plain", "a <tool_call> b\n", "a <tool_call> b\n"),
+    ],
+)
+def test_the_beginning_of_a_reply_is_that_of_its_content_whatever_follows(name, text, certain):
+    tokenizer = family(name)
+    reads, ids = call_format(tokenizer), tokenizer.encode(text)
+    content = read_reply(tokenizer, ids, is_cut=False, reads=reads).message().content
+    begun = [read_beginning(tokenizer, ids[:end], reads) for end in range(len(ids) + 1)]
+    for one, later in zip(begun, [*begun[1:], content], strict=True):
+        assert later.startswith(one)
+    assert begun[-1] == certain
+
+
+def test_text_before_a_call_is_certain_at_once_and_the_call_is_not():
+    tokenizer, reads = family("chatml"), CALL_FORMATS["qwen"]
+
+    def begun(text):
+        return read_beginning(tokenizer, tokenizer.encode(text), reads)
+
+    assert begun("See.\n") == "See."
+    assert begun("See.\nSo") == "See.\nSo"
+    assert begun("See. <") == "See. "
+    assert begun("See. <b") == "See. <b"
+    assert begun(f"See. {CALL} more") == "See. "
+    assert begun("<think>See. <tool_call>") == "<think>See. <tool_call>"
+
+
+def test_characters_whose_bytes_are_incomplete_are_not_certain():
+    tokenizer = family("chatml")
+    text = "é中😀."
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text.encode()), "no character has several tokens"
+    begun = [read_beginning(tokenizer, ids[:end]) for end in range(len(ids) + 1)]
+    assert begun == ["", "", *["é"] * 3, *["é中"] * 4, "é中😀", text]

@@ -138,6 +138,12 @@ def test_what_is_offloaded_is_apart_from_what_the_device_holds():
     assert found["optimizer"] == format_bytes(2 * PARAMETERS + 2 * 4)
 
 
+def test_caches_set_aside_are_apart_from_what_the_device_holds():
+    without = described(environment__name="guess")["explorer"]
+    found = described(environment__name="guess", environment__aside_bytes=3000)["explorer"]
+    assert found == {**without, "caches set aside": format_bytes(3000)}
+
+
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
     found = described(model__lora__rank=2, algorithm__kl_coefficient=0.001)
     assert_parts(

@@ -5,93 +5,28 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rl_sync.models.sharding import Layout
 from rl_sync.rollout import slots
-from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest, Handle
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
-
-EOS = 1
-LENGTH = 96
-CONFIG = dataclasses.replace(tiny.CONFIG, max_length=LENGTH)
-PARAMS = tiny.params(CONFIG)
-OTHERS = tiny.params(CONFIG, seed=5)
-PROMPT = np.array([3, 4, 5, 6], np.int32)
-GIVEN = np.array([7, EOS, 2, 9, 10], np.int32)
-SAMPLING = Sampling(max_new_tokens=8, stop_ids=(EOS,))
-GREEDY = Sampling(max_new_tokens=8, stop_ids=(), greedy=True)
-
-
-def decode(ids):
-    return "".join("abcdefghijk"[i] * (i % 3) for i in ids)
-
-
-CHOICES = [
+from tests.rollout.turns import (
+    CHOICES,
+    CONFIG,
+    EOS,
+    GIVEN,
+    GREEDY,
+    LENGTH,
+    OTHERS,
+    PROMPT,
     SAMPLING,
-    Sampling(6, (EOS, 4), repetition_penalty=1.7, min_new_tokens=3),
-    Sampling(9, (), greedy=True, repetition_penalty=1.3),
-    Sampling(5, (), temperature=2.0, top_k=4, stop_strings=("cch", "ff")),
-    Sampling(7, (0, 1, 2, 3, 4), min_new_tokens=4, top_p=0.8, stop_strings=("ee",)),
-]
-
-
-def _engine(config=CONFIG, params=PARAMS, slots=8, chunk_tokens=4, **options):
-    engine = Engine(config, slots, chunk_tokens=chunk_tokens, **options, layout=Layout.single())
-    engine.load(params, version=0)
-    return engine
-
-
-def _held(sampling=GREEDY, seed=(0,), prompt=PROMPT, completions=1):
-    return CompletionRequest(prompt, sampling, completions, seed, held=True)
-
-
-def _whole(*parts):
-    return np.concatenate([getattr(part, "tokens", part) for part in parts])
-
-
-def _assert_same(one, other, atol=1e-5):
-    np.testing.assert_array_equal(one.tokens, other.tokens)
-    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=atol)
-    assert one.finish == other.finish
-
-
-def _fresh(prompt, sampling, seed, **options):
-    ((completion,),) = _engine(**options).generate([CompletionRequest(prompt, sampling, 1, seed)])
-    return completion
-
-
-def _episodes(engine, count, turns, rng):
-    """Plays episodes side by side, whose turns come at any time and in any order.
-
-    Returns:
-      The request that each turn stands for, and its completion.
-    """
-    pending, played = {}, []
-    for number in range(count):
-        prompt = rng.integers(2, 11, rng.integers(1, 7)).astype(np.int32)
-        request = _held(CHOICES[number % len(CHOICES)], (number, 0), prompt)
-        (ticket,) = engine.submit([request])
-        pending[ticket] = (request, 0)
-    waiting = []
-    while pending or waiting:
-        for completion in engine.step():
-            request, turn = pending.pop(completion.ticket)
-            played.append((request, completion))
-            waiting.append((request, completion, turn + 1))
-        for request, completion, turn in list(waiting):
-            if pending and rng.random() < 0.5:
-                continue
-            waiting.remove((request, completion, turn))
-            if turn == turns:
-                engine.release(completion.handle)
-                continue
-            given = rng.integers(0, 11, rng.integers(0, 8)).astype(np.int32)
-            sampling, seed = CHOICES[rng.integers(len(CHOICES))], (request.seed[0], turn)
-            ticket = engine.extend(completion.handle, given, sampling, seed=seed, held=True)
-            whole = _whole(request.prompt, completion, given)
-            pending[ticket] = (CompletionRequest(whole, sampling, 1, seed), turn)
-    return played
+    assert_same,
+    decode,
+    fresh,
+    held_request,
+    make_engine,
+    play_episodes,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +42,15 @@ def _episodes(engine, count, turns, rng):
     ids=["refill", "single steps", "one chunk", "evictions", "prefills", "no refill"],
 )
 def test_an_extension_draws_what_a_request_with_all_tokens_so_far_would(options):
-    engine = _engine(decode=decode, **options)
-    played = _episodes(engine, count=12, turns=5, rng=np.random.default_rng(1))
+    engine = make_engine(decode=decode, **options)
+    played = play_episodes(engine, count=12, turns=5, rng=np.random.default_rng(1))
     assert len(played) == 60
     assert engine.held == ()
     assert (engine.unfinished, engine.stats.completions) == (0, 60)
-    fresh = _engine(decode=decode, slots=64)
-    expected = fresh.generate([dataclasses.replace(r, held=False) for r, _ in played])
+    roomy = make_engine(decode=decode, slots=64)
+    expected = roomy.generate([dataclasses.replace(r, held=False) for r, _ in played])
     for (_, completion), (other,) in zip(played, expected, strict=True):
-        _assert_same(completion, other, atol=5e-5)
+        assert_same(completion, other, atol=5e-5)
         assert len(completion.versions) == len(completion.tokens)
     assert engine.stats.reused_tokens > 0
     assert (engine.stats.evictions > 0) == (options.get("slots", 8) < 12)
@@ -131,77 +66,77 @@ def test_an_extension_draws_what_a_request_with_all_tokens_so_far_would(options)
 )
 def test_models_of_other_kinds_are_extended_alike(config):
     params = tiny.params(config)
-    engine = _engine(config, params, decode=decode)
-    played = _episodes(engine, count=6, turns=7, rng=np.random.default_rng(2))
+    engine = make_engine(config, params, decode=decode)
+    played = play_episodes(engine, count=6, turns=7, rng=np.random.default_rng(2))
     assert max(len(request.prompt) for request, _ in played) > 64, "no second page, no second span"
-    expected = _engine(config, params, decode=decode).generate(
+    expected = make_engine(config, params, decode=decode).generate(
         [dataclasses.replace(r, held=False) for r, _ in played]
     )
     for (_, completion), (other,) in zip(played, expected, strict=True):
-        _assert_same(completion, other, atol=5e-5)
+        assert_same(completion, other, atol=5e-5)
 
 
 def test_given_tokens_are_read_by_decode_steps_while_others_draw():
-    engine = _engine()
+    engine = make_engine()
     lasting = dataclasses.replace(GREEDY, max_new_tokens=40)
-    engine.submit([_held(), CompletionRequest(PROMPT[:2], lasting, 1, (1,))])
+    engine.submit([held_request(), CompletionRequest(PROMPT[:2], lasting, 1, (1,))])
     (first,) = [*engine.step(), *engine.step()]
     before = engine.stats
     engine.extend(first.handle, GIVEN, GREEDY, seed=(0, 1))
     finished = [completion for _ in range(4) for completion in engine.step()]
     work = engine.stats - before
     assert [len(completion.tokens) for completion in finished] == [8]
-    _assert_same(finished[0], _fresh(_whole(PROMPT, first, GIVEN), GREEDY, (0, 1)))
+    assert_same(finished[0], fresh(whole(PROMPT, first, GIVEN), GREEDY, (0, 1)))
     # 5 steps read what is given, 8 draw; the other row draws in all of the chunks' 16.
     assert (work.steps, work.decode_tokens) == (16, 16 + 8)
     assert (work.prefill_tokens, work.stepped_tokens) == (5, 5)
     assert work.reused_tokens == len(PROMPT) + 8 - 1, "the last drawn token has no cache yet"
     assert work.prefill_tokens_per_sec == 0, "no prefill"
     (other,) = engine.advance()
-    _assert_same(other, _fresh(PROMPT[:2], lasting, (1,)))
+    assert_same(other, fresh(PROMPT[:2], lasting, (1,)))
 
 
 @pytest.mark.parametrize(("stepped_tokens", "prefilled"), [(5, 5), (4, 4 + 8 + 5)])
 def test_more_tokens_than_decode_steps_read_are_prefilled_with_all_before(
     stepped_tokens, prefilled
 ):
-    engine = _engine(stepped_tokens=stepped_tokens)
-    ((first,),) = engine.generate([_held()])
+    engine = make_engine(stepped_tokens=stepped_tokens)
+    ((first,),) = engine.generate([held_request()])
     before = engine.stats
     engine.extend(first.handle, GIVEN, GREEDY, seed=(0, 1))
     (second,) = engine.advance()
-    _assert_same(second, _fresh(_whole(PROMPT, first, GIVEN), GREEDY, (0, 1)))
+    assert_same(second, fresh(whole(PROMPT, first, GIVEN), GREEDY, (0, 1)))
     assert (engine.stats - before).prefill_tokens == prefilled
 
 
 def test_a_completion_at_its_limit_goes_on_without_any_given_tokens():
-    engine = _engine()
-    ((first,),) = engine.generate([_held()])
+    engine = make_engine()
+    ((first,),) = engine.generate([held_request()])
     engine.extend(first.handle, GIVEN[:0], GREEDY)
     (second,) = engine.advance()
     twice = dataclasses.replace(GREEDY, max_new_tokens=16)
-    np.testing.assert_array_equal(_whole(first, second), _fresh(PROMPT, twice, (0,)).tokens)
+    np.testing.assert_array_equal(whole(first, second), fresh(PROMPT, twice, (0,)).tokens)
 
 
 def test_given_tokens_do_not_stop_a_row_even_if_drawn_ones_would():
     """Neither a stop id, nor a token that is known to have a stop string, ends a given turn."""
     sampling = Sampling(8, (EOS,), stop_strings=("ff",))
-    engine = _engine(decode=decode)
+    engine = make_engine(decode=decode)
     finished = engine.generate(
         [CompletionRequest(np.array([i], np.int32), sampling, 8, (i,)) for i in range(2, 11)]
     )
     ended = {c.tokens[-1] for group in finished for c in group if c.finish == "stop"}
     assert {5, EOS} <= ended, "the engine has not seen that token 5 has a stop string"
-    ((first,),) = engine.generate([_held()])
+    ((first,),) = engine.generate([held_request()])
     given = np.array([5, EOS, 5, EOS, 5], np.int32)
     engine.extend(first.handle, given, sampling, seed=(3,))
     (second,) = engine.advance()
-    _assert_same(second, _fresh(_whole(PROMPT, first, given), sampling, (3,), decode=decode))
+    assert_same(second, fresh(whole(PROMPT, first, given), sampling, (3,), decode=decode))
 
 
 def test_each_completion_of_a_group_is_held_by_itself():
-    engine = _engine()
-    (group,) = engine.generate([_held(SAMPLING, completions=3)])
+    engine = make_engine()
+    (group,) = engine.generate([held_request(SAMPLING, completions=3)])
     assert set(engine.held) == {Handle(0, 0), Handle(0, 1), Handle(0, 2)}
     engine.release(group[1].handle)
     tickets = {
@@ -212,14 +147,14 @@ def test_each_completion_of_a_group_is_held_by_itself():
     found = {completion.ticket: completion for completion in engine.advance()}
     for index, ticket in tickets.items():
         assert found[ticket].index == 0
-        whole = _whole(PROMPT, group[index], GIVEN[index:])
-        _assert_same(found[ticket], _fresh(whole, SAMPLING, (7, index)))
+        everything = whole(PROMPT, group[index], GIVEN[index:])
+        assert_same(found[ticket], fresh(everything, SAMPLING, (7, index)))
 
 
 def test_extensions_without_a_seed_draw_anew():
     flat = dataclasses.replace(SAMPLING, temperature=1e6, stop_ids=())
-    engine = _engine()
-    (group,) = engine.generate([_held(completions=2)])
+    engine = make_engine()
+    (group,) = engine.generate([held_request(completions=2)])
     for completion in group:
         engine.extend(completion.handle, GIVEN, flat)
     one, other = engine.advance()
@@ -227,9 +162,9 @@ def test_extensions_without_a_seed_draw_anew():
 
 
 def test_what_waits_gets_the_slots_of_those_held_longest():
-    engine = _engine(slots=8)
-    early = [c for (c,) in engine.generate([_held(seed=(i,)) for i in range(3)])]
-    late = [c for (c,) in engine.generate([_held(seed=(3 + i,)) for i in range(5)])]
+    engine = make_engine(slots=8)
+    early = [c for (c,) in engine.generate([held_request(seed=(i,)) for i in range(3)])]
+    late = [c for (c,) in engine.generate([held_request(seed=(3 + i,)) for i in range(5)])]
     engine.generate([CompletionRequest(PROMPT, GREEDY, 3)])
     assert engine.stats.evictions == 3
     assert len(engine.held) == 8, "what is evicted is still held"
@@ -238,17 +173,17 @@ def test_what_waits_gets_the_slots_of_those_held_longest():
         wholes = {}
         for completion in group:
             ticket = engine.extend(completion.handle, GIVEN, SAMPLING, seed=(9,))
-            wholes[ticket] = _whole(PROMPT, completion, GIVEN)
+            wholes[ticket] = whole(PROMPT, completion, GIVEN)
         for completion in engine.advance():
-            _assert_same(completion, _fresh(wholes[completion.ticket], SAMPLING, (9,)))
+            assert_same(completion, fresh(wholes[completion.ticket], SAMPLING, (9,)))
         work = engine.stats - before
         assert work.prefill_tokens == len(group) * prefilled
         assert work.reused_tokens == len(group) * reused
 
 
 def test_an_evicted_episode_goes_on_before_requests_that_wait():
-    engine = _engine(slots=1)
-    held = [completions[0] for completions in engine.generate([_held() for _ in range(3)])]
+    engine = make_engine(slots=1)
+    held = [completions[0] for completions in engine.generate([held_request() for _ in range(3)])]
     for _ in range(2):
         waiting = engine.submit([CompletionRequest(PROMPT, GREEDY, 2)] * 2)
         extended = [
@@ -261,8 +196,8 @@ def test_an_evicted_episode_goes_on_before_requests_that_wait():
 
 
 def test_a_released_slot_is_free():
-    engine = _engine(slots=2)
-    (group,) = engine.generate([_held(completions=2)])
+    engine = make_engine(slots=2)
+    (group,) = engine.generate([held_request(completions=2)])
     for completion in group:
         engine.release(completion.handle)
     engine.generate([CompletionRequest(PROMPT, GREEDY, 2)])
@@ -271,9 +206,9 @@ def test_a_released_slot_is_free():
 
 def test_held_sequences_keep_a_batch_large_only_for_some_chunks():
     """12 sequences are parked while 2 go on: at first in their slots, then they are evicted."""
-    engine = _engine(slots=16)
+    engine = make_engine(slots=16)
     lasting = dataclasses.replace(GREEDY, max_new_tokens=80)
-    engine.submit([CompletionRequest(PROMPT, lasting, 2, (0,)), _held(completions=12)])
+    engine.submit([CompletionRequest(PROMPT, lasting, 2, (0,)), held_request(completions=12)])
     rows = []
     while engine.unfinished:
         before = engine.stats
@@ -282,19 +217,19 @@ def test_held_sequences_keep_a_batch_large_only_for_some_chunks():
         rows.append(work.row_steps // work.steps)
     assert rows == [16] * (2 + 8) + [8] * 10
     assert engine.stats.evictions == 12 - (8 - 2)
-    expected = _fresh(_whole(PROMPT, _fresh(PROMPT, GREEDY, (0,)), GIVEN), GREEDY, (0,))
+    expected = fresh(whole(PROMPT, fresh(PROMPT, GREEDY, (0,)), GIVEN), GREEDY, (0,))
     for handles, reused in ((engine.held[6:], 4 + 8 - 1), (engine.held[:6], 0)):
         before = engine.stats
         for handle in handles:
             engine.extend(handle, GIVEN, GREEDY)
         for completion in engine.advance():
-            _assert_same(completion, expected)
+            assert_same(completion, expected)
         assert (engine.stats - before).reused_tokens == 6 * reused, "the last ones have their slots"
 
 
 def test_tokens_to_read_count_as_steps_to_come_when_a_batch_may_shrink():
-    engine = _engine(slots=16)
-    (group,) = engine.generate([_held(completions=16)])
+    engine = make_engine(slots=16)
+    (group,) = engine.generate([held_request(completions=16)])
     for completion in group[1:]:
         engine.release(completion.handle)
     before = engine.stats
@@ -305,16 +240,16 @@ def test_tokens_to_read_count_as_steps_to_come_when_a_batch_may_shrink():
 
 
 def test_a_batch_grows_around_held_sequences():
-    engine = _engine(slots=32)
-    (group,) = engine.generate([_held(SAMPLING, completions=7)])
+    engine = make_engine(slots=32)
+    (group,) = engine.generate([held_request(SAMPLING, completions=7)])
     engine.generate([CompletionRequest(PROMPT, GREEDY, 9)])
     before = engine.stats
     wholes = {}
     for completion in group:
         ticket = engine.extend(completion.handle, GIVEN, SAMPLING, seed=(4,))
-        wholes[ticket] = _whole(PROMPT, completion, GIVEN)
+        wholes[ticket] = whole(PROMPT, completion, GIVEN)
     for completion in engine.advance():
-        _assert_same(completion, _fresh(wholes[completion.ticket], SAMPLING, (4,)))
+        assert_same(completion, fresh(wholes[completion.ticket], SAMPLING, (4,)))
     work = engine.stats - before
     assert (work.evictions, work.prefill_tokens) == (0, 7 * 5)
 
@@ -326,8 +261,8 @@ def test_new_weights_find_parked_caches_like_those_in_flight(cache, busy):
 
     Others that decode with the new weights meanwhile change nothing.
     """
-    engine = _engine(cache=cache)
-    ((first,),) = engine.generate([_held()])
+    engine = make_engine(cache=cache)
+    ((first,),) = engine.generate([held_request()])
     engine.load(OTHERS, version=1)
     if busy:
         engine.generate([CompletionRequest(PROMPT[1:], GREEDY, 2)])
@@ -335,33 +270,33 @@ def test_new_weights_find_parked_caches_like_those_in_flight(cache, busy):
     engine.extend(first.handle, GIVEN, flat, seed=(2,))
     (second,) = engine.advance()
     assert second.versions.tolist() == [1] * 8
-    fresh = _fresh(_whole(PROMPT, first, GIVEN), flat, (2,), params=OTHERS)
+    anew = fresh(whole(PROMPT, first, GIVEN), flat, (2,), params=OTHERS)
     if cache == "recompute":
-        _assert_same(second, fresh)
+        assert_same(second, anew)
         return
-    assert not np.allclose(second.logprobs, fresh.logprobs, atol=1e-3)
+    assert not np.allclose(second.logprobs, anew.logprobs, atol=1e-3)
     # The same in flight: a row that new weights find when it has drawn what was drawn before.
-    engine = _engine()
-    ((again,),) = engine.generate([_held()])
+    engine = make_engine()
+    ((again,),) = engine.generate([held_request()])
     engine.extend(again.handle, GIVEN, flat, seed=(2,))
     engine.load(OTHERS, version=1)
     (in_flight,) = engine.advance()
-    _assert_same(second, in_flight)
+    assert_same(second, in_flight)
 
 
 def test_new_weights_are_what_evicted_sequences_are_read_with():
-    engine = _engine(slots=1)
-    ((first,),) = engine.generate([_held()])
+    engine = make_engine(slots=1)
+    ((first,),) = engine.generate([held_request()])
     engine.generate([CompletionRequest(PROMPT, GREEDY)])
     engine.load(OTHERS, version=1)
     engine.extend(first.handle, GIVEN, SAMPLING, seed=(2,))
     (second,) = engine.advance()
-    _assert_same(second, _fresh(_whole(PROMPT, first, GIVEN), SAMPLING, (2,), params=OTHERS))
+    assert_same(second, fresh(whole(PROMPT, first, GIVEN), SAMPLING, (2,), params=OTHERS))
 
 
 def test_room_for_more_stop_ids_is_made_for_extensions_too():
-    engine = _engine()
-    ((first,),) = engine.generate([_held()])
+    engine = make_engine()
+    ((first,),) = engine.generate([held_request()])
     everything = dataclasses.replace(SAMPLING, stop_ids=tuple(range(11)))
     engine.extend(first.handle, GIVEN, everything)
     (second,) = engine.advance()
@@ -369,8 +304,8 @@ def test_room_for_more_stop_ids_is_made_for_extensions_too():
 
 
 def test_extensions_compile_one_program_for_all_lengths_and_choices():
-    engine = _engine()
-    (group,) = engine.generate([_held(completions=5)])
+    engine = make_engine()
+    (group,) = engine.generate([held_request(completions=5)])
     assert {program.name for program in engine.programs} == {"prefill", "insert", "decode"}
     before = slots.extend._cache_size()
     programs = engine.programs
@@ -390,19 +325,19 @@ def test_extensions_compile_one_program_for_all_lengths_and_choices():
     ],
 )
 def test_an_extension_that_cannot_be_served_leaves_the_completion_held(given, sampling, message):
-    engine = _engine()
-    ((first,),) = engine.generate([_held()])
+    engine = make_engine()
+    ((first,),) = engine.generate([held_request()])
     with pytest.raises(ValueError, match=message):
         engine.extend(first.handle, given, sampling)
     assert (engine.held, engine.unfinished) == ((first.handle,), 0)
     engine.extend(first.handle, GIVEN, GREEDY, seed=(1,))
     (second,) = engine.advance()
-    _assert_same(second, _fresh(_whole(PROMPT, first, GIVEN), GREEDY, (1,)))
+    assert_same(second, fresh(whole(PROMPT, first, GIVEN), GREEDY, (1,)))
 
 
 def test_only_what_is_held_can_be_extended_or_released():
-    engine = _engine()
-    ((free,), (held,)) = engine.generate([CompletionRequest(PROMPT, GREEDY), _held()])
+    engine = make_engine()
+    ((free,), (held,)) = engine.generate([CompletionRequest(PROMPT, GREEDY), held_request()])
     engine.extend(held.handle, GIVEN, GREEDY)
     for completion in (free, held):
         refused = rf"holds no completion 0 of ticket {completion.ticket}: .* held=True, or it is"
@@ -414,4 +349,4 @@ def test_only_what_is_held_can_be_extended_or_released():
 
 def test_a_negative_number_of_stepped_tokens_is_refused():
     with pytest.raises(ValueError, match="stepped_tokens=-1 must be at least 0"):
-        _engine(stepped_tokens=-1)
+        make_engine(stepped_tokens=-1)

@@ -1,6 +1,8 @@
 """Agents of other people, in episodes with a policy that goes by a script."""
 
 import contextlib
+import dataclasses
+import json
 import re
 import sys
 import time
@@ -9,16 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_sync.actors.episodes import Begin, End, Said
+from rl_sync.actors.episode_engine import EpisodeEngine
+from rl_sync.actors.episodes import Begin, End, EpisodeRequest, Said
 from rl_sync.environments.bridge import Bridge
-from rl_sync.environments.calls import call_format, read_reply
+from rl_sync.environments.calls import call_format
 from rl_sync.environments.hosts.choice import host_of
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.limits import Limits
+from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import EnvironmentSettings
+from rl_sync.models.sharding import Layout
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.director import Director
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from tests.environments.families import family
+from tests.models import tiny
 
 AGENTS = Path(__file__).parents[1] / "environments" / "agents.py"
 CHARACTERS = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz0123456789!?. ")
@@ -38,14 +46,13 @@ class Episodes:
         self.settings = EnvironmentSettings(
             **{"name": name, "max_tokens": 200, "max_turns": 8, "attempts": 1, **settings}
         )
-        reads = call_format(tokenizer)
         reference = name.replace("agent(", "rl_sync.environments.agent:Agent(", 1)
         self.host = host_of(reference, Limits(workers=4, limit_secs=limit_secs))
         self.tokenizer = tokenizer
         self.director = Director(
             self.host,
             Bridge(tokenizer),
-            lambda ids, is_cut, calls: read_reply(tokenizer, ids, is_cut, reads, calls),
+            Reader(tokenizer, call_format(tokenizer)),
             self.settings,
         )
 
@@ -281,3 +288,30 @@ def test_the_agent_of_the_page_calculates_and_is_rewarded(playing, tmp_path):
     assert (ending.rewards, ending.metrics) == ({"right": 1.0}, {"messages": 6.0})
     said = "2+3*4\n14\nx\nThat is no expression.\nso: 14\n"
     assert episodes.texts([segment])[0].endswith(said)
+
+
+def test_an_agent_reads_the_policy_s_reply_chunk_by_chunk(tmp_path):
+    """From the engine to the agent, with nothing in between played by a script."""
+    notes = tmp_path / "notes"
+    settings = EnvironmentSettings(name="agent(...)", max_tokens=64, attempts=1)
+    reference = f"rl_sync.environments.agent:Agent(function='{AGENTS}:stream')"
+    host = host_of(reference, Limits(workers=1, limit_secs=40.0))
+    director = Director(host, Bridge(CHARACTERS), Reader(CHARACTERS), settings)
+    model = dataclasses.replace(tiny.CONFIG, vocab_size=CHARACTERS.vocab_size, max_length=64)
+    engine = Engine(model, slots=2, chunk_tokens=4, layout=Layout.single())
+    episodes = EpisodeEngine(engine, lambda: director, repeats=False)
+    episodes.load(tiny.params(model), version=3)
+    sampling = Sampling(max_new_tokens=10, stop_ids=())
+    row = {"prompt": "hi.", "notes": str(notes)}
+    with contextlib.closing(episodes):
+        ((played,),) = episodes.generate([EpisodeRequest(row, sampling, seed=(3,))])
+    assert (played.ending.reason, played.ending.segments) == ("done", 1)
+    (segment,) = played.trajectory.segments
+    lines = [json.loads(line) for line in notes.read_text().splitlines()]
+    for (text, ids), (_, start, stop) in zip(lines, played.trajectory.replies, strict=True):
+        tokens = segment.tokens[start:stop].tolist()
+        given = len("on") if start > len("hi.") else 0  # In the first chunk steps read it.
+        sizes = [4 - given, 4, 2 + given, 0]
+        assert [len(part) for part in ids] == sizes, "chunks of the engine, and the end"
+        assert [token for part in ids for token in part] == tokens
+        assert text == CHARACTERS.decode_all(tokens)

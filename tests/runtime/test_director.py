@@ -9,10 +9,10 @@ import pytest
 from rl_sync.actors.episodes import Begin, Continue, End, Said
 from rl_sync.ending import Ending, Fault
 from rl_sync.environments.bridge import Bridge
-from rl_sync.environments.calls import read_reply
 from rl_sync.environments.conversation import Conversation
 from rl_sync.environments.hosts.inline import InlineHost
 from rl_sync.environments.interface import ANEW, Message, Outcome, Turn
+from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import EnvironmentSettings
 from rl_sync.processes.failures import RunError
 from rl_sync.references import resolve
@@ -64,7 +64,7 @@ def _director(bridge=None, **settings):
     return Director(
         InlineHost(f"{__file__}:Echo"),
         bridge or Bridge(TOKENIZER),
-        lambda ids, is_cut, calls: read_reply(TOKENIZER, ids, is_cut, None, calls),
+        Reader(TOKENIZER),
         limits,
     )
 

@@ -165,3 +165,10 @@ def test_rows_of_shared_prompts_have_room_for_a_trajectory():
     assert wiring.batching(narrow, 100).shared_row_tokens == 100
     with pytest.raises(ConfigError, match=r"shared_row_tokens=100 has no room .* 101 tokens"):
         wiring.batching(narrow, 101)
+
+
+def test_an_explorer_s_engine_sets_caches_aside_within_the_bound_of_the_run(monkeypatch):
+    monkeypatch.setattr(wiring, "Engine", lambda *_, **options: options)
+    settings = settings_with(environment__aside_bytes=1 << 20)
+    options = wiring.engine(settings, wiring.load_task(settings), layout())
+    assert options["aside_bytes"] == 1 << 20

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from rl_sync.environments.endpoint.refusals import closed, refuse
+from rl_sync.environments.endpoint.refusals import RefusalError, closed, refuse
 from rl_sync.environments.endpoint.requests import ChatRequest, Posted
 from rl_sync.environments.endpoint.responses import given_message
-from rl_sync.environments.interface import ANEW, Message, Reply, Turn
+from rl_sync.environments.interface import ANEW, Message, Part, Reply, StreamedTurn, Turn
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Waiting:
-    """A request that waits.
+class Awaited:
+    """A reply that a request waits for.
 
-    Attributes:
+    Args:
+      request: the request.
       is_gone: says whether nobody waits for the reply any more.
     """
 
-    request: ChatRequest
-    is_gone: Callable[[], bool]
-    reply: concurrent.futures.Future[Reply]
+    def __init__(self, request: ChatRequest, is_gone: Callable[[], bool]) -> None:
+        self.request, self.is_gone = request, is_gone
+        self._reply: concurrent.futures.Future[Reply] = concurrent.futures.Future()
+        self._parts: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+        self._reply.add_done_callback(lambda _: self._parts.put(None))
+
+    def parts(self) -> Iterator[Part]:
+        """Waits for the parts of the reply, which end when all of it is there."""
+        return iter(self._parts.get, None)
+
+    def reply(self) -> Reply:
+        """Waits for the reply.
+
+        Raises:
+          RefusalError: there is none.
+        """
+        return self._reply.result()
+
+    def hear(self, part: Part) -> None:
+        """Gives a part of the reply."""
+        self._parts.put(part)
+
+    def answer(self, reply: Reply) -> None:
+        """Gives the reply."""
+        self._reply.set_result(reply)
+
+    def refuse(self, refusal: RefusalError) -> None:
+        """Gives the reason why there is no reply."""
+        self._reply.set_exception(refusal)
 
 
 class Inbox:
@@ -45,25 +71,28 @@ class Inbox:
     def __init__(self, arrived: threading.Event) -> None:
         self._arrived = arrived
         self._lock = threading.Lock()
-        self._waiting: collections.deque[_Waiting] = collections.deque()
-        self._taken: _Waiting | None = None
+        self._waiting: collections.deque[Awaited] = collections.deque()
+        self._taken: Awaited | None = None
         self._answered: list[tuple[Message, ...]] = []
         self._is_closed = False
         self.posted: Posted | None = None
 
-    def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> Reply:
-        """Waits for the reply to a request.
+    def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> Awaited:
+        """Asks for the reply to a request, which is refused if the episode ends meanwhile.
+
+        Args:
+          is_gone: says whether nobody waits for the reply any more.
 
         Raises:
-          RefusalError: the episode has ended, or ends meanwhile.
+          RefusalError: the episode has ended.
         """
-        waiting = _Waiting(request, is_gone, concurrent.futures.Future())
+        waiting = Awaited(request, is_gone)
         with self._lock:
             if self._is_closed:
                 raise closed()
             self._waiting.append(waiting)
         self._arrived.set()
-        return waiting.reply.result()
+        return waiting
 
     def post(self, outcome: Posted) -> None:
         """Keeps the outcome that the agent posts, in place of one before.
@@ -88,25 +117,26 @@ class Inbox:
             return None
         request = self._taken.request
         after, known = self._place(request.messages)
-        return Turn(
+        turn = Turn(
             messages=request.messages[known:],
             tools=request.tools,
             stop_strings=request.stop,
             after=after,
             most_tokens=request.most_tokens,
         )
+        return StreamedTurn(**vars(turn), hear=self._taken.hear) if request.stream else turn
 
     def answer(self, reply: Reply) -> None:
         """Gives the reply to the request that was taken."""
         waiting, self._taken = self._taken, None
         assert waiting is not None, "a reply follows a request"
         if reply.refusal:
-            waiting.reply.set_exception(refuse(reply.refusal, "messages"))
+            waiting.refuse(refuse(reply.refusal, "messages"))
             return
         if reply.drawn is not None:
             said = given_message(waiting.request, reply)
             self._answered.append((*waiting.request.messages, said))
-        waiting.reply.set_result(reply)
+        waiting.answer(reply)
 
     def close(self) -> None:
         """Refuses all requests that wait, and those that come."""
@@ -116,7 +146,7 @@ class Inbox:
             self._waiting.clear()
             self._taken = None
         for one in waiting:
-            one.reply.set_exception(closed())
+            one.refuse(closed())
 
     def _place(self, messages: tuple[Message, ...]) -> tuple[int, int]:
         """Returns the longest conversation that messages continue, and the number of its own."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
+from rl_sync.environments.calls import overlap
 from rl_sync.environments.endpoint.requests import ChatRequest
 from rl_sync.environments.interface import Drawn, Message, Reply
 
@@ -17,9 +17,16 @@ MODEL = "policy"
 def given_message(request: ChatRequest, reply: Reply) -> Message:
     """Returns a reply as the agent gets it: cut before the request's first stop text."""
     message = reply.message()
-    starts = [message.content.find(text) for text in request.stop]
-    end = min((start for start in starts if start >= 0), default=len(message.content))
-    return Message(message.role, message.content[:end], tool_calls=message.tool_calls)
+    content = _before_stop(request, message.content)
+    return Message(message.role, content, tool_calls=message.tool_calls)
+
+
+def given_beginning(request: ChatRequest, content: str) -> str:
+    """Returns the beginning of a message that the agent gets, whatever follows its content."""
+    given = _before_stop(request, content)
+    if given != content:
+        return given
+    return given[: len(given) - max((overlap(given, text) for text in request.stop), default=0)]
 
 
 def completion(request: ChatRequest, reply: Reply, number: str) -> dict[str, Any]:
@@ -30,32 +37,12 @@ def completion(request: ChatRequest, reply: Reply, number: str) -> dict[str, Any
     """
     choice = {
         "index": 0,
-        "message": _message(given_message(request, reply)),
-        "finish_reason": _finish(reply),
-        **_tokens_of_choice(request, reply.drawn),
+        "message": message_fields(given_message(request, reply)),
+        "finish_reason": finish_reason(reply),
+        **token_fields(request, reply.drawn),
     }
-    head = _head(number, "chat.completion")
-    return head | {"choices": [choice], "usage": _usage(reply.drawn), **_about(request, reply)}
-
-
-def events(request: ChatRequest, reply: Reply, number: str) -> Iterator[bytes]:
-    """Makes the server-sent events of a response, of which the first has all of the message.
-
-    Args:
-      number: the id of the response.
-    """
-    head = _head(number, "chat.completion.chunk")
-    message = _message(given_message(request, reply))
-    for index, call in enumerate(message.get("tool_calls", ())):
-        call["index"] = index
-    begun = {"index": 0, "delta": message, "finish_reason": None}
-    begun |= _tokens_of_choice(request, reply.drawn)
-    ended = {"index": 0, "delta": {}, "finish_reason": _finish(reply)}
-    yield _event(head | {"choices": [begun], **_about(request, reply)})
-    yield _event(head | {"choices": [ended]})
-    if request.stream_usage:
-        yield _event(head | {"choices": [], "usage": _usage(reply.drawn)})
-    yield b"data: [DONE]\n\n"
+    response = head(number, "chat.completion") | {"choices": [choice], "usage": usage(reply.drawn)}
+    return response | prompt_fields(request, reply.drawn) | version_field(reply.drawn)
 
 
 def models() -> dict[str, Any]:
@@ -68,11 +55,13 @@ def model() -> dict[str, Any]:
     return {"id": MODEL, "object": "model", "created": 0, "owned_by": "rl_sync"}
 
 
-def _head(number: str, kind: str) -> dict[str, Any]:
+def head(number: str, kind: str) -> dict[str, Any]:
+    """Makes the fields that every response and event has."""
     return {"id": number, "object": kind, "created": int(time.time()), "model": MODEL}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def message_fields(message: Message) -> dict[str, Any]:
+    """Makes the fields of a message."""
     calls = [
         {
             "id": call.call_id,
@@ -85,14 +74,15 @@ def _message(message: Message) -> dict[str, Any]:
     return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
 
 
-def _finish(reply: Reply) -> str:
+def finish_reason(reply: Reply) -> str:
+    """Names the reason of a reply's end."""
     if reply.is_cut:
         return "length"
     return "tool_calls" if reply.tool_calls else "stop"
 
 
-def _tokens_of_choice(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
-    """Returns the tokens of a reply, named by their ids: one alone need not be any text."""
+def token_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
+    """Makes the fields of tokens, which are named by their ids: one alone need not be any text."""
     if drawn is None:
         return {"logprobs": None, "token_ids": []}
     ids, logprobs = drawn.tokens.tolist(), None
@@ -109,7 +99,8 @@ def _tokens_of_choice(request: ChatRequest, drawn: Drawn | None) -> dict[str, An
     return {"logprobs": logprobs, "token_ids": ids, "policy_versions": versions}
 
 
-def _usage(drawn: Drawn | None) -> dict[str, int]:
+def usage(drawn: Drawn | None) -> dict[str, int]:
+    """Counts the tokens of a reply."""
     before, drawn_tokens = (0, 0) if drawn is None else (len(drawn.prompt), len(drawn.tokens))
     return {
         "prompt_tokens": before,
@@ -118,16 +109,21 @@ def _usage(drawn: Drawn | None) -> dict[str, int]:
     }
 
 
-def _about(request: ChatRequest, reply: Reply) -> dict[str, Any]:
-    """Returns the fields that OpenAI's responses do not have."""
-    drawn = reply.drawn
-    versions = [] if drawn is None else drawn.versions.tolist()
+def prompt_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
+    """Makes the fields about a request, which OpenAI's responses do not have."""
     return {
         "prompt_token_ids": [] if drawn is None else drawn.prompt.tolist(),
-        "policy_version": versions[-1] if versions else None,
         "ignored": list(request.ignored),
     }
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(value)}\n\n".encode()
+def version_field(drawn: Drawn | None) -> dict[str, Any]:
+    """Makes the field with the version of the weights that drew the last token."""
+    versions = [] if drawn is None else drawn.versions.tolist()
+    return {"policy_version": versions[-1] if versions else None}
+
+
+def _before_stop(request: ChatRequest, content: str) -> str:
+    """Cuts a content before the first stop text."""
+    starts = [content.find(text) for text in request.stop]
+    return content[: min((start for start in starts if start >= 0), default=len(content))]

@@ -21,7 +21,8 @@ import threading
 from typing import Any
 
 from rl_sync.environments.endpoint import responses
-from rl_sync.environments.endpoint.inbox import Inbox
+from rl_sync.environments.endpoint.events import Events
+from rl_sync.environments.endpoint.inbox import Awaited, Inbox
 from rl_sync.environments.endpoint.refusals import RefusalError, closed
 from rl_sync.environments.endpoint.requests import read_chat, read_outcome
 
@@ -141,6 +142,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _SILENT_SECS
     disable_nagle_algorithm = True
     server: _Server
+    has_begun = False
+    """Whether a part of a stream was sent, behind which no error can have a status."""
 
     def do_GET(self) -> None:
         """Answers with the model."""
@@ -168,6 +171,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             raise
         except Exception:
             _log.exception("A request of an agent could not be served.")
+            if self.has_begun:
+                self.close_connection = True
+                return
             self.send_error(http.HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _get(self) -> None:
@@ -196,13 +202,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _chat(self, inbox: Inbox, data: bytes) -> None:
         request = read_chat(data)
-        reply = inbox.ask(request, self._is_gone)
+        awaited = inbox.ask(request, self._is_gone)
         number = f"chatcmpl-{secrets.token_hex(12)}"
         if request.stream:
-            events = b"".join(responses.events(request, reply, number))
-            self._send_bytes(http.HTTPStatus.OK, events, "text/event-stream")
+            self._stream(awaited, Events(request, number))
         else:
-            self._send(http.HTTPStatus.OK, responses.completion(request, reply, number))
+            completion = responses.completion(request, awaited.reply(), number)
+            self._send(http.HTTPStatus.OK, completion)
+
+    def _stream(self, awaited: Awaited, events: Events) -> None:
+        """Sends a reply in events, as its parts come; a refusal before the first has a status."""
+        for part in awaited.parts():
+            self._send_piece(events.part(part))
+        try:
+            pieces = events.rest(awaited.reply())
+        except RefusalError as error:
+            if not self.has_begun:
+                raise
+            pieces = [events.broken(error)]
+        for piece in pieces:
+            self._send_piece(piece)
+        self._end_pieces()
 
     def _where(self) -> tuple[str, str]:
         """Returns the key in the path, and what follows it."""
@@ -242,12 +262,37 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except (OSError, ValueError):
             return True
 
-    def _send(self, status: http.HTTPStatus, body: Any) -> None:
-        self._send_bytes(status, json.dumps(body).encode(), "application/json")
+    def _send_piece(self, piece: bytes) -> None:
+        """Sends some of a body whose length nobody knows yet."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.send_response(http.HTTPStatus.OK)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Cache-Control", "no-store")
+            if self._knows_pieces:
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.close_connection = True
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+        framed = b"%x\r\n%b\r\n" % (len(piece), piece) if self._knows_pieces else piece
+        self.wfile.write(framed)
 
-    def _send_bytes(self, status: http.HTTPStatus, data: bytes, kind: str) -> None:
+    def _end_pieces(self) -> None:
+        if self._knows_pieces:
+            self.wfile.write(b"0\r\n\r\n")
+        self.has_begun = False
+
+    @property
+    def _knows_pieces(self) -> bool:
+        """Says whether the client reads bodies in pieces; for others the connection's end ends."""
+        return self.request_version != "HTTP/1.0"
+
+    def _send(self, status: http.HTTPStatus, body: Any) -> None:
+        data = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         if self.close_connection:
             self.send_header("Connection", "close")
