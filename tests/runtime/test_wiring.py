@@ -165,3 +165,24 @@ def test_rows_of_shared_prompts_have_room_for_a_trajectory():
     assert wiring.batching(narrow, 100).shared_row_tokens == 100
     with pytest.raises(ConfigError, match=r"shared_row_tokens=100 has no room .* 101 tokens"):
         wiring.batching(narrow, 101)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model__attention": "cudnn"}, "cudnn computes in bfloat16 or float16"),
+        (
+            {
+                "model__attention": "cudnn",
+                "model__dtype": "bfloat16",
+                "trainer__batching": "packed",
+            },
+            "rows of one sequence each",
+        ),
+        ({"model__attention": "splash", "trainer__batching": "shared"}, "sequences share"),
+    ],
+)
+def test_a_kernel_of_attention_that_cannot_express_the_rows_is_refused(fields, says):
+    settings = read_settings(config_with(tiny.get_config(), **fields))
+    with pytest.raises(ConfigError, match=rf"{says}.*: use model.attention=auto"):
+        wiring.load_task(settings)
