@@ -6,6 +6,7 @@ share a kv head, H head dim, L layers, C slots of a page.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.models.blocks import Tokens, attend_by_blocks, visible
 from rl_sync.models.cache import (
     KVCache,
     Page,
@@ -25,11 +27,16 @@ from rl_sync.models.cache import (
     write,
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
+from rl_sync.models.flash import Call, attend_by, kernel_for
 from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
+from rl_sync.models.sharding import on_shards
 
 _MASKED = -1e30
+_QUERIES = ("batch", None, "kv")
+_KEYS = ("batch", None, "kv")
+_TOKENS = ("batch",)
 
 
 class Layer(NamedTuple):
@@ -108,7 +115,7 @@ class Attention(nn.Module):
         queries, keys = rotate(queries, by), rotate(keys, by)
         if cache is None:
             fresh = cached(config, keys, values)
-            attended = attend(config, queries, keys, values, window=layer.window, context=context)
+            attended = attend(config, queries, keys, values, layer=layer, context=context)
         else:
             cache = write(cache, layer.number, keys[:, 0], values[:, 0], context.positions[:, 0])
             fresh = cache
@@ -146,31 +153,30 @@ def attend(
     queries: Float[Array, "B T K N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],
-    window: Int[Array, ""],
+    layer: Layer,
     context: Context,
 ) -> Float[Array, "B T K N H"]:
     """Attends within a call: each token to itself and to earlier tokens of its own sequence.
 
     The prompt that a sequence shares with others belongs to it.
     """
+    call = Call.of(
+        config, queries.shape[1], context.segments is not None, context.prompts is not None
+    )
+    if kernel := kernel_for(config, call):
+        by_kernel = functools.partial(attend_by, kernel, config, call)
+        run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
+        return run(queries, keys, values, context.segments, layer.slides)
     # Where a prompt is shared, the distance to its tokens is not that in the row.
     row = jnp.arange(queries.shape[1])[None]
     positions = row if context.prompts is None else context.positions
-    behind = positions[:, :, None] - positions[:, None, :]
-    visible = (behind >= 0) & (behind < window)
-    if context.segments is not None:
-        visible = visible & _belongs(context.segments, context.prompts)
-    return _attend_all(config, queries, keys, values, visible)
-
-
-def _belongs(
-    segments: Int[Array, "B T"], prompts: Int[Array, "B T"] | None
-) -> Bool[Array, "B T S"]:
-    """Says which tokens of a row belong to the sequence of each token."""
-    own = segments[:, :, None] == segments[:, None, :]
-    if prompts is None:
-        return own
-    return (own | (segments < 0)[:, None, :]) & (prompts[:, :, None] == prompts[:, None, :])
+    tokens = Tokens(positions, context.segments, context.prompts)
+    dense = functools.partial(_attend_all, config)
+    if config.attention == "blocks" or (config.attention == "auto" and platform() != "cpu"):
+        by_blocks = functools.partial(attend_by_blocks, dense)
+        run = on_shards(by_blocks, _QUERIES, _KEYS, _KEYS, (), *[_TOKENS] * len(tokens))
+        return run(queries, keys, values, layer.window, *tokens)
+    return dense(queries, keys, values, visible(tokens, tokens, layer.window))
 
 
 def _attend_all(
@@ -262,6 +268,6 @@ def _attend_by_pages(
 
 
 def _dot_product(config: ModelConfig) -> bool:
-    if config.attention == "auto":
+    if config.attention in ("auto", "blocks"):
         return platform() in ("gpu", "tpu")
-    return config.attention == "dot_product"
+    return config.attention != "einsum"

@@ -10,7 +10,7 @@ from rl_sync.spelling import require_one_of
 DTYPES = ("float32", "bfloat16", "float16")
 Activation = Literal["silu", "gelu_tanh"]
 Remat = Literal["none", "full", "dots", "dots_no_batch"]
-AttentionPath = Literal["auto", "einsum", "dot_product"]
+AttentionPath = Literal["auto", "einsum", "dot_product", "blocks", "splash", "cudnn", "triton"]
 LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
 _MLP_TARGETS = ("gate", "up", "down")
 HEAD = "scalar_head"
@@ -129,8 +129,10 @@ class ModelConfig:
       dtype: the dtype that the blocks compute in. Log-probabilities are always float32.
       remat: activations that the backward pass recomputes: `none`, `full` all of a block from its
         input, `dots` all but matrix products, `dots_no_batch` all but products with parameters.
-      attention: `einsum` for the implementation here, `dot_product` for
-        `jax.nn.dot_product_attention`, `auto` for the latter on GPUs and TPUs only.
+      attention: `einsum` for the implementation here and `dot_product` for
+        `jax.nn.dot_product_attention`, both with all scores at once; `blocks` with those of a block
+        of queries at a time; `splash`, `cudnn` or `triton` for a kernel of `rl_sync.models.flash`.
+        `auto` is `einsum` on CPUs, and elsewhere a kernel where one can, or else `blocks`.
 
     Raises:
       ValueError: a size is not positive, or values contradict each other.

@@ -13,6 +13,7 @@ from jax.extend.core import Var
 
 from rl_sync.models.cache import empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig, Remat
+from rl_sync.models.flash import KERNELS
 from rl_sync.models.heads import HEAD, blank_scalar_head, token_scalars
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
 from rl_sync.models.sharding import Layout
@@ -61,6 +62,8 @@ def activation_bytes(
       own_critic: whether a critic with a model of its own learns beside it.
     """
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    if config.attention in KERNELS:  # Kernels keep their inputs, as blocks of queries do.
+        config = dataclasses.replace(config, attention="blocks")
 
     def loss(params: Any, tokens: Any) -> Any:
         policy, *critic = params

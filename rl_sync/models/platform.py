@@ -27,3 +27,16 @@ def compiling_for(name: Platform | None) -> contextlib.AbstractContextManager[No
     A function compiles once for each platform. None stands for that of this process's devices.
     """
     return _target(name)
+
+
+def has_flash_units() -> bool:
+    """Says whether a GPU that functions are traced for can run kernels of flash attention.
+
+    Those of NVIDIA can from Ampere on, of compute capability 8.0. One that is only compiled for
+    counts as able.
+    """
+    if _target.value is not None or jax.default_backend() in ("cpu", "tpu"):
+        return True
+    capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    major = capability.partition(".")[0]
+    return major.isdigit() and int(major) >= 8

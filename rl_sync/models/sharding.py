@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -164,3 +164,30 @@ def constrain(x: Array, *axes: str | None) -> Array:
     if not laid_out():
         return x
     return jax.lax.with_sharding_constraint(x, _layout.value.sharding(axes, x.shape))
+
+
+def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Callable[..., Array]:
+    """Makes a function run on each device's shards of its arguments, without communication.
+
+    Where the layout in use is one device, it is the function itself.
+
+    Args:
+      function: from arrays to one that is shaped and sharded like the first of them.
+      axes: for each argument the logical names of its first axes. An argument may be None.
+    """
+
+    def run(*arrays: Array | None) -> Array:
+        if not laid_out():
+            return function(*arrays)
+        layout = _layout.value
+        pairs = zip(axes, arrays, strict=True)
+        specs = tuple(
+            PartitionSpec() if x is None else layout.sharding(names, x.shape).spec
+            for names, x in pairs
+        )
+        mapped = jax.shard_map(
+            function, mesh=layout.mesh, in_specs=specs, out_specs=specs[0], check_vma=False
+        )
+        return mapped(*arrays)
+
+    return run

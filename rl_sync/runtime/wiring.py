@@ -12,6 +12,7 @@ from rl_sync.actors.events import MasterSettings
 from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.flash import Call, require_fit
 from rl_sync.models.sharding import Layout
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.secret import read_secret
@@ -57,7 +58,8 @@ def load_task(settings: RunSettings) -> Task:
     if construction and settings.task.reward is None:
         task = dataclasses.replace(task, reward="environment")
     _require_text(settings, task)
-    model_config(settings, task)
+    trainer_model(settings, task)
+    explorer_model(settings, task)
     sampling(settings, task)
     _require_demonstrations(settings, task)
     _require_preferences(settings, task)
@@ -230,13 +232,30 @@ def model_config(settings: RunSettings, task: Task) -> ModelConfig:
 
 
 def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:
-    """The model as the trainer computes it; raises what `model_config` does."""
-    return dataclasses.replace(model_config(settings, task), dtype=settings.compute_dtype)
+    """The model as the trainer computes it.
+
+    Raises:
+      ConfigError: as `model_config`, or its attention cannot express the trainer's rows.
+    """
+    batching = settings.trainer.batching
+    packed, shared = batching == "packed" or settings.has_segments, batching == "shared"
+    return _computed(settings, task, settings.compute_dtype, packed, shared)
 
 
 def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
-    """The model as explorers compute it; raises what `model_config` does."""
-    return dataclasses.replace(model_config(settings, task), dtype=settings.explorer_dtype)
+    """The model as explorers compute it; raises what `trainer_model` does."""
+    return _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
+
+
+def _computed(
+    settings: RunSettings, task: Task, dtype: str, packed: bool, shared: bool
+) -> ModelConfig:
+    model = dataclasses.replace(model_config(settings, task), dtype=dtype)
+    try:
+        require_fit(model, Call.of(model, task.row_tokens, packed, shared))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return model
 
 
 def sampling(settings: RunSettings, task: Task) -> Sampling:

@@ -85,8 +85,9 @@ class ModelSettings:
     )
     attention: str = setting(
         "auto",
-        "Implementation of attention: `einsum` as written out here, `dot_product` as JAX has it,"
-        " `auto` for the latter on GPUs and TPUs.",
+        "Implementation of attention within a call: `auto` for the best that the device and the"
+        " rows allow, `einsum` or `dot_product` with all scores at once, `blocks` with those of a"
+        " block of queries at a time, or a kernel (`splash` on TPUs, `cudnn` or `triton` on GPUs).",
         choices=get_args(AttentionPath),
         free="always",
     )

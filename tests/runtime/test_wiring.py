@@ -172,3 +172,24 @@ def test_an_explorer_s_engine_sets_caches_aside_within_the_bound_of_the_run(monk
     settings = settings_with(environment__aside_bytes=1 << 20)
     options = wiring.engine(settings, wiring.load_task(settings), layout())
     assert options["aside_bytes"] == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model__attention": "cudnn"}, "cudnn computes in bfloat16 or float16"),
+        (
+            {
+                "model__attention": "cudnn",
+                "model__dtype": "bfloat16",
+                "trainer__batching": "packed",
+            },
+            "rows of one sequence each",
+        ),
+        ({"model__attention": "splash", "trainer__batching": "shared"}, "sequences share"),
+    ],
+)
+def test_a_kernel_of_attention_that_cannot_express_the_rows_is_refused(fields, says):
+    settings = read_settings(config_with(tiny.get_config(), **fields))
+    with pytest.raises(ConfigError, match=rf"{says}.*: use model.attention=auto"):
+        wiring.load_task(settings)

@@ -1,0 +1,288 @@
+"""Flash attention: kernels that attend within a call, without an array of [T, T].
+
+FlashAttention, arXiv:2205.14135. A TPU has the splash kernel. A GPU has cuDNN's for rows of one
+sequence, and one in Triton for rows of several. Each takes what it can express, and no more.
+
+Letters in shapes: B rows, T positions, K kv heads, N query heads that share a kv head, H head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal, NamedTuple, cast, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.platform import Platform, has_flash_units, platform
+
+Kernel = Literal["splash", "cudnn", "triton"]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
+
+SHORTEST_ROW = 128
+"""Rows of fewer tokens are too short for a kernel's blocks, and their scores are small."""
+
+_PLATFORMS: dict[Kernel, Platform] = {"splash": "tpu", "cudnn": "gpu", "triton": "gpu"}
+_LARGEST_BLOCK = 512  # Of splash: larger ones save little, and smaller ones leave the TPU idle.
+_TRITON_BLOCK = 64  # Its shared memory holds two of them at the widest heads.
+_WIDEST_GPU_HEAD = 128
+
+
+class Call(NamedTuple):
+    """Properties of a call that decide which kernels can express it.
+
+    Attributes:
+      row_tokens: T.
+      packed: whether a row may hold several sequences.
+      shared: whether sequences share prompts, so that a row's order is not that of its sequences.
+      slides: whether some layers have a window that is shorter than the rows.
+    """
+
+    row_tokens: int
+    packed: bool
+    shared: bool
+    slides: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig, row_tokens: int, packed: bool, shared: bool) -> Call:
+        """Returns those of a model's call."""
+        slides = any(config.sliding_layers) and config.sliding_window < row_tokens
+        return cls(row_tokens, packed, shared, slides)
+
+
+def kernel_for(config: ModelConfig, call: Call) -> Kernel | None:
+    """Chooses the kernel for a call; None where `config.attention` wants none or none can.
+
+    Raises:
+      ValueError: `config.attention` names a kernel that cannot express the call, or is for another
+        platform.
+    """
+    if call.row_tokens < SHORTEST_ROW:
+        return None
+    if config.attention == "auto":
+        names = (name for name, of in _PLATFORMS.items() if of == platform())
+        return next((name for name in names if not _obstacle(name, config, call)), None)
+    if config.attention not in KERNELS:
+        return None
+    require_fit(config, call)
+    name = cast(Kernel, config.attention)
+    here, there = platform(), _PLATFORMS[name]
+    _require(name, f"is for {there.upper()}s, not for a {here.upper()}" * (here != there))
+    return name
+
+
+def require_fit(config: ModelConfig, call: Call) -> None:
+    """Refuses a kernel in `config.attention` that cannot express a call on any device.
+
+    Raises:
+      ValueError: says why, and what to do.
+    """
+    if config.attention in KERNELS:
+        name = cast(Kernel, config.attention)
+        _require(name, _obstacle(name, config, call))
+
+
+def _require(name: Kernel, obstacle: str) -> None:
+    if obstacle:
+        raise ValueError(
+            f"model.attention={name} {obstacle}: use model.attention=auto, which chooses by device"
+            " and by rows."
+        )
+
+
+def _obstacle(name: Kernel, config: ModelConfig, call: Call) -> str:
+    """Says why a kernel cannot express a call; nothing if it can."""
+    if call.shared:
+        return "cannot attend to prompts that sequences share (trainer.batching=shared)"
+    if name == "splash":
+        return ""
+    if not has_flash_units():
+        return "needs an NVIDIA GPU of compute capability 8.0 or more"
+    if config.dtype == "float32":
+        return "computes in bfloat16 or float16, not in dtype=float32"
+    if config.head_dim % 8 or config.head_dim > _WIDEST_GPU_HEAD:
+        return (
+            f"needs a head_dim that is a multiple of 8 and at most {_WIDEST_GPU_HEAD}, not"
+            f" {config.head_dim}"
+        )
+    if name == "cudnn" and call.packed:
+        return "attends within rows of one sequence each, not of several"
+    if name == "triton" and call.slides:
+        return "has no sliding windows"
+    return ""
+
+
+def attend_by(
+    kernel: Kernel,
+    config: ModelConfig,
+    call: Call,
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    segments: Int[Array, "B T"] | None,
+    slides: Bool[Array, ""],
+) -> Float[Array, "B T K N H"]:
+    """Attends within a call by a kernel, on one device.
+
+    Args:
+      segments: see `Context`.
+      slides: whether this layer has a sliding window.
+    """
+    attend = functools.partial(_ATTENDING[kernel], config)
+    if not call.slides:
+        return attend(None, queries, keys, values, segments)
+    local = functools.partial(attend, config.sliding_window)
+    if all(config.sliding_layers):
+        return local(queries, keys, values, segments)
+    # A window is a part of the kernel, so layers of both kinds call two.
+    everywhere = functools.partial(attend, None)
+    return jax.lax.cond(slides, local, everywhere, queries, keys, values, segments)
+
+
+def _by_splash(
+    config: ModelConfig,
+    window: int | None,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    segments: Array | None,
+) -> Array:
+    return splash(queries * config.attention_scale, keys, values, segments, window)
+
+
+def _by_cudnn(
+    config: ModelConfig,
+    window: int | None,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    segments: Array | None,
+) -> Array:
+    assert segments is None
+    B, T, K, N, H = queries.shape
+    return jax.nn.dot_product_attention(
+        queries.reshape(B, T, K * N, H),
+        keys,
+        values,
+        scale=config.attention_scale,
+        is_causal=True,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation="cudnn",
+    ).reshape(queries.shape)
+
+
+def _by_triton(
+    config: ModelConfig,
+    window: int | None,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    segments: Array | None,
+) -> Array:
+    assert window is None
+    return triton(queries, keys, values, segments, config.attention_scale)
+
+
+def splash(
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    segments: Int[Array, "B T"] | None,
+    window: int | None,
+    interpret: bool = False,
+) -> Float[Array, "B T K N H"]:
+    """Attends by the splash kernel to earlier tokens of a token's own sequence.
+
+    Args:
+      queries: scaled.
+      interpret: whether the kernel runs as plain operations, on any platform.
+    """
+    # Importing them takes long, and only a TPU needs them.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    T, N = queries.shape[1], queries.shape[3]
+    block, width = _blocks(T)
+    queries, keys, values, segments = _padded(width - T, queries, keys, values, segments)
+    shape = (width, width)
+    mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
+    kernel = kernels.make_splash_mqa_single_device(
+        masks.MultiHeadMask([mask] * N),
+        block_sizes=kernels.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
+        interpret=interpret,
+    )
+    ids = None if segments is None else kernels.SegmentIds(segments, segments)
+    of_row = jax.vmap(kernel, in_axes=(0, 0, 0, None))
+    mixed = jax.vmap(of_row, in_axes=(0, 0, 0, None if ids is None else 0))(
+        queries.transpose(0, 2, 3, 1, 4), keys.swapaxes(1, 2), values.swapaxes(1, 2), ids
+    )
+    return mixed.transpose(0, 3, 1, 2, 4)[:, :T]
+
+
+def triton(
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    segments: Int[Array, "B T"] | None,
+    scale: float,
+    interpret: bool = False,
+) -> Float[Array, "B T K N H"]:
+    """Attends by JAX's kernel in Triton to earlier tokens of a token's own sequence.
+
+    The kernel knows no shared heads: each query head gets a copy of the keys and values.
+
+    Args:
+      interpret: whether the kernel runs as plain operations, on any platform.
+    """
+    # Importing it takes long, and only a GPU needs it.
+    from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
+
+    T, N, block = queries.shape[1], queries.shape[3], _TRITON_BLOCK
+    queries, keys, values, segments = _padded(-T % block, queries, keys, values, segments)
+    mixed = mha(
+        queries.reshape(*queries.shape[:2], -1, queries.shape[4]),
+        jnp.repeat(keys, N, axis=2),
+        jnp.repeat(values, N, axis=2),
+        segments,
+        sm_scale=scale,
+        causal=True,
+        block_sizes=BlockSizes(block, block, block, block, block, block),
+        interpret=interpret,
+    )
+    return mixed.reshape(queries.shape)[:, :T]
+
+
+_ATTENDING: dict[Kernel, Callable[..., Array]] = {
+    "splash": _by_splash,
+    "cudnn": _by_cudnn,
+    "triton": _by_triton,
+}
+
+
+def _blocks(row_tokens: int) -> tuple[int, int]:
+    """Returns the size of a block, and that of the fewest such blocks that hold a row."""
+    count = -(-row_tokens // _LARGEST_BLOCK)
+    lanes = 128  # A block is a multiple of them.
+    block = -(-row_tokens // (count * lanes)) * lanes
+    return block, -(-row_tokens // block) * block
+
+
+def _padded(
+    more: int, queries: Array, keys: Array, values: Array, segments: Array | None
+) -> tuple[Array, Array, Array, Array | None]:
+    """Adds tokens behind all others, which those do not attend to."""
+
+    def pad(x: Array) -> Array:
+        return jnp.pad(x, [(0, more if axis == 1 else 0) for axis in range(x.ndim)])
+
+    return pad(queries), pad(keys), pad(values), None if segments is None else pad(segments)
