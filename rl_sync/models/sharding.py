@@ -19,8 +19,12 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax.experimental.layout import Layout as DeviceLayout
+from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
+
+from rl_sync.models.platform import platform
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -164,3 +168,25 @@ def constrain(x: Array, *axes: str | None) -> Array:
     if not laid_out():
         return x
     return jax.lax.with_sharding_constraint(x, _layout.value.sharding(axes, x.shape))
+
+
+def as_stored(x: Array, *axes: str | None) -> Array:
+    """Makes a TPU's compiler read a value in the order of its axes, the last one innermost.
+
+    Arguments of programs are stored in this order. x itself on other platforms.
+
+    Args:
+      axes: see `constrain`.
+    """
+    if platform() != "tpu":
+        return x
+
+    def pinned(x: Array) -> Array:
+        return with_layout_constraint(x, DeviceLayout(major_to_minor=tuple(range(x.ndim))))
+
+    if not laid_out():
+        return pinned(x)
+    # The compiler cannot divide the constraint: each device has it on its own shard.
+    sharding = _layout.value.sharding(axes, x.shape)
+    cut = {"in_specs": sharding.spec, "out_specs": sharding.spec}
+    return jax.shard_map(pinned, mesh=sharding.mesh, **cut, check_vma=False)(x)
