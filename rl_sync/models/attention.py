@@ -21,6 +21,7 @@ from rl_sync.models.cache import (
     KVCache,
     Page,
     cached,
+    read_lines,
     read_page,
     read_span,
     reads_by_pages,
@@ -29,6 +30,7 @@ from rl_sync.models.cache import (
 from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.flash import Call, attend_by, kernel_for
 from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
+from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
 from rl_sync.models.sharding import on_shards
@@ -225,6 +227,11 @@ def attend_cached(
         behind = positions[:, None] - slots
         return (behind >= 0) & (behind < layer.window)
 
+    if in_lines():
+        keys, values = read_lines(config, cache, layer.number, span)
+        seen = visible(jnp.arange(keys.shape[2] * keys.shape[3] // config.head_dim))
+        scale = config.attention_scale
+        return attend_to_lines(queries[:, 0], keys, values, seen, scale=scale)[:, None]
     if not reads_by_pages(config):
         keys, values = read_span(cache, layer.number, span)
         seen = visible(jnp.arange(span))[:, None]

@@ -3,10 +3,10 @@
 A cache consists of pages. A page has C slots for each row: the token at position s is in slot s mod
 C of page s div C. On CPUs pages are small, so that attention reads no further than the longest row,
 and each page is contiguous in memory. Elsewhere one page holds all positions, which keeps the
-device busy.
+device busy, and its slots are in lines (`rl_sync.models.lines`).
 
 Letters in shapes: B rows, T positions, S key positions, K kv heads, H head dim, L layers, Z pages,
-C slots of a page.
+C slots of a page, or lines, W numbers of a line.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.lines import in_lines, line_shape, lines_of, write_token
 from rl_sync.models.platform import platform
 
 _PAGE_SLOTS = 32
@@ -30,7 +31,7 @@ class KVCache(NamedTuple):
     """Keys and values by layer.
 
     In keys the slots are the innermost axis: on CPUs both products of attention read this layout
-    fastest.
+    fastest. In lines both are of the shape [L, 1, B, K, C, W].
     """
 
     keys: Float[Array, "L Z B K H C"]
@@ -49,10 +50,9 @@ Axes = tuple[str | None, ...]
 
 def map_with_axes(function: Callable[[Array, Axes], T], cache: KVCache) -> tuple[T, T]:
     """Applies a function to keys and to values, each with its logical axes."""
-    return (
-        function(cache.keys, ("layers", None, "batch", "kv", "head_dim", None)),
-        function(cache.values, ("layers", None, "batch", "kv", None, "head_dim")),
-    )
+    values: Axes = ("layers", None, "batch", "kv", None, "head_dim")
+    keys: Axes = ("layers", None, "batch", "kv", "head_dim", None)
+    return function(cache.keys, values if in_lines() else keys), function(cache.values, values)
 
 
 def reads_by_pages(config: ModelConfig) -> bool:
@@ -67,6 +67,9 @@ def empty_cache(config: ModelConfig, rows: int, length: int) -> KVCache:
     """Makes a cache with at least `length` slots a row."""
     pages, slots = _paging(config, length)
     shape = (config.num_layers, pages, rows, config.num_kv_heads)
+    if in_lines():
+        lines = (*shape, *line_shape(config, slots))
+        return KVCache(jnp.zeros(lines, config.dtype), jnp.zeros(lines, config.dtype))
     return KVCache(
         jnp.zeros((*shape, config.head_dim, slots), config.dtype),
         jnp.zeros((*shape, slots, config.head_dim), config.dtype),
@@ -81,6 +84,8 @@ def cached(
     Its pages may have fewer slots than those of a longer cache; they then fit the first slots
     there.
     """
+    if in_lines():
+        return KVCache(lines_of(config, keys)[None], lines_of(config, values)[None])
     pages, slots = _paging(config, keys.shape[1])
 
     def paged(x: Float[Array, "B T K H"], order: tuple[int, ...]) -> Array:
@@ -101,6 +106,10 @@ def write(
 
     Rows with a position below 0 stay as they are.
     """
+    if in_lines():
+        fresh = zip(cache, (keys, values), strict=True)
+        put = (write_token(held[:, 0], layer, new, positions)[:, None] for held, new in fresh)
+        return KVCache(*put)
     rows = jnp.arange(keys.shape[0])
     page, slot = jnp.divmod(positions, cache.values.shape[4])
     page = jnp.where(positions < 0, cache.values.shape[1], page)  # Out of bounds: nothing is set.
@@ -108,6 +117,19 @@ def write(
         cache.keys.at[layer, page, rows, :, :, slot].set(keys.astype(cache.keys.dtype)),
         cache.values.at[layer, page, rows, :, slot].set(values.astype(cache.values.dtype)),
     )
+
+
+def read_lines(
+    config: ModelConfig, cache: KVCache, layer: Int[Array, ""], span: int
+) -> tuple[Float[Array, "B K C W"], Float[Array, "B K C W"]]:
+    """Reads the lines of a layer's first `span` positions; the last one may have more."""
+    _, Z, B, K, _, _ = cache.keys.shape
+    sizes = (1, Z, B, K, *line_shape(config, span))
+
+    def read(x: Array) -> Array:
+        return jax.lax.dynamic_slice(x, (layer, 0, 0, 0, 0, 0), sizes)[0, 0]
+
+    return read(cache.keys), read(cache.values)
 
 
 def read_page(cache: KVCache, layer: Int[Array, ""], number: Int[Array, ""]) -> Page:

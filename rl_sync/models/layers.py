@@ -17,7 +17,7 @@ from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float
 
 from rl_sync.models.config import Experts, LoraTarget, ModelConfig
-from rl_sync.models.sharding import laid_out
+from rl_sync.models.sharding import as_stored, laid_out
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -125,16 +125,26 @@ def _gated(activation: str, both: Float[Array, "B T 2 F"]) -> Float[Array, "B T 
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) · up(x)). Gate and up share one kernel (GLU Variants, arXiv:2002.05202)."""
+    """down(act(gate(x)) · up(x)). Gate and up share one kernel (GLU Variants, arXiv:2002.05202).
+
+    Attributes:
+      decodes: whether a call is a step of a loop that decodes.
+    """
 
     config: ModelConfig
+    decodes: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         config = self.config
         D, F = config.embed_dim, config.mlp_dim
-        gate_up = param(self, "gate_up", fan_in(D), (D, 2, F), ("embed", None, "mlp"))
+        axes = ("embed", None, "mlp")
+        gate_up = param(self, "gate_up", fan_in(D), (D, 2, F), axes)
         down = param(self, "down", fan_in(F, config.num_layers), (F, D), ("mlp", "embed"))
+        if self.decodes:
+            # Otherwise a loop of decode steps wants the kernels of all layers with the axes of gate
+            # and up in front, and begins with a copy of them.
+            gate_up = as_stored(gate_up, *axes)
         both = project(x, gate_up)
         if config.lora:
             targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]

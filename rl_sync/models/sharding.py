@@ -13,16 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
+from jax.experimental.layout import Layout as DeviceLayout
+from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from rl_sync.models.platform import platform
+
 MESH_AXES = ("data", "fsdp", "tensor")
+
+T = TypeVar("T")
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 """The mesh axes that shard each logical axis. If several axes of an array claim one mesh axis, the
@@ -191,3 +198,69 @@ def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Ca
         return mapped(*arrays)
 
     return run
+
+
+def as_stored(x: Array, *axes: str | None) -> Array:
+    """Makes a TPU's compiler read a value in the order of its axes, the last one innermost.
+
+    Arguments of programs are stored in this order. x itself on other platforms.
+
+    Args:
+      axes: see `constrain`.
+    """
+    if platform() != "tpu":
+        return x
+
+    def pinned(x: Array) -> Array:
+        return with_layout_constraint(x, DeviceLayout(major_to_minor=tuple(range(x.ndim))))
+
+    if not laid_out():
+        return pinned(x)
+    # The compiler cannot divide the constraint: each device has it on its own shard.
+    sharding = _layout.value.sharding(axes, x.shape)
+    cut = {"in_specs": sharding.spec, "out_specs": sharding.spec}
+    return jax.shard_map(pinned, mesh=sharding.mesh, **cut, check_vma=False)(x)
+
+
+def by_rows(
+    function: Callable[..., T], x: Array, axes: tuple[str | None, str | None], *others: Any
+) -> T:
+    """Computes a function of each row of a matrix whose columns the layout in use may cut.
+
+    Devices that hold parts of the same rows exchange them, so that each has an equal share of the
+    rows, whole: that is less to send and to hold than whole values of all rows. If the rows do not
+    divide evenly, each device does get all of them.
+
+    Args:
+      function: maps rows of x and of `others` to arrays with the same first axis.
+      axes: logical names of rows and columns.
+      others: trees of arrays that are cut by rows only.
+    """
+    if not laid_out():
+        return function(x, *others)
+    layout = _layout.value
+    rows, columns = (*layout.sharding(axes, x.shape).spec, None, None)[:2]
+    cut = (columns,) if isinstance(columns, str) else tuple(columns or ())
+    parts = math.prod(layout.mesh.shape[name] for name in cut)
+
+    def share(x: Array, others: Any) -> Any:
+        if not cut:
+            return function(x, *others)
+        if x.shape[0] % parts:
+            return function(jax.lax.all_gather(x, cut, axis=1, tiled=True), *others)
+        x = jax.lax.all_to_all(x, cut, split_axis=0, concat_axis=1, tiled=True)
+        first = jax.lax.axis_index(cut) * x.shape[0]
+        own = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=x.shape[0]
+        )
+        found = function(x, *jax.tree.map(own, others))
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, cut, tiled=True), found)
+
+    by = PartitionSpec(rows)
+    return jax.shard_map(
+        share,
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(rows, columns), by),
+        out_specs=by,
+        check_vma=False,
+    )(x, others)

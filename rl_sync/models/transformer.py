@@ -63,7 +63,13 @@ class Block(nn.Module):
             attended = RMSNorm(config, name="attention_post_norm")(attended)
         x = x + attended
         normed = RMSNorm(config, name="mlp_norm")(x)
-        y = (MixtureMLP if config.experts else GatedMLP)(config, name="mlp")(normed)
+        decodes = cache is not None
+        mlp = (
+            MixtureMLP(config, name="mlp")
+            if config.experts
+            else GatedMLP(config, decodes, name="mlp")
+        )
+        y = mlp(normed)
         if config.post_norms:
             y = RMSNorm(config, name="mlp_post_norm")(y)
         x = constrain(x + y, "batch", "length", "embed")

@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from rl_sync.models import transformer
 from rl_sync.models.cache import Axes, KVCache, empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import constrain
+from rl_sync.models.sharding import by_rows, constrain
 from rl_sync.rollout.sampling import (
     History,
     Knobs,
@@ -223,12 +223,14 @@ def decode_chunk(
         )
         generated = rows.newest + 1 - rows.prompt_lengths
         draws = live & (generated >= 0)
-        adjusted = adjusted_logits(
+        drawn, logprobs = by_rows(
+            _sampled,
             transformer.logits(config, params, hidden),
+            ("batch", "vocab"),
             rows.choice,
             History(tokens[:, :span], rows.newest, generated, draws),
+            rows.keys,
         )
-        drawn, logprobs = draw(uniforms(rows.keys, generated), adjusted, rows.choice.greedy)
         newest = rows.newest + live
         tokens = tokens.at[everyone, jnp.where(draws, newest, S)].set(drawn, mode="drop")
         stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
@@ -256,6 +258,13 @@ def decode_chunk(
     slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
     # The host reads all of it, in every process.
     return on_mesh(slots), jax.tree.map(constrain, chunk)
+
+
+def _sampled(
+    logits: Float[Array, "B V"], choice: Knobs, history: History, keys: UInt32[Array, "B 2"]
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    adjusted = adjusted_logits(logits, choice, history)
+    return draw(uniforms(keys, history.generated), adjusted, choice.greedy)
 
 
 @functools.partial(jax.jit, donate_argnames="slots")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models.placement import param_like, undivided
-from rl_sync.models.sharding import Layout, MeshShape, constrain, using
+from rl_sync.models.sharding import Layout, MeshShape, by_rows, constrain, using
 from tests.models import tiny
 from tests.models.meshes import RULES, layout
 
@@ -82,3 +82,28 @@ def test_a_forward_pass_gathers_no_parameter_where_the_mesh_cuts_tensors():
     text = jax.jit(forward).lower(param_like(config, on), tokens).compile().as_text()
     assert "all-reduce" in text
     assert not any(name in text for name in ("all-gather", "all-to-all", "collective-permute"))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rows", "columns", "exchanged"),
+    [
+        ({"tensor": 4}, 8, 12, 2),
+        ({"data": 2, "tensor": 2}, 8, 12, 2),
+        ({"tensor": 4}, 6, 12, 6),  # Rows that do not divide evenly.
+        ({"data": 2, "tensor": 2}, 8, 11, 4),  # Columns that do not.
+    ],
+)
+def test_each_device_has_whole_rows_of_its_share(mesh, rows, columns, exchanged):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((rows, columns)), rng.standard_normal((rows, 3))
+    seen = []
+
+    def largest(x, y):
+        seen.append((x.shape, y["y"].shape))
+        return x.argmax(axis=1), y["y"].sum(axis=1)
+
+    with using(layout(**mesh)):
+        found = jax.jit(lambda x, y: by_rows(largest, x, ("batch", "vocab"), {"y": y}))(x, y)
+    assert seen == [((exchanged, columns), (exchanged, 3))]
+    np.testing.assert_array_equal(found[0], x.argmax(axis=1))
+    np.testing.assert_allclose(found[1], y.sum(axis=1), rtol=1e-5)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models.placement import param_like, shardings
+from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
@@ -15,7 +16,8 @@ from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 from tests.models.meshes import layout
 
-CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=1)
+# The vocabulary divides evenly, so that devices exchange logits.
+CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=1, vocab_size=12)
 PARAMS = tiny.params(CONFIG)
 PROMPTS = [np.array(ids, np.int32) for ids in ([3, 4, 5, 6], [7, 8], [2, 2, 9], [10], [5] * 6)]
 SAMPLING = Sampling(max_new_tokens=6, stop_ids=(1,))
@@ -30,11 +32,12 @@ def _engine(on):
 @pytest.fixture(scope="module")
 def requests():
     greedy = dataclasses.replace(SAMPLING, greedy=True)
+    narrow = dataclasses.replace(SAMPLING, top_k=5, top_p=0.9, repetition_penalty=1.3)
     # More than there are slots, so that some are refilled, and the batch shrinks at the end.
     return [
         CompletionRequest(p, s, 2, (7, i))
         for i, p in enumerate(PROMPTS)
-        for s in (SAMPLING, greedy)
+        for s in (SAMPLING, greedy, narrow)
     ]
 
 
@@ -43,13 +46,23 @@ def expected(requests):
     return _engine(layout()).generate(requests)
 
 
-@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])
-def test_completions_are_those_of_one_device(mesh, requests, expected):
-    engine = _engine(layout(**mesh))
-    for found, wanted in zip(engine.generate(requests), expected, strict=True):
-        for one, other in zip(found, wanted, strict=True):
+def assert_alike(found, expected):
+    for group, wanted in zip(found, expected, strict=True):
+        for one, other in zip(group, wanted, strict=True):
             assert one.tokens.tolist() == other.tokens.tolist()
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])
+def test_completions_are_those_of_one_device(mesh, requests, expected):
+    assert_alike(_engine(layout(**mesh)).generate(requests), expected)
+
+
+@pytest.mark.parametrize("name", ["tpu", "gpu"])
+def test_completions_from_a_cache_in_lines_are_the_same(name, requests, expected):
+    with compiling_for(name):
+        found = _engine(layout(tensor=2)).generate(requests)
+    assert_alike(found, expected)
 
 
 @pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])

@@ -1,0 +1,99 @@
+"""A chunk of decode steps as TPUs and GPUs run it: what it copies, holds and sends."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from configs import base
+from rl_sync.aot.programs import layout_on, rollout_programs
+from rl_sync.aot.reading import Reading
+from rl_sync.settings.reading import read_settings
+
+pytestmark = pytest.mark.aot
+
+ROWS, TOKENS, VOCAB, LAYERS = 32, 1024, 32_000, 24
+
+
+class Compiled(NamedTuple):
+    """A program, and the bytes that a device has of a stack of kernels, of keys, and of logits."""
+
+    program: Reading
+    gate_up: int
+    keys: int
+    logits: int
+
+
+def _compiled(devices, data, tensor, **sizes):
+    config = base.get_config()
+    config.model.update(sizes, num_layers=LAYERS, dtype="bfloat16", tie_embeddings=True)
+    config.warm_up.steps = 0
+    config.explorer.mesh.update(data=data, tensor=tensor)
+    config.workdir = "/nowhere"
+    settings = read_settings(config.to_dict())
+    tokenizer = SimpleNamespace(vocab_size=VOCAB, eos_ids=(0,), decode=None)
+    half = TOKENS // 2
+    task = SimpleNamespace(
+        tokenizer=tokenizer, row_tokens=TOKENS, max_completion_tokens=half, max_drawn_tokens=half
+    )
+    layout = layout_on(settings, "explorer", devices)
+    (decode,) = (
+        program
+        for program in rollout_programs(settings, task, layout, rows=ROWS)
+        if program.name == "decode"
+    )
+    kv = sizes["num_kv_heads"] * sizes["head_dim"]
+    return Compiled(
+        Reading.of(decode.lower().compile()),
+        gate_up=2 * LAYERS * sizes["embed_dim"] * 2 * sizes["mlp_dim"] // tensor,
+        keys=2 * LAYERS * ROWS * TOKENS * kv // (data * tensor),
+        logits=4 * ROWS * VOCAB // data,
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("v5e:2x2", 2, 2, 64), ("h100:4", 1, 4, 128)],
+    ids=lambda param: param[0].partition(":")[0],
+)
+def decode(request, devices):
+    """Heads of a TPU are half as wide as its lines; a GPU has several to share its one kv head."""
+    target, data, tensor, head_dim = request.param
+    return _compiled(
+        devices(target),
+        data,
+        tensor,
+        embed_dim=1024,
+        num_heads=8,
+        num_kv_heads=tensor,
+        head_dim=head_dim,
+        mlp_dim=4096,
+    )
+
+
+def test_it_copies_neither_the_cache_nor_the_weights(decode):
+    least = min(decode.gate_up, decode.keys)
+    assert all(one.loops for one in decode.program.made(least))
+    # In the loops the cache is updated where it is, and nothing else is as large.
+    found = decode.program.made(least)
+    assert len(found) == 2
+    assert all("scatter" in one.name and one.bytes == decode.keys for one in found)
+    memory = decode.program.memory
+    assert memory.aliased >= 2 * decode.keys
+    assert memory.temporaries < 0.05 * memory.arguments
+
+
+def test_no_device_gets_the_logits_of_all_rows(decode):
+    program = decode.program
+    assert any(one.kind == "all-to-all" for one in program.collectives)
+    assert all(one.bytes < decode.logits for one in program.collectives)
+    whole = [
+        shape
+        for one in program.operations
+        for shape in one.shapes
+        if shape.dtype == "f32" and math.prod(shape.sizes) >= decode.logits // 4
+    ]
+    assert not whole
