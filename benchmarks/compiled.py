@@ -37,11 +37,11 @@ OUT = flags.DEFINE_string("out", "", "A file for the results, a line of JSON eac
 
 QWEN_05B = {
     "embed_dim": 896, "num_layers": 24, "num_heads": 14, "num_kv_heads": 2, "head_dim": 64,
-    "mlp_dim": 4864, "tie_embeddings": True, "qkv_bias": True, "vocab": 151_936,
+    "mlp_dim": 4864, "tie_embeddings": True, "vocab": 151_936,
 }  # fmt: skip
 QWEN_7B = {
     "embed_dim": 3584, "num_layers": 28, "num_heads": 28, "num_kv_heads": 4, "head_dim": 128,
-    "mlp_dim": 18_944, "tie_embeddings": False, "qkv_bias": True, "vocab": 152_064,
+    "mlp_dim": 18_944, "tie_embeddings": False, "vocab": 152_064,
 }  # fmt: skip
 
 
