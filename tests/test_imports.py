@@ -41,7 +41,7 @@ ALLOWED = {
     "sandbox": set(),
     "rewards": {"types", "sandbox"},
     "tasks": {"types", "models", "rewards"},
-    "environments": {"types", "tasks"},
+    "environments": {"types", "tasks", "sandbox"},
     "replay": {"types", "models"},
     "weights": {"types", "models"},
     "observe": {"types", "models"},

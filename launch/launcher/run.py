@@ -30,6 +30,7 @@ from rl_sync.replay.interface import ReplayError
 from rl_sync.roles import is_explorer, number_of, role_of
 from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import check_replay
+from rl_sync.runtime.playing import check_environment
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.workdir import Workdir
@@ -249,6 +250,7 @@ def start(config: Mapping[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = work.settings_of(config)
     task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
+    check_environment(settings, task)
     wiring.check_reward(task)
     wiring.check_reward_servers(settings, task)
     if settings.launch.host:

@@ -14,11 +14,13 @@ class Kind(NamedTuple):
       where: a reference to its class; it is imported when it is used.
       meaning: one sentence.
       branches: whether an episode may be several conversations, each a segment of its trajectory.
+      rewards: whether it gives rewards; else the task's reward judges the last reply.
     """
 
     where: str
     meaning: str
     branches: bool = False
+    rewards: bool = True
 
 
 ENVIRONMENTS = {
@@ -34,6 +36,11 @@ ENVIRONMENTS = {
     "guess": Kind(
         "rl_sync.environments.guess:Guess",
         "Hides a number, and says of each guess whether it is too small or too large.",
+    ),
+    "python": Kind(
+        "rl_sync.environments.python:Python",
+        "Runs the policy's Python code in a sandbox; the task's reward judges its last reply.",
+        rewards=False,
     ),
     "textarena": Kind(
         "rl_sync.environments.textarena_games:TextArenaGame",
@@ -59,6 +66,12 @@ def branches(name: str) -> bool:
     """Says whether episodes of an environment may be several conversations."""
     kind = ENVIRONMENTS.get(name.partition("(")[0].strip())
     return kind is not None and kind.branches
+
+
+def gives_rewards(name: str) -> bool:
+    """Says whether an environment gives rewards, as one of the user's own is taken to do."""
+    kind = ENVIRONMENTS.get(name.partition("(")[0].strip())
+    return kind is None or kind.rewards
 
 
 def reference_of(name: str) -> str:

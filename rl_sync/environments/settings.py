@@ -20,7 +20,8 @@ class EnvironmentSettings:
         None,
         f"Environment that answers the policy: {', '.join(ENVIRONMENTS)}, or one of your own,"
         " `module:Class` or `path/to/file.py:Class`, with options as in `file.py:Class(level=3)`."
-        " It gets the rows of `task.name`; `task.reward` is then `environment` if it is left out.",
+        " It gets the rows of `task.name`; `task.reward` is then `environment` if it is left out,"
+        " except with `python`, which gives no rewards.",
         implied="the policy answers each prompt once, and the task's reward judges it",
     )
     max_turns: int = setting(

@@ -96,7 +96,14 @@ class ToolClass(ToolEnvironment):
 def _tools(made: Any) -> list[str]:
     """Returns the names of the public methods, without reading properties."""
     routines = inspect.getmembers_static(type(made), _is_routine)
-    return [name for name, _ in routines if not name.startswith("_") and name not in _NOT_TOOLS]
+    return [
+        name
+        for name, member in routines
+        if not name.startswith("_")
+        and name not in _NOT_TOOLS
+        # A class method `check` checks options; see `Construction`.
+        and not (name == "check" and isinstance(member, classmethod))
+    ]
 
 
 def _is_routine(member: Any) -> bool:

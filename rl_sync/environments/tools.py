@@ -6,12 +6,15 @@ import abc
 import dataclasses
 import inspect
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rl_sync.environments.interface import Message, Outcome, Reply, ToolCall, Turn
 from rl_sync.environments.schemas import function_schema, wrong_arguments
+from rl_sync.sandbox.layer import SandboxError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +25,13 @@ class Tool:
       name: its name in calls.
       function: a plain function or a bound method, called with JSON values by name.
       schema: its JSON schema.
+      call_secs: the time limit of a call; None for that of the toolbox.
     """
 
     name: str
     function: Callable[..., Any]
     schema: Mapping[str, Any]
+    call_secs: float | None = None
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Tool:
@@ -45,18 +50,21 @@ class Tool:
 
 
 class Toolbox:
-    """Answers calls of tools. Whatever goes wrong in a call is an answer, never an exception.
+    """Answers calls of tools. Whatever goes wrong in a call is an answer.
+
+    The exception is a `SandboxError`, which passes: it says nothing about the call.
 
     Each call has a thread of its own and a time limit, which starts with the thread. Calls may come
     from several threads. A call that takes longer is answered with an error and left alone: Python
     cannot interrupt a thread. It goes on in the background, holding what it holds, and may still
     change what it has access to. Nor does the limit hold for native code that keeps the
     interpreter's lock. What must really end, such as a program that the policy wrote, belongs in a
-    process (`rl_sync.sandbox`), with the tool only waiting for it.
+    process, with the tool only waiting for it: see `rl_sync.environments.python.python_tool` and
+    `rl_sync.environments.sandboxed.sandboxed`.
 
     Args:
       functions: functions, or tools that were made before.
-      call_secs: the time limit of a call.
+      call_secs: the time limit of a call, for tools that have none of their own.
 
     Raises:
       ValueError: two tools have the same name; a function has no schema; or the limit is not above
@@ -87,31 +95,47 @@ class Toolbox:
         self._left = [thread for thread in self._left if thread.is_alive()]
         return len(self._left)
 
-    def answer(self, call: ToolCall) -> Message:
-        """Runs a call, and returns the tool's message: the result as text, or the error."""
+    def answer(self, call: ToolCall, most_secs: float = math.inf) -> Message:
+        """Runs a call, and returns the tool's message: the result as text, or the error.
+
+        Args:
+          call: the call.
+          most_secs: the time that is left, where that is less than the time limit.
+
+        Raises:
+          SandboxError: the sandbox of a tool failed.
+        """
         return Message(
-            role="tool", content=self._answer(call), name=call.name, tool_call_id=call.call_id
+            role="tool",
+            content=self._answer(call, most_secs),
+            name=call.name,
+            tool_call_id=call.call_id,
         )
 
-    def _answer(self, call: ToolCall) -> str:
+    def _answer(self, call: ToolCall, most_secs: float) -> str:
         tool = self._tools.get(call.name)
         if tool is None:
             return f"Error: there is no tool {call.name!r}; the tools are {', '.join(self._tools)}."
         wrong = wrong_arguments(tool.schema, call.arguments)
         if wrong is not None:
             return f"Error: in a call of {call.name}, {wrong}."
-        answers: list[str] = []
+        if most_secs <= 0:
+            return f"Error: {call.name} was not called: no time was left for this reply's calls."
+        answers: list[str | SandboxError] = []
         thread = threading.Thread(
             target=lambda: answers.append(_result(tool.function, call.arguments)),
             name=f"tool {call.name}",
             # A call that never ends does not keep the process from ending.
             daemon=True,
         )
+        limit_secs = min(tool.call_secs or self._call_secs, most_secs)
         thread.start()
-        thread.join(self._call_secs)
+        thread.join(limit_secs)
         if not answers:
             self._left.append(thread)
-            return f"Error: {call.name} did not answer within {self._call_secs:g} s."
+            return f"Error: {call.name} did not answer within {limit_secs:.4g} s."
+        if isinstance(answers[0], SandboxError):
+            raise answers[0]
         return answers[0]
 
 
@@ -131,14 +155,27 @@ class ToolEnvironment(abc.ABC):
 
     Args:
       functions, call_secs: see `Toolbox`.
+      reply_secs: the time limit of all calls of a reply together. Keep it below
+        `environment.limit_secs`, which costs the episode, not the call.
+
+    Raises:
+      ValueError: as `Toolbox`, or `reply_secs` is not above 0.
     """
 
     malformed_role = "tool"
 
     def __init__(
-        self, functions: Sequence[Callable[..., Any] | Tool], call_secs: float = 10.0
+        self,
+        functions: Sequence[Callable[..., Any] | Tool],
+        call_secs: float = 10.0,
+        reply_secs: float = 20.0,
     ) -> None:
         self.toolbox = Toolbox(functions, call_secs)
+        if not reply_secs > 0:
+            raise ValueError(
+                f"The time limit of a reply's calls must be above 0 s, not {reply_secs}."
+            )
+        self._reply_secs = reply_secs
 
     @abc.abstractmethod
     def question(self, task: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
@@ -156,7 +193,10 @@ class ToolEnvironment(abc.ABC):
         """Answers the calls of a reply, or ends the episode."""
         if not reply.tool_calls and not reply.malformed:
             return self.outcome(reply)
-        answers = [self.toolbox.answer(call) for call in reply.tool_calls]
+        deadline = time.monotonic() + self._reply_secs
+        answers = [
+            self.toolbox.answer(call, deadline - time.monotonic()) for call in reply.tool_calls
+        ]
         role = "tool" if reply.tool_calls else self.malformed_role
         errors = [Message(role, f"Error: {error}") for error in reply.malformed]
         return Turn((*answers, *errors))
@@ -165,9 +205,11 @@ class ToolEnvironment(abc.ABC):
         """Does nothing; derived environments give back here what they hold."""
 
 
-def _result(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+def _result(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str | SandboxError:
     try:
         text = _text(function(**arguments))
+    except SandboxError as error:
+        return error
     except BaseException as error:  # SystemExit too: the policy reads it, and nobody else would.
         text = f"Error: {type(error).__name__}: {error}"
     # Tokenizers refuse half a surrogate pair.

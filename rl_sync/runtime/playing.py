@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl_sync.actors.episode_engine import Agree, EpisodeEngine, alone
 from rl_sync.environments.bridge import Bridge
-from rl_sync.environments.calls import call_format
+from rl_sync.environments.calls import CALL_FORMATS, call_format
 from rl_sync.environments.catalog import reference_of
 from rl_sync.environments.hosts.choice import host_of
 from rl_sync.environments.hosts.construction import Construction
@@ -13,7 +13,9 @@ from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import EnvironmentSettings
 from rl_sync.rollout.engine import Engine
 from rl_sync.runtime.director import Director
+from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run import RunSettings
+from rl_sync.tasks.pretrained import PretrainedTokenizer
 from rl_sync.tasks.task import Task
 
 _QUEUE_SECS = 86400.0
@@ -28,6 +30,35 @@ def environment_of(settings: RunSettings) -> Construction | None:
     """
     name = settings.environment.name
     return None if name is None else Construction.of(reference_of(name))
+
+
+def check_environment(settings: RunSettings, task: Task) -> None:
+    """Refuses an environment that cannot run on this machine, or whose tools cannot be called.
+
+    Raises:
+      ConfigError: says what is missing.
+    """
+    try:
+        construction = environment_of(settings)
+        if construction is not None:
+            construction.check()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if construction is None or not construction.has_tools:
+        return
+    name, calls = settings.environment.name, settings.environment.calls
+    tokenizer = task.tokenizer
+    require(
+        isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat,
+        f"environment.name={name} has tools, which have no place in a prompt without a chat"
+        " template: use a tokenizer with one (model.path or tokenizer.path), and not"
+        " tokenizer.chat=no.",
+    )
+    require(
+        call_format(tokenizer, calls) is not None,
+        f"environment.name={name} has tools, and environment.calls={calls} reads no calls: set the"
+        f" form in which the policy writes them, one of {', '.join(CALL_FORMATS)}.",
+    )
 
 
 def playing(

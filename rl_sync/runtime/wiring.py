@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from rl_sync.actors.events import MasterSettings
+from rl_sync.environments.catalog import gives_rewards
 from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
@@ -55,7 +56,8 @@ def load_task(settings: RunSettings) -> Task:
         )
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    if construction and settings.task.reward is None:
+    name = settings.environment.name
+    if name is not None and settings.task.reward is None and gives_rewards(name):
         task = dataclasses.replace(task, reward="environment")
     _require_text(settings, task)
     trainer_model(settings, task)

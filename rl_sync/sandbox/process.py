@@ -19,7 +19,8 @@ from rl_sync.sandbox.limits import Limits
 
 _TICK_SECS = 0.05
 _DRAIN_SECS = 0.5
-_START_SECS = 10.0
+START_SECS = 10.0
+"""The longest start of a sandbox."""
 # Processes and threads of a layer itself.
 _OWN_THREADS = 12
 _CHUNK_BYTES = 1 << 16
@@ -170,7 +171,7 @@ def await_starts(processes: Sequence[Confined], deadline: float = math.inf) -> N
     Raises:
       SandboxError: a sandbox failed, or was not ready in time.
     """
-    deadline = min(deadline, time.monotonic() + _START_SECS)
+    deadline = min(deadline, time.monotonic() + START_SECS)
     supervise(processes, deadline, lambda: all(p.started or p.ended for p in processes))
     for process in processes:
         process.require_start()

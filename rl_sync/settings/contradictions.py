@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rl_sync.environments.catalog import gives_rewards
 from rl_sync.expression import parse_sum
 from rl_sync.learning.batching import MIXED
 from rl_sync.learning.pairs import PAIR
@@ -154,11 +155,17 @@ def _check_environment(settings: RunSettings) -> None:
         f"task.reward={reward} takes what an environment gave, and there is none: set"
         " environment.name, or another reward.",
     )
-    if not settings.plays:
+    name = settings.environment.name
+    if name is None:
         return
     require(
+        "environment" not in asked or gives_rewards(name),
+        f"task.reward={reward} takes what an environment gave, and environment.name={name} gives no"
+        " rewards: use a reward that judges the last reply.",
+    )
+    require(
         settings.algorithm.generates,
-        f"environment.name={settings.environment.name} plays with a policy, and"
+        f"environment.name={name} plays with a policy, and"
         f" algorithm.name={settings.algorithm.name} generates nothing: leave out one.",
     )
     most = max(settings.trainer.group_size, settings.evaluation.samples)

@@ -1,6 +1,8 @@
 """A server of OpenEnv, with a game: say a word that is as long as the one before, plus one."""
 
-import sys
+import contextlib
+import threading
+import time
 
 import uvicorn
 from openenv.core.env_server.http_server import create_fastapi_app
@@ -43,6 +45,23 @@ class Longer(Environment):
         return self._state
 
 
-if __name__ == "__main__":
+@contextlib.contextmanager
+def serving():
+    """Serves the game in a thread, as importing OpenEnv takes ten seconds, and yields its URL."""
     app = create_fastapi_app(Longer, Word, Told, max_concurrent_envs=8)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws="websockets")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 120
+        while not server.started:
+            assert thread.is_alive(), "the server ended"
+            assert time.monotonic() < deadline, "the server has not begun within 120 s"
+            time.sleep(0.02)
+        (port,) = {one.getsockname()[1] for of in server.servers for one in of.sockets}
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)

@@ -44,6 +44,17 @@ class Counting:
         pass
 
 
+class Checked(Counting):
+    """Checks its options before it is hosted."""
+
+    inline = False
+
+    @classmethod
+    def check(cls, start=0):
+        if start < 0:
+            raise ValueError(f"start={start} is below 0.")
+
+
 class Asynchronous(Counting):
     """Counts in coroutines, which share an event loop."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 
 import pytest
 
 from rl_sync.environments.gymnasium_games import GymnasiumGame
+from rl_sync.environments.hosts.host import Failure
 from rl_sync.environments.hosts.limits import Limits
 from rl_sync.environments.hosts.processes import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
@@ -54,9 +56,9 @@ def test_a_missing_package_is_named(monkeypatch):
             game.warm_up()
 
 
-def binary_search(reset, step):
+def binary_search(first, step):
     """Guesses a number between 1 and 20; returns the texts and the last answer."""
-    low, high, guess, texts, answer = 1, 20, 0, [], reset
+    low, high, guess, texts, answer = 1, 20, 0, [], first
     while isinstance(answer, Turn):
         texts.append(text_of(answer))
         if "higher" in texts[-1] and len(texts) > 1:
@@ -64,41 +66,74 @@ def binary_search(reset, step):
         elif "lower" in texts[-1] and len(texts) > 1:
             high = guess - 1
         guess = (low + high) // 2
-        answer = step(Reply(f"<think>[1]</think>I guess [{guess}]."))
+        answer = step(f"<think>[1]</think>I guess [{guess}].")
     return texts, answer
 
 
-@needs("textarena")
-def test_a_game_of_textarena_is_played_to_its_end():
-    game = TextArenaGame(game="GuessTheNumber-v0", max_turns=6)
-    texts, outcome = binary_search(game.reset({}, 3), game.step)
+@pytest.fixture(name="textarena", scope="module")
+def _textarena():
+    """Hosts games of TextArena; its import takes seconds, so this is the only one."""
+    if importlib.util.find_spec("textarena") is None:
+        pytest.skip("needs the package textarena")
+    reference = "rl_sync.environments.textarena_games:TextArenaGame(game='GuessTheNumber-v0'"
+    with ProcessHost(f"{reference}, max_turns=6)", Limits(workers=2)) as host:
+        yield Hosted(host)
+
+
+class Hosted:
+    """Episodes in worker processes."""
+
+    def __init__(self, host):
+        self._host = host
+
+    def begin(self, episode, **task):
+        self._host.begin(episode, task, seed=3)
+        return self._answer(episode)
+
+    def step(self, episode, text):
+        self._host.step(episode, Reply(text))
+        return self._answer(episode)
+
+    def _answer(self, episode):
+        (answer,) = self._host.answers(60.0)
+        assert answer.episode == episode
+        return answer.result
+
+
+def test_games_of_textarena_are_played_to_their_end_beside_each_other(textarena):
+    begun = {episode: textarena.begin(episode) for episode in (1, 2)}
+    played = [
+        binary_search(first, functools.partial(textarena.step, episode))
+        for episode, first in begun.items()
+    ]
+    texts, outcome = played[0]
     assert "within 6 turns" in texts[0]
     assert all(re.fullmatch(r"The target number is (higher|lower)\.", text) for text in texts[1:])
     assert outcome.rewards == {"game": 1.0}
     assert outcome.metrics == {"moves": float(len(texts)), "invalid_move": 0.0}
     assert "Congratulations" in outcome.messages[0].content
-    again = TextArenaGame(game="GuessTheNumber-v0", max_turns=6)
-    assert binary_search(again.reset({}, 3), again.step) == (texts, outcome)
+    assert played[1] == played[0]
 
 
-@needs("textarena")
-def test_textarena_judges_moves_that_it_does_not_understand():
-    game = TextArenaGame()
-    game.reset({"game": "GuessTheNumber-v0"}, 0)
-    assert "invalid move" in text_of(game.step(Reply("five")))
-    outcome = game.step(Reply("five"))
+def test_textarena_judges_moves_that_it_does_not_understand(textarena):
+    textarena.begin(1)
+    assert "invalid move" in text_of(textarena.step(1, "five"))
+    outcome = textarena.step(1, "five")
     assert outcome.metrics["invalid_move"] == 1.0
     assert outcome.rewards == {"game": 0.0}
 
 
-@needs("textarena")
-def test_games_that_do_not_exist_or_need_several_players_are_refused():
-    with pytest.raises(
-        ValueError, match="no game 'GuessTheNumbr-v0'; did you mean 'GuessTheNumber"
-    ):
-        TextArenaGame("GuessTheNumbr-v0").reset({}, 0)
-    with pytest.raises(ValueError, match="ConnectFour-v0 cannot be played by one player"):
-        TextArenaGame("ConnectFour-v0").reset({}, 0)
+@pytest.mark.parametrize(
+    ("game", "why"),
+    [
+        ("GuessTheNumbr-v0", "no game 'GuessTheNumbr-v0'; did you mean 'GuessTheNumber"),
+        ("PigDice-v0", "PigDice-v0 cannot be played by one player"),
+    ],
+)
+def test_games_that_do_not_exist_or_need_several_players_are_refused(textarena, game, why):
+    failure = textarena.begin(1, game=game)
+    assert isinstance(failure, Failure)
+    assert why in failure.why
 
 
 @needs("gymnasium")
@@ -152,20 +187,10 @@ def test_spaces_without_names_are_refused():
         GymnasiumGame("FrozenLake-v1", actions=("up",)).reset({}, 0)
 
 
-@needs("textarena")
 @needs("gymnasium")
-def test_games_are_hosted_in_workers():
-    reference = "rl_sync.environments.textarena_games:TextArenaGame(game='GuessTheNumber-v0')"
-    with ProcessHost(reference, Limits(workers=2)) as host:
-        for episode in (1, 2):
-            host.begin(episode, {}, 3)
-        answers = dict(host.answers(60.0))
-        while len(answers) < 2:
-            answers |= dict(host.answers(60.0))
-
-        def step(reply):
-            host.step(2, reply)
-            return host.answers(60.0)[0].result
-
-        _, outcome = binary_search(answers[2], step)
-    assert outcome.rewards == {"game": 1.0}
+def test_a_game_of_gymnasium_is_hosted_in_a_worker():
+    reference = "rl_sync.environments.gymnasium_games:GymnasiumGame(game='CliffWalking-v1')"
+    with ProcessHost(reference, Limits(workers=1)) as host:
+        hosted = Hosted(host)
+        assert "[0]" in text_of(hosted.begin(1))
+        assert hosted.step(1, "[0]").reward == -1.0

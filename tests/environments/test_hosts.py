@@ -435,6 +435,13 @@ def test_wrong_options_are_refused_with_the_right_ones():
     assert "lacks reset, step, close" in why
 
 
+def test_a_class_checks_its_options_before_its_first_episode():
+    with pytest.raises(ValueError, match="start=-1 is below 0"):
+        ProcessHost(f"{OWN}:Checked(start=-1)")
+    with ProcessHost(f"{OWN}:Checked(start=1)") as host:
+        begun(host, 1, turns=3)
+
+
 def test_workers_hold_no_jax():
     code = (
         "import sys; import rl_sync.environments.hosts.fork_server; sys.exit('jax' in sys.modules)"

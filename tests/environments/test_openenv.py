@@ -1,92 +1,56 @@
-"""The OpenEnv client, against a real server in a process of its own."""
+"""The OpenEnv client, against a real server.
 
-import socket
+OpenEnv brings a hundred packages, some older than those of this project. So uv makes an environment
+of its own, in which the tests of openenv_sessions.py run.
+"""
+
+import os
+import re
 import subprocess
 import sys
-import time
+import tomllib
 from pathlib import Path
 
 import pytest
+import uv
 
-from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.hosts.processes import ProcessHost
-from rl_sync.environments.interface import Outcome, Reply
 from rl_sync.environments.openenv_client import OpenEnvClient
-from rl_sync.processes.ports import free_ports
 
-SERVER = Path(__file__).with_name("openenv_server.py")
-
-
-@pytest.fixture(name="url", scope="module")
-def _url():
-    pytest.importorskip("openenv", reason="the extra openenv is not installed")
-    (port,) = free_ports("127.0.0.1", 1)
-    process = subprocess.Popen([sys.executable, str(SERVER), str(port)])
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        except OSError:
-            assert process.poll() is None, "the server ended"
-            assert time.monotonic() < deadline, "the server has not begun within 120 s"
-            time.sleep(0.1)
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(30)
+ROOT = Path(__file__).resolve().parents[2]
+BEGUN = "The environment is made."
+# Without the settings and fixtures of the other tests, which need JAX.
+INSIDE = f"""
+import sys, pytest
+print({BEGUN!r}, flush=True)
+sys.exit(pytest.main(["-q", "-c", "/dev/null", "--rootdir=.", "--noconftest",
+                      "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
 
 
-def _said(turn):
-    return turn.messages[0].content
-
-
-def test_a_session_is_played_to_its_end(url):
-    client = OpenEnvClient(url=url, options="length")
-    first = client.reset({"prompt": "A game.", "length": 2}, seed=5)
-    assert _said(first) == "A game.\n\nSay a word of 2 letters."
-    second = client.step(Reply("<think>hm</think> ab "))
-    assert (_said(second), second.reward) == ("Now 3 letters.", 0.25)
-    assert _said(client.step(Reply("abc"))) == "Now 4 letters."
-    assert client.step(Reply("abcd")) == Outcome({"reward": 1.0})
-    client.close()
-
-
-def test_sessions_beside_each_other_are_apart_and_lost_games_cost(url):
-    reference = f"rl_sync.environments.openenv_client:OpenEnvClient(url={url!r})"
-    with ProcessHost(reference, Limits(workers=3)) as host:
-        for episode in range(3):
-            host.begin(episode, {"prompt": "Play."}, seed=episode)
-        _answers(host, 3)
-        for episode, word in enumerate(["a", "ab", "b"]):
-            host.step(episode, Reply(word))
-        results = _answers(host, 3)
-        assert results[1] == Outcome({"reward": -1.0})
-        assert _said(results[0]) == _said(results[2]) == "Now 2 letters."
-
-
-def _answers(host, count):
-    found = {}
-    while len(found) < count:
-        found |= {answer.episode: answer.result for answer in host.answers(120.0)}
-    return found
-
-
-def test_another_field_can_be_shown_and_a_missing_one_is_named(url):
-    client = OpenEnvClient(url=url, observation="seed")
-    assert _said(client.reset({}, seed=7)) == "7"
-    client.close()
-    client = OpenEnvClient(url=url, observation="board")
-    with pytest.raises(ValueError, match="no field 'board'; it has message, seed"):
-        client.reset({}, seed=7)
-    client.close()
-
-
-def test_a_server_that_is_not_there_fails_the_episode(url):
-    (port,) = free_ports("127.0.0.1", 1)
-    client = OpenEnvClient(url=f"http://127.0.0.1:{port}")
-    with pytest.raises(Exception, match=r"127\.0\.0\.1"):
-        client.reset({}, seed=0)
-    client.close()
+@pytest.mark.parametrize(
+    ("marked", "passed"), [("not slow", 3), pytest.param("slow", 1, marks=pytest.mark.slow)]
+)
+def test_the_client_plays_with_the_real_package(marked, passed):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = [*project["optional-dependencies"]["openenv"], "jaxtyping", "numpy", "pytest"]
+    interpreter = os.path.realpath(sys.executable)  # Without the packages of this environment.
+    command = [uv.find_uv_bin(), "run", "--no-project", "--isolated", "--python", interpreter]
+    command += [part for package in packages for part in ("--with", package)]
+    command += ["python", "-c", INSIDE, "-m", marked, "tests/environments/openenv_sessions.py"]
+    left_out = ("VIRTUAL_ENV", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
+    variables = {name: value for name, value in os.environ.items() if name not in left_out}
+    run = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**variables, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    if BEGUN not in run.stdout:
+        pytest.skip(f"uv cannot install openenv: {run.stderr.strip().splitlines()[-1]}")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(rf"\b{passed} passed", run.stdout), run.stdout
 
 
 def test_wrong_options_are_refused():

@@ -42,6 +42,10 @@ class Word:
         """
         return word == self._word
 
+    @classmethod
+    def check(cls, hint: str = "Guess."):
+        """Checks the options; no tool."""
+
     @property
     def expensive(self):
         raise AssertionError("properties are not read")

@@ -1,3 +1,4 @@
+import dataclasses
 import threading
 import time
 
@@ -8,6 +9,7 @@ from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.calls import call_format, read_reply
 from rl_sync.environments.interface import Message, Outcome, Reply, ToolCall, Turn
 from rl_sync.environments.tools import Tool, Toolbox, ToolEnvironment
+from rl_sync.sandbox.layer import SandboxError
 from tests.environments.families import family
 
 
@@ -103,6 +105,54 @@ def test_the_limit_holds_outside_the_main_thread():
     thread.start()
     thread.join()
     assert texts == ["3"]
+
+
+def test_a_tool_may_have_a_time_limit_of_its_own():
+    end = threading.Event()
+
+    def waits() -> str:
+        """Waits."""
+        end.wait(30)
+        return "late"
+
+    own = dataclasses.replace(Tool.of(waits), call_secs=0.05)
+    texts = [
+        Toolbox([own], call_secs=20.0).answer(ToolCall("waits", {})).content,
+        Toolbox([waits]).answer(ToolCall("waits", {}), most_secs=0.05).content,
+    ]
+    end.set()
+    assert texts == ["Error: waits did not answer within 0.05 s."] * 2
+
+
+def test_calls_of_a_reply_share_its_time():
+    end = threading.Event()
+
+    class Waiting(Sums):
+        def __init__(self):
+            ToolEnvironment.__init__(self, [self.wait], reply_secs=0.2)
+
+        def wait(self) -> str:
+            """Waits."""
+            end.wait(30)
+            return "late"
+
+    calls = (ToolCall("wait", {}),) * 3
+    first, second, third = Waiting().step(Reply("", calls)).messages
+    end.set()
+    assert first.content.startswith("Error: wait did not answer within 0.")
+    assert second.content == third.content
+    assert third.content == "Error: wait was not called: no time was left for this reply's calls."
+    with pytest.raises(ValueError, match="a reply's calls must be above 0 s, not 0"):
+        ToolEnvironment.__init__(Sums(), [add], reply_secs=0)
+
+
+def test_a_sandbox_that_fails_is_not_the_calls_fault():
+    def fails() -> str:
+        """Fails."""
+        raise SandboxError("no namespaces")
+
+    with pytest.raises(SandboxError, match="no namespaces"):
+        Toolbox([fails]).answer(ToolCall("fails", {}))
 
 
 def test_tools_that_cannot_be_called_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,9 +11,12 @@ import pytest
 
 from configs import gsm8k, jsonl
 from rl_sync.runtime import wiring
+from rl_sync.runtime.playing import check_environment
 from rl_sync.runtime.programs import trainer_of
+from rl_sync.sandbox import choice
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
+from tests.environments.families import family
 from tests.models.meshes import layout
 from tests.runs import tiny
 from tests.settings.changed import config_with, settings_with
@@ -193,3 +197,32 @@ def test_a_kernel_of_attention_that_cannot_express_the_rows_is_refused(fields, s
     settings = read_settings(config_with(tiny.get_config(), **fields))
     with pytest.raises(ConfigError, match=rf"{says}.*: use model.attention=auto"):
         wiring.load_task(settings)
+
+
+def test_the_tasks_reward_judges_where_the_environment_gives_no_rewards():
+    for name, reward in (("python(seconds=2)", "exact"), ("calculator", "environment")):
+        assert wiring.load_task(settings_with(environment__name=name)).reward == reward
+
+
+def test_tools_need_a_chat_template_with_a_form_of_calls():
+    def check(tokenizer, **fields):
+        settings = settings_with(environment__name="python", **fields)
+        task = wiring.load_task(settings)
+        if tokenizer is not None:
+            task = dataclasses.replace(task, tokenizer=tokenizer, max_prompt_tokens=64)
+        check_environment(settings, task)
+
+    with pytest.raises(ConfigError, match=r"name=python has tools, .* without a chat template"):
+        check(None)
+    with pytest.raises(ConfigError, match=r"calls=none reads no calls: .* qwen, llama, mistral"):
+        check(family("chatml"), environment__calls="none")
+    check(family("chatml"))
+    settings = settings_with(environment__name="calculator")
+    check_environment(settings, wiring.load_task(settings))
+
+
+def test_an_environment_without_its_sandbox_is_refused_before_the_run(monkeypatch):
+    monkeypatch.setattr(choice, "_choose", lambda kind: (None, "None is installed."))
+    settings = settings_with(environment__name="python")
+    with pytest.raises(ConfigError, match=r"name=python cannot run code: No sandbox .*bubblewrap"):
+        check_environment(settings, wiring.load_task(settings))

@@ -219,6 +219,10 @@ from tests.settings.changed import config_with, settings_with
             ["task.reward=exact + environment", "set environment.name"],
         ),
         (
+            {"environment__name": "python(seconds=2)", "task__reward": "environment"},
+            ["environment.name=python(seconds=2) gives no rewards", "judges the last reply"],
+        ),
+        (
             {"environment__name": "guess", "algorithm__name": "sft", "explorer__count": 0},
             ["environment.name=guess", "algorithm.name=sft generates nothing"],
         ),

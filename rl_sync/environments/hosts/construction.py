@@ -9,6 +9,7 @@ from typing import Any
 
 from rl_sync.environments.interface import Environment
 from rl_sync.environments.tool_class import ToolClass, is_tool_class
+from rl_sync.environments.tools import ToolEnvironment
 from rl_sync.expression import parse_call
 from rl_sync.references import resolve
 from rl_sync.spelling import hint
@@ -59,6 +60,23 @@ class Construction:
             inline=getattr(maker, "inline", False) is True,
             asks_endpoint=asks_endpoint,
         )
+
+    @property
+    def has_tools(self) -> bool:
+        """True where environments are known to have tools before one is made."""
+        return isinstance(self.maker, type) and issubclass(self.maker, ToolEnvironment)
+
+    def check(self) -> None:
+        """Has the class method `check` of the class, if there is one, check the options.
+
+        It also checks that this machine can run the episodes.
+
+        Raises:
+          ValueError: an option has no such value, or the machine lacks something.
+        """
+        maker: Any = self.maker
+        if isinstance(inspect.getattr_static(maker, "check", None), classmethod):
+            maker.check(**self.options)
 
     def warm_up(self) -> None:
         """Calls `warm_up()` of the class, if it has one: imports that its constructor would do."""

@@ -73,6 +73,7 @@ def _prepared(reference: str) -> tuple[Construction | None, str]:
     """Imports an environment; returns it, or why it cannot be served."""
     try:
         construction = Construction.of(reference)
+        construction.check()
         construction.warm_up()
         worker.warm_up()
     except ValueError as error:

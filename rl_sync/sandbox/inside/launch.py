@@ -64,20 +64,26 @@ def install(path: str) -> None:
         raise OSError(ctypes.get_errno(), "no filter of system calls can be installed")
 
 
-def run_script(path: str) -> None:
-    """Runs a Python file as the main module, as `python FILE` does."""
+def main_module(path: str) -> dict:
+    """Puts an empty main module in place, as `python FILE` does, and returns its namespace."""
     import _sitebuiltins
     import builtins
 
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")
-    with open(path, "rb") as file:
-        source = file.read()
     main = type(sys)("__main__")
     main.__dict__.update(__file__=path, __builtins__=builtins)
     sys.modules["__main__"] = main
     sys.argv = [path]
-    exec(compile(source, path, "exec"), main.__dict__)
+    return main.__dict__
+
+
+def run_script(path: str) -> None:
+    """Runs a Python file as the main module, as `python FILE` does."""
+    namespace = main_module(path)
+    with open(path, "rb") as file:
+        source = file.read()
+    exec(compile(source, path, "exec"), namespace)
 
 
 def start(limits: str, folder: str, task: str, *operands: str) -> None:
