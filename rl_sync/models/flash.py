@@ -9,6 +9,7 @@ Letters in shapes: B rows, T positions, K kv heads, N query heads that share a k
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -29,6 +30,7 @@ _PLATFORMS: dict[Kernel, Platform] = {"splash": "tpu", "cudnn": "gpu", "triton":
 _LARGEST_BLOCK = 512  # Of splash: larger ones save little, and smaller ones leave the TPU idle.
 _TRITON_BLOCK = 64  # Its shared memory holds two of them at the widest heads.
 _WIDEST_GPU_HEAD = 128
+_TRITON = "jax.experimental.pallas.ops.gpu.attention"  # JAX deprecates it from 0.12 on.
 
 
 class Call(NamedTuple):
@@ -112,6 +114,8 @@ def _obstacle(name: Kernel, config: ModelConfig, call: Call) -> str:
         return "attends within rows of one sequence each, not of several"
     if name == "triton" and call.slides:
         return "has no sliding windows"
+    if name == "triton" and importlib.util.find_spec(_TRITON) is None:
+        return f"is not in this version of JAX ({_TRITON})"
     return ""
 
 

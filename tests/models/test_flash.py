@@ -223,6 +223,12 @@ def test_a_kernel_that_cannot_is_refused_in_a_line(name, platform, call, says):
     assert "\n" not in str(error.value)
 
 
+def test_packed_rows_attend_by_blocks_where_jax_has_no_triton_kernel(monkeypatch):
+    monkeypatch.setattr(flash, "_TRITON", "jax.experimental.no_such_kernel")
+    with compiling_for("gpu"):
+        assert kernel_for(HALF, LONG._replace(packed=True)) is None
+
+
 def test_cudnn_wants_half_precision():
     config = dataclasses.replace(CONFIG, attention="cudnn")
     with compiling_for("gpu"), pytest.raises(ValueError, match="dtype=float32"):
