@@ -90,6 +90,10 @@ def _plan(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     task = wiring.load_task(settings)
     wiring.check_reward(task)
     print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
+    if "workdir" in flags:
+        from launcher.predicting import describe_predicted
+
+        print("", describe_predicted(settings, flags["workdir"]), sep="\n")
     if "find" in flags:
         from launcher.finding import describe_found
 

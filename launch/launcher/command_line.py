@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "plan": Command(
         "Prints what a run would do and the memory that it takes; starts nothing.",
-        (CONFIG, "compile", "find"),
+        (CONFIG, "compile", "find", "workdir"),
         "--config=configs/arithmetic.py --config.sync.mode=synchronous",
     ),
     "timeline": Command(
@@ -78,7 +78,11 @@ COMMANDS = {
 }
 FLAGS = {
     CONFIG: ("FILE", "A config file; configs/ has some. run, plan, eval, reward."),
-    "workdir": ("DIRECTORY", "The work directory of a run. timeline, eval, export."),
+    "workdir": (
+        "DIRECTORY",
+        "The work directory of a run, whose times plan forecasts from. timeline, eval, export,"
+        " plan.",
+    ),
     "out": (
         "PATH",
         "The directory of the pictures, the work directory if not set; or the file of an"

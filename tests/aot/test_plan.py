@@ -1,0 +1,39 @@
+"""`plan --compile`: what is printed of a run's programs."""
+
+import re
+
+import pytest
+from launcher.compiling import describe_compiled
+
+from rl_sync.runtime import wiring
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError
+from tests.runs import tiny
+
+pytestmark = pytest.mark.aot
+
+
+@pytest.mark.parametrize("name", ["v5e:2x2", "h100:4"])
+def test_every_program_has_its_memory_and_the_mode_its_pace(name, devices):
+    devices(name)
+    config = tiny.get_config()
+    config.trainer.mesh.fsdp = 2
+    settings = read_settings({**config.to_dict(), "workdir": "none"})
+    text = describe_compiled(settings, wiring.load_task(settings), name)
+    for program in ("step", "prefill", "insert", "decode"):
+        assert re.search(
+            rf" {program} \[[\d, ×]+\], compiled in \d+ s\n    .* a device at most", text
+        )
+    assert text.count(": fits") == 4
+    assert re.search(r"all-gather +\d+ of", text)
+    assert re.search(r"at most [\d,]+ tokens/s", text)
+    assert "a trainer step every" in text
+
+
+def test_a_mesh_that_is_larger_than_the_target_is_refused(devices):
+    devices("v5e:1x1")
+    config = tiny.get_config()
+    config.trainer.mesh.fsdp = 2
+    settings = read_settings({**config.to_dict(), "workdir": "none"})
+    with pytest.raises(ConfigError, match="has 2 devices, but v5e:1x1 has 1"):
+        describe_compiled(settings, wiring.load_task(settings), "v5e:1x1")
