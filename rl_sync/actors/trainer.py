@@ -70,7 +70,7 @@ class Trainer:
       warm_up_steps: supervised steps of the run; their learning rate ends after them.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
         0 for all of them.
-      logits_bytes: see `token_logprobs`; of each device.
+      logits_bytes: see `token_logprobs`.
       layout: mesh of states and batches.
       critic: the critic's settings; None for algorithms that need no values.
       offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
@@ -313,7 +313,7 @@ class Trainer:
 
     @functools.cached_property
     def _forward(self) -> Forward:
-        return Forward(self.model, self.temperature, self.logits_bytes * self.layout.mesh.size)
+        return Forward(self.model, self.temperature, self.logits_bytes)
 
     @functools.cached_property
     def _preparation(self) -> Preparation:

@@ -34,6 +34,7 @@ _CALLED = re.compile(
     r"(body|condition|calls|to_apply|true_computation|false_computation|called_computations"
     r"|branch_computations)=\{?((?:%[\w.-]+(?:, )?)+)"
 )
+_SOURCE = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 
@@ -166,6 +167,8 @@ class Reading:
                 kind = "reduce-scatter" if "all-reduce-scatter" in name else match[3]
                 channel = re.search(r"channel_id=(\d+)", line)
                 key = f"{match[3]} {channel[1] if channel else match[1]}"
+                if channel and channel[1] == "1" and (source := _SOURCE.search(line)):
+                    key += source[1]  # All collectives that JAX writes itself have channel 1.
                 shapes = _shapes(match[2])
                 if match[4] and len(shapes) > 1:
                     shapes = shapes[len(shapes) // 2 :]  # The first half is what goes in.

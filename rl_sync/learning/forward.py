@@ -44,7 +44,7 @@ class Forward:
     Attributes:
       model: its shape. With `lora`, only adapters are trained.
       temperature: divides the logits.
-      logits_bytes: see `token_logprobs`; of all devices.
+      logits_bytes: see `token_logprobs`.
     """
 
     model: ModelConfig

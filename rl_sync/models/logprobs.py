@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.transformer import hidden_states, logits
+from rl_sync.models.sharding import laid_out
+from rl_sync.models.transformer import hidden_states, logits, output_projection
+from rl_sync.models.vocabulary_blocks import block_logprobs
 from rl_sync.types import Params
 
 LOGITS_BYTES = 64 << 20
@@ -22,7 +24,7 @@ def token_logprobs(
     config: ModelConfig,
     params: Params,
     tokens: Int[Array, "B T"],
-    temperature: float | Float[Array, ""] = 1.0,
+    temperature: float = 1.0,
     *,
     positions: Int[Array, "B T"] | None = None,
     segments: Int[Array, "B T"] | None = None,
@@ -33,8 +35,9 @@ def token_logprobs(
     Args:
       tokens, positions, segments: see `hidden_states`.
       temperature: a divisor of the logits; use the one that the tokens were sampled with.
-      logits_bytes: the most memory that logits may take at once. If they need more, they are
-        computed in chunks of positions, and recomputed in the backward pass.
+      logits_bytes: the most memory, on each device, that logits may take at once. If they need
+        more, they are computed in parts, and recomputed in the backward pass: in chunks of
+        positions on one device, in blocks of the vocabulary on several (see `block_logprobs`).
 
     Returns:
       (logprobs, entropy) in float32 and nats. Entry t belongs to `tokens[:, t]`; entry 0 is 0,
@@ -50,7 +53,7 @@ def hidden_logprobs(
     params: Params,
     hidden: Float[Array, "B T D"],
     tokens: Int[Array, "B T"],
-    temperature: float | Float[Array, ""] = 1.0,
+    temperature: float = 1.0,
     logits_bytes: int = LOGITS_BYTES,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes `token_logprobs` of tokens whose hidden states are known."""
@@ -66,7 +69,7 @@ def next_logprobs(
     params: Params,
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
-    temperature: float | Float[Array, ""] = 1.0,
+    temperature: float = 1.0,
     logits_bytes: int = LOGITS_BYTES,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log-probabilities and entropy as `token_logprobs` does, of tokens that follow given
@@ -75,6 +78,9 @@ def next_logprobs(
     Args:
       hidden: of the token before each target.
     """
+    if laid_out():
+        kernel = output_projection(config, params)
+        return block_logprobs(kernel, hidden, targets, temperature, logits_bytes)
     compute = functools.partial(_logprobs_and_entropy, config, params, temperature)
     B, T, _ = hidden.shape
     chunk = max(1, logits_bytes // (4 * B * config.vocab_size))
@@ -85,7 +91,7 @@ def next_logprobs(
 def _logprobs_and_entropy(
     config: ModelConfig,
     params: Params,
-    temperature: float | Float[Array, ""],
+    temperature: float,
     hidden: Float[Array, "B C D"],
     targets: Int[Array, "B C"],
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:

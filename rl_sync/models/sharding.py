@@ -123,8 +123,16 @@ class Layout:
         Args:
           axes: logical names of its first axes; None for an axis that is not sharded.
         """
-        cuts = zip(self.wanted(axes), shape, strict=False)
-        return NamedSharding(self.mesh, PartitionSpec(*(self._even(*cut) or None for cut in cuts)))
+        cuts = (cut or None for cut in self.cuts(axes, shape))
+        return NamedSharding(self.mesh, PartitionSpec(*cuts))
+
+    def cuts(self, axes: Sequence[str | None], shape: Sequence[int]) -> list[tuple[str, ...]]:
+        """Returns for each axis of an array of this shape the mesh axes that shard it.
+
+        Args:
+          axes: see `sharding`.
+        """
+        return [self._even(*cut) for cut in zip(self.wanted(axes), shape, strict=False)]
 
     def wanted(self, axes: Sequence[str | None]) -> list[tuple[str, ...]]:
         """Returns for each axis the mesh axes, of more than one device, that the rules shard it
@@ -157,9 +165,14 @@ def using(layout: Layout) -> contextlib.AbstractContextManager[None]:
     return _layout(layout if layout.mesh.size > 1 else _ONE_DEVICE)
 
 
+def in_use() -> Layout:
+    """Returns the layout that `constrain` follows."""
+    return _layout.value
+
+
 def laid_out() -> bool:
     """Says whether a layout of several devices is in use."""
-    return _layout.value.mesh.size > 1
+    return in_use().mesh.size > 1
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
@@ -170,7 +183,7 @@ def constrain(x: Array, *axes: str | None) -> Array:
     """
     if not laid_out():
         return x
-    return jax.lax.with_sharding_constraint(x, _layout.value.sharding(axes, x.shape))
+    return jax.lax.with_sharding_constraint(x, in_use().sharding(axes, x.shape))
 
 
 def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Callable[..., Array]:

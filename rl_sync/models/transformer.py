@@ -28,8 +28,9 @@ from rl_sync.models.attention import Attention, Context, Layer
 from rl_sync.models.cache import KVCache
 from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.layers import GatedMLP, MixtureMLP, RMSNorm, fan_in, param
+from rl_sync.models.lookup import lookup
 from rl_sync.models.rope import rotations
-from rl_sync.models.sharding import constrain
+from rl_sync.models.sharding import constrain, laid_out
 from rl_sync.types import Params
 
 _REMAT_POLICIES: dict[str, Any] = {
@@ -143,9 +144,10 @@ class Transformer(nn.Module):
             # The check would trace every block once more, to find variables that all layers share.
             check_constancy_invariants=False,
         )
-        # The embedding is gathered along D before the lookup, not along V, as the output projection
-        # needs it.
-        x = constrain(embedding, "vocab")[tokens].astype(config.dtype)
+        if laid_out():
+            x = lookup(embedding, tokens, config.dtype)
+        else:
+            x = embedding[tokens].astype(config.dtype)
         if config.scale_embedding:
             x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
         x = constrain(x, "batch", "length", "embed")
@@ -260,10 +262,15 @@ def logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... V"]:
     """Computes the next-token logits, float32, of hidden states."""
-    kernel = params["embedding" if config.tie_embeddings else "unembedding"]
+    kernel = output_projection(config, params)
     return jnp.einsum(
         "...D,VD->...V", hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
     )
+
+
+def output_projection(config: ModelConfig, params: Params) -> Float[Array, "V D"]:
+    """Returns the matrix that makes logits of hidden states."""
+    return params["embedding" if config.tie_embeddings else "unembedding"]
 
 
 def _positions(tokens: Int[Array, "B T"], given: Int[Array, "B T"] | None) -> Int[Array, "B T"]:

@@ -56,3 +56,12 @@ def test_results_inside_fusions_and_views_are_not_made(read):
 def test_kernels_and_aliases_are_counted(read):
     assert read.kernels == {"flash"}
     assert read.aliases == 2
+
+
+def test_collectives_of_one_channel_are_told_apart_by_their_sources():
+    parts = [
+        f'  %ag.{n} = f32[4]{{0}} all-gather(%p{n}), channel_id=1, metadata={{op_name="{source}"}}'
+        for n, source in enumerate(("jvp()/all_gather", "transpose()/all_gather") * 2)
+    ]
+    text = "\n".join(["ENTRY %main (a: f32[1]) -> f32[4] {", *parts, "}"])
+    assert len(Reading(text, MemoryUse(0, 0, 0, 0, 0)).collectives) == 2

@@ -1,0 +1,275 @@
+"""Log-probabilities by blocks of the vocabulary, where several devices have the matrix in shards.
+
+A block of the matrix is gathered, multiplied with the hidden states of all of a device's tokens,
+and dropped: neither the whole matrix nor all logits are ever in memory. The softmax is updated for
+each block (Online normalizer calculation for softmax, arXiv:1805.02867, algorithm 3). The backward
+pass computes the logits of each block again; the gradient of a block is complete when the block is
+done, is summed in float32, and goes to the devices that have its shards. So each pass gathers the
+matrix once, and the backward pass reduces its gradient once.
+
+Along the mesh axes that shard the vocabulary but not the rows, logits stay sharded, and only
+figures of each token are exchanged.
+
+Letters in shapes: N tokens of a device, V vocab, D embed, n blocks, v tokens of the vocabulary in a
+block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rl_sync.models.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
+
+_LANES = 128  # A block is a multiple of it, as matrix units like it.
+_NOTHING = -1e30  # A logit of probability 0; 0 times it is a number.
+
+
+class Blocks(NamedTuple):
+    """The shards of blocks on a device.
+
+    Attributes:
+      kernel: of the matrix.
+      ids: of the tokens of the vocabulary; −1 for padding.
+    """
+
+    kernel: Float[Array, "n v D"]
+    ids: Int[Array, "n v"]
+
+
+class Plan(NamedTuple):
+    """The computation of a device.
+
+    Attributes:
+      cuts: of the matrix and the rows.
+      vocab: rows of this device's shard of the matrix.
+      size: tokens of the vocabulary in its shard of a block.
+      temperature: divides the logits.
+    """
+
+    cuts: Cuts
+    vocab: int
+    size: int
+    temperature: float
+
+    @property
+    def number(self) -> int:
+        """Number of blocks."""
+        return -(-self.vocab // self.size)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the last block is longer than what is left for it."""
+        return self.number * self.size > self.vocab
+
+    def blocks(self, kernel: Float[Array, "V D"], dtype: Any) -> Blocks:
+        """Cuts a device's shard of the matrix into shards of blocks."""
+        more = self.number * self.size - self.vocab
+        cut = jnp.pad(kernel.astype(dtype), ((0, more), (0, 0)))
+        here = jnp.arange(self.number * self.size, dtype=jnp.int32)
+        first = jax.lax.axis_index(self.cuts.vocab) * self.vocab if self.cuts.vocab else 0
+        ids = jnp.where(here < self.vocab, first + here, -1)
+        shape = (self.number, self.size)
+        return Blocks(cut.reshape(*shape, -1), ids.reshape(shape))
+
+    def gathered(self, block: Blocks) -> Blocks:
+        """Gathers one block."""
+        return Blocks(gathered(self.cuts, block.kernel), gathered_vocab(self.cuts, block.ids))
+
+    def scaled_logits(self, hidden: Float[Array, "N D"], block: Blocks) -> Float[Array, "N v"]:
+        """Computes the logits of a block, divided by the temperature, in float32."""
+        logits = jnp.einsum("ND,vD->Nv", hidden, block.kernel, preferred_element_type=jnp.float32)
+        scaled = logits / self.temperature
+        return jnp.where(block.ids >= 0, scaled, _NOTHING) if self.is_padded else scaled
+
+    def scan(
+        self, body: Callable[[Any, Blocks], tuple[Any, Any]], state: Any, blocks: Blocks
+    ) -> tuple[Any, Any]:
+        """Scans over blocks; the next one is gathered while a block is computed with."""
+
+        def step(carry: tuple[Any, Blocks], following: Blocks) -> tuple[tuple[Any, Blocks], Any]:
+            state, block = carry
+            fetched = self.gathered(following)
+            state, out = body(state, block)
+            return (state, fetched), out
+
+        first, rest = (Blocks(*(x[part] for x in blocks)) for part in (0, slice(1, None)))
+        (state, last), outs = jax.lax.scan(step, (state, self.gathered(first)), rest)
+        state, out = body(state, last)
+        return state, jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), outs, out)
+
+
+class Softmax(NamedTuple):
+    """Figures of each token over the part of the vocabulary that was seen, of scaled logits s.
+
+    Attributes:
+      highest: max s.
+      total: Σ exp(s − highest).
+      weighted: Σ exp(s − highest) · s.
+      chosen: s of the token's target; 0 before it was seen.
+    """
+
+    highest: Float[Array, " N"]
+    total: Float[Array, " N"]
+    weighted: Float[Array, " N"]
+    chosen: Float[Array, " N"]
+
+
+def block_logprobs(
+    kernel: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    temperature: float,
+    logits_bytes: int,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Computes log-probabilities of targets, and entropies, under a layout of several devices.
+
+    Args:
+      kernel: the output projection.
+      hidden: of the token before each target.
+      logits_bytes: the most memory, on each device, of a block's logits, and of its gradient by the
+        matrix; more where 128 tokens of the vocabulary need more.
+    """
+    cuts = Cuts.of(kernel.shape, hidden.shape[0])
+    vocab = kernel.shape[0] // cuts.size(cuts.vocab)
+    wide = cuts.size(tuple(axis for axis in cuts.vocab if axis in cuts.rows))
+    tokens = targets.size // cuts.size(cuts.rows)
+    most = logits_bytes // (4 * max(tokens, kernel.shape[1]) * wide)
+    plan = Plan(cuts, vocab, _even_size(vocab, most), temperature)
+    return _logprobs(plan, kernel, hidden, targets)
+
+
+def _even_size(vocab: int, most: int) -> int:
+    """Returns the size of blocks of about the same size."""
+    if vocab <= max(_LANES, most):
+        return vocab
+    count = -(-vocab // max(_LANES, most // _LANES * _LANES))
+    return -(-vocab // (count * _LANES)) * _LANES
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _logprobs(
+    plan: Plan,
+    kernel: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    logprobs, entropy, _ = _compute(plan, kernel, hidden, targets)
+    return logprobs, entropy
+
+
+def _compute(plan: Plan, *given: Array) -> tuple[Array, Array, Array]:
+    rows = plan.cuts.row_spec
+    return plan.cuts.mapped(
+        functools.partial(_on_each, plan),
+        *given,
+        inputs=(plan.cuts.matrix_spec, rows, rows),
+        outputs=(rows, rows, rows),
+    )
+
+
+def _forward(plan: Plan, *given: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    logprobs, entropy, log_total = _compute(plan, *given)
+    return (logprobs, entropy), (*given, entropy, log_total)
+
+
+def _backward(
+    plan: Plan, kept: tuple[Array, ...], gradients: tuple[Array, Array]
+) -> tuple[Array, Array, None]:
+    cuts, rows = plan.cuts, plan.cuts.row_spec
+    by_kernel, by_hidden = cuts.mapped(
+        functools.partial(_gradients_on_each, plan),
+        *kept,
+        *gradients,
+        inputs=(cuts.matrix_spec, *(rows,) * 6),
+        outputs=(cuts.matrix_spec, rows),
+    )
+    return by_kernel, by_hidden, None
+
+
+_logprobs.defvjp(_forward, _backward)
+
+
+def _on_each(
+    plan: Plan,
+    kernel: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
+    """Computes log-probability, entropy and log Σ exp(s) of a device's own rows."""
+    flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+
+    def add(seen: Softmax, block: Blocks) -> tuple[Softmax, None]:
+        scaled = plan.scaled_logits(flat, block)
+        highest = jnp.maximum(seen.highest, scaled.max(axis=-1))
+        shrunk, weights = jnp.exp(seen.highest - highest), jnp.exp(scaled - highest[:, None])
+        is_wanted = block.ids == wanted[:, None]
+        after = Softmax(
+            highest,
+            seen.total * shrunk + weights.sum(axis=-1),
+            seen.weighted * shrunk + (weights * scaled).sum(axis=-1),
+            seen.chosen + jnp.where(is_wanted, scaled, 0.0).sum(axis=-1),
+        )
+        return after, None
+
+    nothing = jnp.zeros(wanted.shape)
+    start = Softmax(nothing - jnp.inf, nothing, nothing, nothing)
+    seen, _ = plan.scan(add, start, plan.blocks(kernel, hidden.dtype))
+    highest, total, weighted, chosen = _over_parts(seen, plan.cuts.apart)
+    log_total = highest + jnp.log(total)
+    # H = log Σ exp(s) − Σ p·s
+    found = chosen - log_total, log_total - weighted / total, log_total
+    logprobs, entropy, log_total = (values.reshape(targets.shape) for values in found)
+    return logprobs, entropy, log_total
+
+
+def _over_parts(seen: Softmax, axes: tuple[str, ...]) -> Softmax:
+    """Joins the figures of devices that have seen their own parts of the vocabulary."""
+    if not axes:
+        return seen
+    highest = jax.lax.pmax(seen.highest, axes)
+    shrunk = jnp.exp(seen.highest - highest)
+    parts = jnp.stack([seen.total * shrunk, seen.weighted * shrunk, seen.chosen])
+    return Softmax(highest, *jax.lax.psum(parts, axes))
+
+
+def _gradients_on_each(
+    plan: Plan,
+    kernel: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    *of_tokens: Array,
+) -> tuple[Float[Array, "V D"], Float[Array, "B T D"]]:
+    """Computes the gradients by a device's shard of the matrix, and by its hidden states.
+
+    Args:
+      of_tokens: the targets; their entropy H and log Σ exp(s); and the gradients by their
+        log-probability and by H.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    wanted, entropy, log_total, by_logprob, by_entropy = (x.reshape(-1, 1) for x in of_tokens)
+
+    def add(total: Float[Array, "N D"], block: Blocks) -> tuple[Array, Float[Array, "v D"]]:
+        logprobs = plan.scaled_logits(flat, block) - log_total
+        probs = jnp.exp(logprobs)
+        # ∂ log p_c / ∂s = 1[c] − p, and ∂H / ∂s = −p · (log p + H).
+        by_scaled = by_logprob * ((block.ids == wanted) - probs)
+        by_scaled = by_scaled - by_entropy * probs * (logprobs + entropy)
+        by_logits = (by_scaled / plan.temperature).astype(flat.dtype)
+        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+        by_block = product("Nv,ND->vD", by_logits, flat)
+        total = total + product("Nv,vD->ND", by_logits, block.kernel)
+        return total, reduced(plan.cuts, by_block)
+
+    start = jnp.zeros(flat.shape, jnp.float32)
+    by_hidden, by_blocks = plan.scan(add, start, plan.blocks(kernel, hidden.dtype))
+    if plan.cuts.apart:
+        by_hidden = jax.lax.psum(by_hidden, plan.cuts.apart)
+    by_kernel = by_blocks.reshape(-1, by_blocks.shape[-1])[: plan.vocab]
+    if plan.cuts.repeated:
+        by_kernel = jax.lax.psum(by_kernel, plan.cuts.repeated)
+    return by_kernel.astype(kernel.dtype), by_hidden.reshape(hidden.shape).astype(hidden.dtype)

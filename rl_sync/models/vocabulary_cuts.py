@@ -1,0 +1,127 @@
+"""The vocabulary matrix on several devices, and the exchanges between its shards.
+
+The matrix maps a token to its embedding, or a hidden state to logits. Its two axes are sharded, and
+so are the rows of a batch, partly along the same mesh axes. The functions run inside
+`Cuts.mapped`, where each device has its own shards.
+
+Letters in shapes: B rows, V vocab, D embed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jaxtyping import Array, Float, Shaped
+
+from rl_sync.models.sharding import in_use
+
+
+class Cuts(NamedTuple):
+    """The mesh axes, of the layout in use, that shard the vocabulary matrix and the rows.
+
+    Attributes:
+      mesh: all devices.
+      rows: mesh axes that shard the rows of a batch.
+      vocab, embed: mesh axes that shard the matrix.
+    """
+
+    mesh: Mesh | AbstractMesh
+    rows: tuple[str, ...]
+    vocab: tuple[str, ...]
+    embed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, matrix: tuple[int, ...], rows: int) -> Cuts:
+        """Returns the cuts of a matrix of this shape, and of so many rows."""
+        layout = in_use()
+        vocab, embed = layout.cuts(("vocab", "embed"), matrix)
+        return cls(layout.mesh, layout.cuts(("batch",), (rows,))[0], vocab, embed)
+
+    @property
+    def matrix_spec(self) -> PartitionSpec:
+        """The sharding of the matrix."""
+        return PartitionSpec(self.vocab or None, self.embed or None)
+
+    @property
+    def row_spec(self) -> PartitionSpec:
+        """The sharding of arrays whose first axis is rows."""
+        return PartitionSpec(self.rows or None)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Mesh axes along which devices have the same rows, and their own parts of the vocabulary.
+
+        Along them logits stay sharded.
+        """
+        return tuple(axis for axis in self.vocab if axis not in self.rows)
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Mesh axes along which devices have the same shard of the matrix, and rows of their own.
+
+        Along them the matrix's gradient is summed.
+        """
+        return tuple(axis for axis in self.rows if axis not in self.vocab + self.embed)
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """Returns the number of parts that some mesh axes cut an axis into."""
+        return functools.reduce(lambda parts, axis: parts * self.mesh.shape[axis], axes, 1)
+
+    def mapped(
+        self,
+        function: Callable[..., Any],
+        *given: Any,
+        inputs: tuple[PartitionSpec, ...],
+        outputs: Any,
+    ) -> Any:
+        """Calls a function on the shards that each device has.
+
+        Args:
+          inputs, outputs: the shardings of what is given and returned.
+        """
+        call = jax.shard_map(
+            function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False
+        )
+        return call(*given)
+
+
+def own_part(x: Shaped[Array, ...], axis: str, dimension: int) -> Shaped[Array, ...]:
+    """Returns this device's part of an array that all devices along a mesh axis have."""
+    size = x.shape[dimension] // jax.lax.axis_size(axis)
+    start = jax.lax.axis_index(axis) * size
+    return jax.lax.dynamic_slice_in_dim(x, start, size, dimension)
+
+
+def gathered(cuts: Cuts, shard: Float[Array, "V D"]) -> Float[Array, "V D"]:
+    """Gathers what is needed for logits of this device's rows: all of D, and V except `apart`."""
+    for axis in reversed(cuts.embed):
+        shard = jax.lax.all_gather(shard, axis, axis=1, tiled=True)
+    return gathered_vocab(cuts, shard)
+
+
+def gathered_vocab(cuts: Cuts, shard: Shaped[Array, "V ..."]) -> Shaped[Array, "V ..."]:
+    """Gathers V except `apart`."""
+    for axis in reversed(cuts.vocab):
+        if axis in cuts.rows:
+            shard = jax.lax.all_gather(shard, axis, axis=0, tiled=True)
+    return shard
+
+
+def reduced(cuts: Cuts, gradient: Float[Array, "V D"]) -> Float[Array, "V D"]:
+    """Sums the gradients of what `gathered` returned, into this device's shard.
+
+    The sum over `repeated` is left out.
+    """
+    for axis in cuts.vocab:
+        if axis in cuts.rows:
+            gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=0, tiled=True)
+    for axis in cuts.embed:
+        if axis in cuts.rows:
+            gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=1, tiled=True)
+        else:
+            gradient = own_part(gradient, axis, 1)
+    return gradient
