@@ -105,7 +105,7 @@ class MemoryUse(NamedTuple):
       arguments, outputs: of what comes in and goes out.
       aliased: of outputs that take the place of donated arguments.
       temporaries: beside them.
-      peak: the most at any time.
+      peak: the most at any time, as the compiler says; all of the above where it does not.
     """
 
     arguments: int
@@ -139,7 +139,7 @@ class Reading:
             peak=getattr(found, "peak_memory_in_bytes", 0),
         )
         whole = use.arguments + use.outputs - use.aliased + use.temporaries
-        return cls(compiled.as_text(), use._replace(peak=max(use.peak, whole)))
+        return cls(compiled.as_text(), use._replace(peak=use.peak or whole))
 
     @functools.cached_property
     def operations(self) -> list[Operation]:
