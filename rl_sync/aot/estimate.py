@@ -112,7 +112,8 @@ def _kept_bytes(
     platform: Platform, model: ModelConfig, rows: int, length: int, logits_bytes: int
 ) -> int:
     """Returns `memory.activation_bytes` on a platform."""
-    with compiling_for(platform):
+    # Kernels of attention keep the same on both; a GPU's asks for its library when it is traced.
+    with compiling_for("cpu" if platform == "cpu" else "tpu"):
         return memory.activation_bytes(model, rows, length, logits_bytes)
 
 
