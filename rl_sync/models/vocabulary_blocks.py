@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from rl_sync.models.platform import platform
 from rl_sync.models.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
 
 _LANES = 128  # A block is a multiple of it, as matrix units like it.
@@ -34,11 +35,11 @@ class Blocks(NamedTuple):
     """The shards of blocks on a device.
 
     Attributes:
-      kernel: of the matrix.
+      kernel: of the matrix, transposed: exchanges of parts of D are then exchanges of whole rows.
       ids: of the tokens of the vocabulary; −1 for padding.
     """
 
-    kernel: Float[Array, "n v D"]
+    kernel: Float[Array, "n D v"]
     ids: Int[Array, "n v"]
 
 
@@ -75,7 +76,7 @@ class Plan(NamedTuple):
         first = jax.lax.axis_index(self.cuts.vocab) * self.vocab if self.cuts.vocab else 0
         ids = jnp.where(here < self.vocab, first + here, -1)
         shape = (self.number, self.size)
-        return Blocks(cut.reshape(*shape, -1), ids.reshape(shape))
+        return Blocks(cut.reshape(*shape, -1).swapaxes(1, 2), ids.reshape(shape))
 
     def gathered(self, block: Blocks) -> Blocks:
         """Gathers one block."""
@@ -83,9 +84,22 @@ class Plan(NamedTuple):
 
     def scaled_logits(self, hidden: Float[Array, "N D"], block: Blocks) -> Float[Array, "N v"]:
         """Computes the logits of a block, divided by the temperature, in float32."""
-        logits = jnp.einsum("ND,vD->Nv", hidden, block.kernel, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("ND,Dv->Nv", hidden, block.kernel, preferred_element_type=jnp.float32)
         scaled = logits / self.temperature
         return jnp.where(block.ids >= 0, scaled, _NOTHING) if self.is_padded else scaled
+
+    def chosen(
+        self, scaled: Float[Array, "N v"], ids: Int[Array, " v"], wanted: Int[Array, " N"]
+    ) -> Float[Array, " N"]:
+        """Takes the scaled logit of each token's target; 0 where it is in another block."""
+        if platform() == "tpu":  # It compares while it sums, but takes single numbers slowly.
+            return jnp.where(ids == wanted[:, None], scaled, 0.0).sum(axis=-1)
+        found = jnp.zeros(wanted.shape)
+        for first in range(0, ids.size, self.size):  # The ids of one device are consecutive.
+            at = first + jnp.clip(wanted - ids[first], 0, self.size - 1)
+            there = jnp.take_along_axis(scaled, at[:, None], axis=-1)[:, 0]
+            found = found + jnp.where(ids[at] == wanted, there, 0.0)
+        return found
 
     def scan(
         self, body: Callable[[Any, Blocks], tuple[Any, Any]], state: Any, blocks: Blocks
@@ -208,12 +222,11 @@ def _on_each(
         scaled = plan.scaled_logits(flat, block)
         highest = jnp.maximum(seen.highest, scaled.max(axis=-1))
         shrunk, weights = jnp.exp(seen.highest - highest), jnp.exp(scaled - highest[:, None])
-        is_wanted = block.ids == wanted[:, None]
         after = Softmax(
             highest,
             seen.total * shrunk + weights.sum(axis=-1),
             seen.weighted * shrunk + (weights * scaled).sum(axis=-1),
-            seen.chosen + jnp.where(is_wanted, scaled, 0.0).sum(axis=-1),
+            seen.chosen + plan.chosen(scaled, block.ids, wanted),
         )
         return after, None
 
@@ -253,7 +266,7 @@ def _gradients_on_each(
     flat = hidden.reshape(-1, hidden.shape[-1])
     wanted, entropy, log_total, by_logprob, by_entropy = (x.reshape(-1, 1) for x in of_tokens)
 
-    def add(total: Float[Array, "N D"], block: Blocks) -> tuple[Array, Float[Array, "v D"]]:
+    def add(total: Float[Array, "N D"], block: Blocks) -> tuple[Array, Float[Array, "D v"]]:
         logprobs = plan.scaled_logits(flat, block) - log_total
         probs = jnp.exp(logprobs)
         # ∂ log p_c / ∂s = 1[c] − p, and ∂H / ∂s = −p · (log p + H).
@@ -261,15 +274,15 @@ def _gradients_on_each(
         by_scaled = by_scaled - by_entropy * probs * (logprobs + entropy)
         by_logits = (by_scaled / plan.temperature).astype(flat.dtype)
         product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        by_block = product("Nv,ND->vD", by_logits, flat)
-        total = total + product("Nv,vD->ND", by_logits, block.kernel)
+        by_block = product("ND,Nv->Dv", flat, by_logits)
+        total = total + product("Nv,Dv->ND", by_logits, block.kernel)
         return total, reduced(plan.cuts, by_block)
 
     start = jnp.zeros(flat.shape, jnp.float32)
     by_hidden, by_blocks = plan.scan(add, start, plan.blocks(kernel, hidden.dtype))
     if plan.cuts.apart:
         by_hidden = jax.lax.psum(by_hidden, plan.cuts.apart)
-    by_kernel = by_blocks.reshape(-1, by_blocks.shape[-1])[: plan.vocab]
+    by_kernel = by_blocks.swapaxes(1, 2).reshape(-1, by_blocks.shape[1])[: plan.vocab]
     if plan.cuts.repeated:
         by_kernel = jax.lax.psum(by_kernel, plan.cuts.repeated)
     return by_kernel.astype(kernel.dtype), by_hidden.reshape(hidden.shape).astype(hidden.dtype)

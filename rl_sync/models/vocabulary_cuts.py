@@ -96,32 +96,32 @@ def own_part(x: Shaped[Array, ...], axis: str, dimension: int) -> Shaped[Array, 
     return jax.lax.dynamic_slice_in_dim(x, start, size, dimension)
 
 
-def gathered(cuts: Cuts, shard: Float[Array, "V D"]) -> Float[Array, "V D"]:
+def gathered(cuts: Cuts, shard: Float[Array, "D V"]) -> Float[Array, "D V"]:
     """Gathers what is needed for logits of this device's rows: all of D, and V except `apart`."""
     for axis in reversed(cuts.embed):
-        shard = jax.lax.all_gather(shard, axis, axis=1, tiled=True)
+        shard = jax.lax.all_gather(shard, axis, axis=0, tiled=True)
     return gathered_vocab(cuts, shard)
 
 
-def gathered_vocab(cuts: Cuts, shard: Shaped[Array, "V ..."]) -> Shaped[Array, "V ..."]:
+def gathered_vocab(cuts: Cuts, shard: Shaped[Array, "... V"]) -> Shaped[Array, "... V"]:
     """Gathers V except `apart`."""
     for axis in reversed(cuts.vocab):
         if axis in cuts.rows:
-            shard = jax.lax.all_gather(shard, axis, axis=0, tiled=True)
+            shard = jax.lax.all_gather(shard, axis, axis=shard.ndim - 1, tiled=True)
     return shard
 
 
-def reduced(cuts: Cuts, gradient: Float[Array, "V D"]) -> Float[Array, "V D"]:
+def reduced(cuts: Cuts, gradient: Float[Array, "D V"]) -> Float[Array, "D V"]:
     """Sums the gradients of what `gathered` returned, into this device's shard.
 
     The sum over `repeated` is left out.
     """
     for axis in cuts.vocab:
         if axis in cuts.rows:
-            gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=0, tiled=True)
+            gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=1, tiled=True)
     for axis in cuts.embed:
         if axis in cuts.rows:
-            gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=1, tiled=True)
+            gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=0, tiled=True)
         else:
-            gradient = own_part(gradient, axis, 1)
+            gradient = own_part(gradient, axis, 0)
     return gradient

@@ -11,6 +11,7 @@ import pytest
 from rl_sync.aot.reading import Reading
 from rl_sync.models.logprobs import next_logprobs
 from rl_sync.models.lookup import lookup
+from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, MeshShape, using
 from tests.models import tiny
 from tests.models.meshes import RULES, layout
@@ -73,7 +74,9 @@ def _logprobs_on_one_device(rows, vocab):
 @pytest.mark.parametrize(("on", "rows", "vocab"), CASES.values(), ids=CASES)
 def test_logprobs_by_blocks_are_those_of_one_device(on, rows, vocab):
     config = _config(vocab, tie_embeddings=rows % 2 == 0)
-    found = jax.jit(_logprobs(on, config))(*_drawn(rows, vocab))
+    # Of the platforms one takes the logits of targets in another way.
+    with compiling_for("tpu" if on.mesh.shape["fsdp"] == 4 else "cpu"):
+        found = jax.jit(_logprobs(on, config))(*_drawn(rows, vocab))
     expected = _logprobs_on_one_device(rows, vocab)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
     jax.tree.map(close, found, expected)
@@ -102,7 +105,6 @@ def test_logprobs_in_bfloat16_are_exact_and_gradients_as_near_as_those_of_one_de
     assert (gradients[0].dtype, gradients[1].dtype) == (jnp.float32, jnp.bfloat16)
     _, of_one = jax.jit(_logprobs(layout(), config))(*given)
     for mine, other, right in zip(gradients, of_one, exact_gradients, strict=True):
-        print(_relative(mine,right), _relative(other,right))
         assert _relative(mine, right) < 1.5 * _relative(other, right) < 2**-8
 
 
@@ -153,9 +155,9 @@ def test_a_block_is_gathered_at_a_time_and_its_gradient_reduced_once():
     found = {(one.kind, one.loops, one.shapes[0].sizes) for one in read.collectives}
     # 16 blocks; the first is gathered before the loop, and the last is reduced behind it.
     assert found >= {
-        ("all-gather", (15,), (128, D)),
-        ("reduce-scatter", (15,), (128, D // 4)),
-        ("reduce-scatter", (), (128, D // 4)),
+        ("all-gather", (15,), (D, 128)),
+        ("reduce-scatter", (15,), (D // 4, 128)),
+        ("reduce-scatter", (), (D // 4, 128)),
     }
     biggest = max(one.bytes for one in read.collectives)
     assert biggest <= 4 * 128 * D
