@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
     @property
     def is_padded(self) -> bool:
-        """Whether the last block is longer than what is left for it."""
+        """Says whether the last block is longer than what is left for it."""
         return self.number * self.size > self.vocab
 
     def blocks(self, kernel: Float[Array, "V D"], dtype: Any) -> Blocks:
