@@ -84,24 +84,30 @@ def _plan(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     from launcher import workdir
     from launcher.memory import describe_memory
     from launcher.plan import describe
+    from rl_sync.aot.targets import target
     from rl_sync.runtime import wiring
 
     settings = workdir.settings_of(config)
     task = wiring.load_task(settings)
     wiring.check_reward(task)
-    print(describe(settings), task.describe(), describe_memory(settings, task), sep="\n\n")
+    more = [lambda: describe(settings), task.describe, lambda: describe_memory(settings, task)]
     if "workdir" in flags:
         from launcher.predicting import describe_predicted
 
-        print("", describe_predicted(settings, flags["workdir"]), sep="\n")
+        predicted = describe_predicted(settings, flags["workdir"])  # Or its error comes first.
+        more.append(lambda: predicted)
     if "find" in flags:
         from launcher.finding import describe_found
 
-        print("", describe_found(settings, task, flags["find"]), sep="\n")
+        target(flags["find"])
+        more.append(lambda: describe_found(settings, task, flags["find"]))
     if "compile" in flags:
         from launcher.compiling import describe_compiled
 
-        print("", describe_compiled(settings, task, flags["compile"]), sep="\n")
+        target(flags["compile"]).devices()
+        more.append(lambda: describe_compiled(settings, task, flags["compile"]))
+    for number, text in enumerate(more):
+        print("\n" * (number > 0) + text(), flush=True)
     return 0
 
 

@@ -13,7 +13,7 @@ from launcher.memory import format_bytes
 from rl_sync.aot.programs import Program, layout_on, rollout_programs, train_step
 from rl_sync.aot.reading import Collective, Reading
 from rl_sync.aot.roofline import Passes, Work, decode_work, link_bytes, step_work
-from rl_sync.aot.targets import Target, TargetError, target
+from rl_sync.aot.targets import Target, target
 from rl_sync.forecast import Durations, forecast
 from rl_sync.learning import objective
 from rl_sync.models import lora, memory
@@ -43,11 +43,8 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
     Raises:
       ConfigError: the target does not exist here, or a mesh is larger than it.
     """
-    try:
-        where = target(name)
-        devices = where.devices()
-    except TargetError as error:
-        raise ConfigError(str(error)) from error
+    where = target(name)
+    devices = where.devices()
     lines = [f"Compiled for {where}, and not run (jax {jax.__version__}):"]
     step, rate = 0.0, 0.0
     layout = _layout(settings, "trainer", where, devices)

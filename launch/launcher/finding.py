@@ -11,12 +11,11 @@ from launcher.compiling import format_secs, link_rate, step_shape
 from launcher.memory import format_bytes
 from rl_sync.aot.estimate import Estimate, decode_estimate, step_estimate
 from rl_sync.aot.roofline import decode_links, decode_work, step_links, step_work
-from rl_sync.aot.targets import Target, TargetError, target
+from rl_sync.aot.targets import Target, target
 from rl_sync.models import lora
 from rl_sync.models.sharding import MeshShape
 from rl_sync.runtime import wiring
 from rl_sync.settings.meshes import ExplorerMesh, TrainerMesh
-from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 
@@ -45,10 +44,7 @@ def describe_found(settings: RunSettings, task: Task, name: str) -> str:
     Raises:
       ConfigError: there is no such target.
     """
-    try:
-        where = target(name)
-    except TargetError as error:
-        raise ConfigError(str(error)) from error
+    where = target(name)
     lines = [f"Fits {where}, fastest first (from shapes and peak rates; nothing was compiled):"]
     kinds = {"trainer": trainers(settings, task, where)}
     if settings.explorers:

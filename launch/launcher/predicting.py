@@ -23,7 +23,10 @@ def describe_predicted(settings: RunSettings, workdir: str) -> str:
     Raises:
       ConfigError: the work directory has no run of a few steps.
     """
-    spans = read_spans(Path(workdir))
+    try:
+        spans = read_spans(Path(workdir))
+    except FileNotFoundError:
+        spans = []
     trained = of_kind(spans, SpanKind.TRAIN, role=TRAINER)
     if len(trained) < _LEAST_STEPS:
         raise ConfigError(

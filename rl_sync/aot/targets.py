@@ -17,13 +17,14 @@ from jax.experimental import topologies
 
 from rl_sync.aot.chips import CHIPS, Chip
 from rl_sync.aot.gpus import DESCRIPTIONS
+from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
 
 _HOST_GPUS = 8
 _EXAMPLES = "v5e:4x4, v5p:2x2x1 or h100:8"
 
 
-class TargetError(ValueError):
+class TargetError(ConfigError):
     """A target cannot be used; one line says why."""
 
 
