@@ -31,9 +31,9 @@ def test_every_program_has_its_memory_and_the_mode_its_pace(name, devices):
 
 
 def test_a_mesh_that_is_larger_than_the_target_is_refused(devices):
-    devices("v5e:1x1")
+    devices("v5e:2x2")
     config = tiny.get_config()
-    config.trainer.mesh.fsdp = 2
+    config.trainer.mesh.update({"fsdp": 2, "tensor": 4})
     settings = read_settings({**config.to_dict(), "workdir": "none"})
-    with pytest.raises(ConfigError, match="has 2 devices, but v5e:1x1 has 1"):
-        describe_compiled(settings, wiring.load_task(settings), "v5e:1x1")
+    with pytest.raises(ConfigError, match="has 8 devices, but v5e:2x2 has 4"):
+        describe_compiled(settings, wiring.load_task(settings), "v5e:2x2")
