@@ -137,7 +137,7 @@ def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int)
 def _layer_weights(model: ModelConfig, layout: Layout) -> int:
     """Returns the bytes of one layer's kernels, gathered, in the dtype of the computation."""
     one: Params = like_cast(param_like(model, layout), model.dtype)["blocks"]
-    split = layout.mesh.shape["tensor"]
+    split = layout.tensor_shards
     return memory.tree_bytes(one) // model.num_layers // split
 
 
@@ -145,7 +145,7 @@ def _loss_bytes(
     settings: RunSettings, model: ModelConfig, layout: Layout, rows: int, length: int
 ) -> int:
     """Returns the bytes of the output projection, its gradient and a chunk of logits."""
-    split = layout.mesh.shape["tensor"]
+    split = layout.tensor_shards
     kernel = model.vocab_size * model.embed_dim // split
     position = 4 * rows * model.vocab_size // split
     chunk = min(length * position, max(position, settings.trainer.logits_bytes))

@@ -43,8 +43,7 @@ class Program(NamedTuple):
 
 def layout_on(settings: RunSettings, role: str, devices: Sequence[jax.Device]) -> Layout:
     """Lays a role's mesh on devices."""
-    mesh = getattr(settings, role).mesh.shape.mesh(devices)
-    return Layout(mesh, settings.sharding.rules)
+    return settings.layout(getattr(settings, role).mesh.shape.mesh(devices))
 
 
 def train_step(settings: RunSettings, task: Task, layout: Layout) -> Program:

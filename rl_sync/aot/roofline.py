@@ -19,7 +19,7 @@ from rl_sync.models import memory
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flops import block_flops, block_traffic, logit_flops
 from rl_sync.models.placement import like_cast, param_like
-from rl_sync.models.sharding import MESH_AXES, Layout
+from rl_sync.models.sharding import Layout
 
 _BACKWARD = 2  # Products of a backward pass, for each of the forward pass.
 
@@ -124,7 +124,7 @@ def step_work(
     again = count * length * each * passes.recomputed
     width = 2 if model.dtype != "float32" else 4
     # A device reads whole kernels in each pass, but for those that other devices compute with.
-    split = layout.mesh.shape["tensor"]
+    split = layout.tensor_shards
     whole = memory.tree_bytes(like_cast(param_like(model, layout), model.dtype)) / split
     sweeps = passes.learned * (1 + _BACKWARD) + passes.forward + passes.recomputed
     activations = count * length * block_traffic(model, width) / devices
@@ -156,7 +156,8 @@ def step_links(
     Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
     activations are summed over `tensor` twice a block, and gradients over `data` once a step.
     """
-    data, fsdp, tensor = (layout.mesh.shape[axis] for axis in MESH_AXES)
+    data, fsdp = layout.mesh.shape["data"], layout.mesh.shape["fsdp"]
+    tensor = layout.tensor_shards
     width = 2 if model.dtype != "float32" else 4
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_like(model, layout)))
     own = count / tensor
@@ -172,7 +173,7 @@ def step_links(
 
 def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
     """Counts the bytes that a device sends in a decode step, from shapes."""
-    tensor = layout.mesh.shape["tensor"]
+    tensor = layout.tensor_shards
     own = rows * tensor / layout.mesh.size
     width = 2 if model.dtype != "float32" else 4
     summed = own * model.embed_dim * width * (2 * model.num_layers) * 2

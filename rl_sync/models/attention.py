@@ -33,10 +33,11 @@ from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
-from rl_sync.models.sharding import on_shards
+from rl_sync.models.sharding import HEADS, constrain, kv_group
+from rl_sync.models.shards import on_shards
 
 _MASKED = -1e30
-_QUERIES = ("batch", None, "kv")
+_QUERIES = ("batch", None, "kv", HEADS)
 _KEYS = ("batch", None, "kv")
 _TOKENS = ("batch",)
 
@@ -101,15 +102,27 @@ class Attention(nn.Module):
             "out",
             fan_in(K * N * H, config.num_layers),
             (K, N, H, D),
-            ("kv", None, "head_dim", "embed"),
+            ("kv", "heads", "head_dim", "embed"),
         )
-        qkv = project(x, kernel)
+        stored = [kernel]
         if config.qkv_bias:
-            bias = param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:])
-            qkv = qkv + bias.astype(x.dtype)
-        if config.lora:
-            qkv = qkv + self._adapt_qkv(x)
-        queries, keys, values = qkv[..., :N, :], qkv[..., N, :], qkv[..., N + 1, :]
+            stored.append(param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:]))
+        deltas = self._adapt_qkv(x) if config.lora else {}
+
+        def project_by(kernel: Array, *bias: Array, targets: tuple[LoraTarget, ...]) -> Array:
+            y = project(x, kernel)
+            for one in bias:
+                y = y + one.astype(x.dtype)
+            return y + jnp.concatenate([deltas[of] for of in targets], axis=-2) if deltas else y
+
+        if kv_group() == 1:
+            qkv = project_by(*stored, targets=("q", "k", "v"))
+            queries, keys, values = qkv[..., :N, :], qkv[..., N, :], qkv[..., N + 1, :]
+        else:
+            own = [_own_heads(one[..., :N, :], axes[-one.ndim :]) for one in stored]
+            queries = project_by(*own, targets=("q",))
+            both = project_by(*(one[..., N:, :] for one in stored), targets=("k", "v"))
+            keys, values = both[..., 0, :], both[..., 1, :]
         if config.qk_norm:
             queries = RMSNorm(config, axis="head_dim", name="query_norm")(queries)
             keys = RMSNorm(config, axis="head_dim", name="key_norm")(keys)
@@ -130,14 +143,20 @@ class Attention(nn.Module):
             y = y + adapter(attended)["o"]
         return y, fresh
 
-    def _adapt_qkv(self, x: Float[Array, "B T D"]) -> Float[Array, "B T K C H"]:
+    def _adapt_qkv(self, x: Float[Array, "B T D"]) -> dict[LoraTarget, Array]:
         config = self.config
         K, N, H = config.num_kv_heads, config.heads_per_kv, config.head_dim
         one = ((K, 1, H), ("kv", None, "head_dim"))
         targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]
-        targets = {"q": ((K, N, H), ("kv", None, "head_dim")), "k": one, "v": one}
-        deltas = Adapter(config, targets, name="qkv_lora")(x)
-        return jnp.concatenate([deltas["q"], deltas["k"], deltas["v"]], axis=-2)
+        targets = {"q": ((K, N, H), ("kv", "heads", "head_dim")), "k": one, "v": one}
+        return Adapter(config, targets, name="qkv_lora")(x)
+
+
+def _own_heads(x: Float[Array, "... N H"], axes: tuple[str | None, ...]) -> Float[Array, "... N H"]:
+    """Cuts a slice of what a group of devices has, so that each computes queries of its own."""
+    cut = tuple(HEADS if axis is None else axis for axis in axes)
+    # Without the first constraint the slice's gradient would go from device to device.
+    return constrain(constrain(x, *axes), *cut)
 
 
 def _rotation_of(layer: Layer, context: Context) -> Rotation:

@@ -17,7 +17,8 @@ from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float
 
 from rl_sync.models.config import Experts, LoraTarget, ModelConfig
-from rl_sync.models.sharding import as_stored, laid_out
+from rl_sync.models.sharding import laid_out
+from rl_sync.models.shards import as_stored
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,

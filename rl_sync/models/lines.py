@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.platform import platform
+from rl_sync.models.platform import TPU_LANES, platform
 
-_LANES = 128
 _MASKED = -1e30
 
 
@@ -29,8 +28,8 @@ def in_lines() -> bool:
 
 def line_shape(config: ModelConfig, length: int) -> tuple[int, int]:
     """Returns the number of lines for so many tokens, and the numbers of each."""
-    parts = _LANES // config.head_dim if platform() == "tpu" else 1
-    parts = parts if parts * config.head_dim == _LANES else 1
+    parts = TPU_LANES // config.head_dim if platform() == "tpu" else 1
+    parts = parts if parts * config.head_dim == TPU_LANES else 1
     return -(-length // parts), parts * config.head_dim
 
 
@@ -83,12 +82,13 @@ def attend_to_lines(
     """
     B, K, N, H = query.shape
     parts = keys.shape[-1] // H
+    # Heads come before parts, since a layout may cut them.
     part = jnp.eye(parts, dtype=query.dtype)
-    parted = (query[:, :, None, :, None] * part[:, None, :, None]).reshape(B, K, parts * N, -1)
+    parted = (query[:, :, :, None, None] * part[:, :, None]).reshape(B, K, N * parts, -1)
     scores = jnp.einsum("BKQW,BKCW->BKQC", parted, keys, preferred_element_type=jnp.float32)
-    seen = visible.reshape(B, -1, parts).transpose(0, 2, 1)[:, None, :, None]
-    scores = jnp.where(seen, scores.reshape(B, K, parts, N, -1) * scale, _MASKED)
-    weights = jax.nn.softmax(scores, axis=(2, 4)).astype(values.dtype)
-    weights = weights.reshape(B, K, parts * N, -1)
+    seen = visible.reshape(B, -1, parts).transpose(0, 2, 1)[:, None, None]
+    scores = jnp.where(seen, scores.reshape(B, K, N, parts, -1) * scale, _MASKED)
+    weights = jax.nn.softmax(scores, axis=(3, 4)).astype(values.dtype)
+    weights = weights.reshape(B, K, N * parts, -1)
     mixed = jnp.einsum("BKQC,BKCW->BKQW", weights, values)
-    return jnp.einsum("BKPNPH->BKNH", mixed.reshape(B, K, parts, N, parts, H))
+    return jnp.einsum("BKNPPH->BKNH", mixed.reshape(B, K, N, parts, parts, H))

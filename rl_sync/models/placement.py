@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import Layout
+from rl_sync.models.sharding import GROUP, Layout
 from rl_sync.models.transformer import init_params, param_axes, param_shapes
 from rl_sync.types import Params
 
@@ -91,9 +91,14 @@ def undivided(config: ModelConfig, layout: Layout) -> list[str]:
     lines = []
     named = jax.tree_util.tree_leaves_with_path(param_axes(config))
     for (path, names), leaf in zip(named, jax.tree.leaves(param_shapes(config)), strict=True):
-        for name, size, cut in zip(names, leaf.shape, layout.wanted(names), strict=False):
-            if size % math.prod(layout.mesh.shape[axis] for axis in cut):
-                over = ", ".join(f"{axis}={layout.mesh.shape[axis]}" for axis in cut)
+        of_leaf = layout.for_array(names, leaf.shape)
+        sizes = of_leaf.mesh.shape
+        for name, size, cut in zip(names, leaf.shape, of_leaf.wanted(names), strict=False):
+            parts = math.prod(sizes[axis] for axis in cut)
+            if size % parts:
+                over = ", ".join(f"{axis}={sizes[axis]}" for axis in cut)
+                if cut == (GROUP,):
+                    over = f"the {parts} devices that share a kv head"
                 where = jax.tree_util.keystr(path, simple=True, separator="/")
                 lines.append(f"{where}: {name} of {size} over {over}")
     return lines

@@ -9,6 +9,9 @@ import jax
 
 Platform = Literal["cpu", "gpu", "tpu"]
 
+TPU_LANES = 128
+"""Numbers that a TPU stores side by side; it pads a shorter innermost axis."""
+
 _target = jax.make_user_context(None)
 
 

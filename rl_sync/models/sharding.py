@@ -7,29 +7,31 @@ arXiv:1909.08053). Arrays have logical axis names; a layout's rules map each of 
 
 An axis whose size is not divisible by its mesh axes is not sharded along them: the array is
 replicated there.
+
+Key and value heads are an exception. Where a mesh axis has several devices for each of them, these
+devices are a group: each has the group's key and value head, and an equal share of the query heads
+that use it. The mesh axis is then two, the first of one group for each key and value head, the
+second `group`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
-from jax.experimental.layout import Layout as DeviceLayout
-from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from rl_sync.models.platform import platform
-
 MESH_AXES = ("data", "fsdp", "tensor")
-
-T = TypeVar("T")
+GROUP = "group"
+"""The mesh axis of devices that share a key and value head."""
+KV, HEADS = "kv", "heads"
+"""Logical axes: key and value heads, and the query heads that share one."""
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 """The mesh axes that shard each logical axis. If several axes of an array claim one mesh axis, the
@@ -117,14 +119,20 @@ class Layout:
         """Number of parts that rows are split into."""
         return math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("batch", ()))
 
+    @property
+    def tensor_shards(self) -> int:
+        """Number of devices along `tensor`, groups included."""
+        return self.mesh.shape["tensor"] * self.mesh.shape.get(GROUP, 1)
+
     def sharding(self, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
         """Returns the sharding of an array of this shape.
 
         Args:
           axes: logical names of its first axes; None for an axis that is not sharded.
         """
-        cuts = (cut or None for cut in self.cuts(axes, shape))
-        return NamedSharding(self.mesh, PartitionSpec(*cuts))
+        layout = self.for_array(axes, shape)
+        spec = PartitionSpec(*(cut or None for cut in layout.cuts(axes, shape)))
+        return NamedSharding(layout.mesh, spec)
 
     def cuts(self, axes: Sequence[str | None], shape: Sequence[int]) -> list[tuple[str, ...]]:
         """Returns for each axis of an array of this shape the mesh axes that shard it.
@@ -133,6 +141,34 @@ class Layout:
           axes: see `sharding`.
         """
         return [self._even(*cut) for cut in zip(self.wanted(axes), shape, strict=False)]
+
+    def for_array(self, axes: Sequence[str | None], shape: Sequence[int]) -> Layout:
+        """Returns the layout for the key and value heads of an array, or itself if it has none."""
+        sizes = [size for axis, size in zip(axes, shape, strict=False) if axis == KV]
+        return self.grouped(*sizes) if sizes else self
+
+    def grouped(self, kv_heads: int) -> Layout:
+        """Returns the layout of a model with so many key and value heads; see the module.
+
+        It is this one, with the same devices in the same order, unless devices share such heads.
+        A program that computes, and does not only plan, takes all shardings from one of them: JAX
+        describes what goes out of a program with the mesh of what comes in.
+        """
+        cut = [name for name in dict(self.rules).get(KV, ()) if self.mesh.shape[name] > 1]
+        if len(cut) != 1:
+            return self
+        group, rest = divmod(self.mesh.shape[cut[0]], kv_heads)
+        if rest or group == 1:
+            return self
+        (axis,) = cut
+        rules: list[tuple[str, tuple[str, ...]]] = []
+        for name, axes in self.rules:
+            if name == KV:
+                rules += [(KV, axes), (HEADS, (GROUP,))]
+            else:
+                at = axes.index(axis) + 1 if axis in axes else len(axes)
+                rules.append((name, (*axes[:at], *((GROUP,) if axis in axes else ()), *axes[at:])))
+        return Layout(_split(self.mesh, axis, group), tuple(rules))
 
     def wanted(self, axes: Sequence[str | None]) -> list[tuple[str, ...]]:
         """Returns for each axis the mesh axes, of more than one device, that the rules shard it
@@ -151,6 +187,16 @@ class Layout:
         while size % math.prod(self.mesh.shape[name] for name in cut):
             cut = cut[:-1]
         return cut
+
+
+def _split(mesh: Mesh | AbstractMesh, axis: str, group: int) -> Mesh | AbstractMesh:
+    sizes: dict[str, int] = {}
+    for name, size in mesh.shape.items():
+        sizes |= {name: size // group, GROUP: group} if name == axis else {name: size}
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    devices = mesh.devices.reshape(tuple(sizes.values()))
+    return Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 _ONE_DEVICE = Layout(MeshShape().abstract(), ())
@@ -175,6 +221,11 @@ def laid_out() -> bool:
     return in_use().mesh.size > 1
 
 
+def kv_group() -> int:
+    """Returns the number of devices that share a key and value head in the layout in use."""
+    return in_use().mesh.shape.get(GROUP, 1)
+
+
 def constrain(x: Array, *axes: str | None) -> Array:
     """Makes the compiler put a value where the layout in use says; x itself on one device.
 
@@ -184,96 +235,3 @@ def constrain(x: Array, *axes: str | None) -> Array:
     if not laid_out():
         return x
     return jax.lax.with_sharding_constraint(x, in_use().sharding(axes, x.shape))
-
-
-def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Callable[..., Array]:
-    """Makes a function run on each device's shards of its arguments, without communication.
-
-    Where the layout in use is one device, it is the function itself.
-
-    Args:
-      function: from arrays to one that is shaped and sharded like the first of them.
-      axes: for each argument the logical names of its first axes. An argument may be None.
-    """
-
-    def run(*arrays: Array | None) -> Array:
-        if not laid_out():
-            return function(*arrays)
-        layout = _layout.value
-        pairs = zip(axes, arrays, strict=True)
-        specs = tuple(
-            PartitionSpec() if x is None else layout.sharding(names, x.shape).spec
-            for names, x in pairs
-        )
-        mapped = jax.shard_map(
-            function, mesh=layout.mesh, in_specs=specs, out_specs=specs[0], check_vma=False
-        )
-        return mapped(*arrays)
-
-    return run
-
-
-def as_stored(x: Array, *axes: str | None) -> Array:
-    """Makes a TPU's compiler read a value in the order of its axes, the last one innermost.
-
-    Arguments of programs are stored in this order. x itself on other platforms.
-
-    Args:
-      axes: see `constrain`.
-    """
-    if platform() != "tpu":
-        return x
-
-    def pinned(x: Array) -> Array:
-        return with_layout_constraint(x, DeviceLayout(major_to_minor=tuple(range(x.ndim))))
-
-    if not laid_out():
-        return pinned(x)
-    # The compiler cannot divide the constraint: each device has it on its own shard.
-    sharding = _layout.value.sharding(axes, x.shape)
-    cut = {"in_specs": sharding.spec, "out_specs": sharding.spec}
-    return jax.shard_map(pinned, mesh=sharding.mesh, **cut, check_vma=False)(x)
-
-
-def by_rows(
-    function: Callable[..., T], x: Array, axes: tuple[str | None, str | None], *others: Any
-) -> T:
-    """Computes a function of each row of a matrix whose columns the layout in use may cut.
-
-    Devices that hold parts of the same rows exchange them, so that each has an equal share of the
-    rows, whole: that is less to send and to hold than whole values of all rows. If the rows do not
-    divide evenly, each device does get all of them.
-
-    Args:
-      function: maps rows of x and of `others` to arrays with the same first axis.
-      axes: logical names of rows and columns.
-      others: trees of arrays that are cut by rows only.
-    """
-    if not laid_out():
-        return function(x, *others)
-    layout = _layout.value
-    rows, columns = (*layout.sharding(axes, x.shape).spec, None, None)[:2]
-    cut = (columns,) if isinstance(columns, str) else tuple(columns or ())
-    parts = math.prod(layout.mesh.shape[name] for name in cut)
-
-    def share(x: Array, others: Any) -> Any:
-        if not cut:
-            return function(x, *others)
-        if x.shape[0] % parts:
-            return function(jax.lax.all_gather(x, cut, axis=1, tiled=True), *others)
-        x = jax.lax.all_to_all(x, cut, split_axis=0, concat_axis=1, tiled=True)
-        first = jax.lax.axis_index(cut) * x.shape[0]
-        own = functools.partial(
-            jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=x.shape[0]
-        )
-        found = function(x, *jax.tree.map(own, others))
-        return jax.tree.map(lambda x: jax.lax.all_gather(x, cut, tiled=True), found)
-
-    by = PartitionSpec(rows)
-    return jax.shard_map(
-        share,
-        mesh=layout.mesh,
-        in_specs=(PartitionSpec(rows, columns), by),
-        out_specs=by,
-        check_vma=False,
-    )(x, others)

@@ -89,4 +89,4 @@ def layout_of(settings: RunSettings, program: str) -> Layout:
                 " devices (on CPU JAX_NUM_CPU_DEVICES, on GPU CUDA_VISIBLE_DEVICES)."
             )
         devices += there[:share]
-    return Layout(shape.mesh(devices), settings.sharding.rules)
+    return settings.layout(shape.mesh(devices))

@@ -27,7 +27,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from rl_sync.models import transformer
 from rl_sync.models.cache import Axes, KVCache, empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import by_rows, constrain
+from rl_sync.models.sharding import constrain
+from rl_sync.models.shards import by_rows
 from rl_sync.rollout.sampling import (
     History,
     Knobs,

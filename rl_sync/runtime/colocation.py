@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import jax
 
 from rl_sync.actors.events import StopRequested
-from rl_sync.models.sharding import Layout
 from rl_sync.processes.calls import AskStatus, Happened
 from rl_sync.processes.failures import log_failure
 from rl_sync.processes.movement import Movement
@@ -46,7 +45,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
     wanted = max(needed) if settings.launch.share_devices else sum(needed)
     jax.config.update("jax_num_cpu_devices", wanted)
     layouts = {
-        role: Layout(settings.mesh_of(role).mesh(devices), settings.sharding.rules)
+        role: settings.layout(settings.mesh_of(role).mesh(devices))
         for role, devices in allot(settings, jax.local_devices()).items()
     }
     schedule = settings.schedule

@@ -96,7 +96,7 @@ def _layout(settings: RunSettings) -> Layout:
             f"explorer.mesh needs {shape.devices} devices, but this process has {len(devices)}:"
             " lower the mesh, which evaluations use, too."
         )
-    return Layout(shape.mesh(devices[: shape.devices]), settings.sharding.rules)
+    return settings.layout(shape.mesh(devices[: shape.devices]))
 
 
 def _policy(

@@ -112,6 +112,8 @@ class Served:
         self._site, self.layout = site, site.layout()
         self.tokenizer: Tokenizer
         if is_run(path):
+            kv_heads = settings_of_run(_workdir(path)).model.kv_heads()
+            self.layout = self.layout.grouped(kv_heads)
             policy = policy_of_run(_workdir(path), self.layout, _numbered(path, step))
             self.tokenizer, model = policy.task.tokenizer, policy.model
             self.params = jax.tree.map(lambda x: x.astype(site.dtype), policy.params)
@@ -119,6 +121,7 @@ class Served:
             directory = locate(path)
             self.tokenizer = tokenizer_of(path, chat, system)
             model = load_config(directory)
+            self.layout = self.layout.grouped(model.num_kv_heads)
             like = like_cast(param_like(model, self.layout), site.dtype)
             self.params = load_params(directory, model, like)
         self.model = dataclasses.replace(model, dtype=site.dtype)

@@ -94,7 +94,8 @@ class ShardingSettings:
     kv: str = setting(
         "tensor",
         "Mesh axes that cut key and value heads, the query heads that share them, and their"
-        " caches.",
+        " caches. If an axis has several devices for each key and value head, they share the head"
+        " and cut its query heads.",
     )
     head_dim: str = setting("", "Mesh axes that cut the width of a head.")
     mlp: str = setting("tensor", "Mesh axes that cut the width of the MLP.")

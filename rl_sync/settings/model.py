@@ -121,11 +121,16 @@ class ModelSettings:
             lora=self.lora.lora(),
         )
 
+    def kv_heads(self) -> int:
+        """Returns the number of key and value heads.
+
+        Raises:
+          ConfigError: `path` is no checkpoint of ours.
+        """
+        return self.num_kv_heads if self.path is None else self._read(self.path).num_kv_heads
+
     def _stored(self, path: str, vocab_size: int, max_length: int) -> ModelConfig:
-        try:
-            stored = load_config(locate(path))
-        except ValueError as error:
-            raise ConfigError(f"config.model.path={path!r}: {error}") from error
+        stored = self._read(path)
         require(
             vocab_size <= stored.vocab_size,
             f"The task's tokenizer has {vocab_size} tokens, but the model in config.model.path="
@@ -138,3 +143,9 @@ class ModelSettings:
             " or completions.",
         )
         return stored
+
+    def _read(self, path: str) -> ModelConfig:
+        try:
+            return load_config(locate(path))
+        except ValueError as error:
+            raise ConfigError(f"config.model.path={path!r}: {error}") from error

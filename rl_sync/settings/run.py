@@ -12,6 +12,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.environments.catalog import branches
 from rl_sync.environments.settings import SEGMENT, EnvironmentSettings
@@ -151,6 +153,15 @@ class RunSettings:
     def processes_of(self, role: str) -> int:
         """The number of a role's processes, by its name."""
         return (self.trainer if role == TRAINER else self.explorer).processes
+
+    def layout(self, mesh: Mesh) -> Layout:
+        """Returns the layout of a role on the devices of its mesh.
+
+        Raises:
+          ConfigError: `model.path` is no checkpoint of ours.
+        """
+        layout = Layout(mesh, self.sharding.rules)
+        return layout if mesh.size == 1 else layout.grouped(self.model.kv_heads())
 
     @property
     def trainer_layout(self) -> Layout:

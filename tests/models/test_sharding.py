@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rl_sync.models.placement import param_like, undivided
-from rl_sync.models.sharding import Layout, MeshShape, by_rows, constrain, using
+from rl_sync.models.sharding import Layout, MeshShape, constrain, using
+from rl_sync.models.shards import by_rows
 from tests.models import tiny
 from tests.models.meshes import RULES, layout
 
@@ -46,9 +47,10 @@ def test_what_cannot_be_cut_is_named():
     assert undivided(even, on) == []
 
 
-def test_a_mesh_without_devices_plans_what_one_with_devices_does():
-    planned = param_like(tiny.CONFIG, Layout(MeshShape(fsdp=2, tensor=2).abstract(), RULES))
-    real = param_like(tiny.CONFIG, layout(fsdp=2, tensor=2))
+@pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2}, {"tensor": 4}])
+def test_a_mesh_without_devices_plans_what_one_with_devices_does(sizes):
+    planned = param_like(tiny.CONFIG, Layout(MeshShape(**sizes).abstract(), RULES))
+    real = param_like(tiny.CONFIG, layout(**sizes))
     parts = [
         jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), tree) for tree in (planned, real)
     ]
@@ -69,10 +71,11 @@ def test_a_function_compiles_once_for_each_layout_in_use():
     assert places == [(4, 2), (2, 2), (1, 2), (2, 2)]
 
 
-def test_a_forward_pass_gathers_no_parameter_where_the_mesh_cuts_tensors():
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_forward_pass_gathers_no_parameter_where_the_mesh_cuts_tensors(tensor):
     """Heads, the MLP's width and the vocabulary stay sharded: only sums are exchanged."""
     config = dataclasses.replace(tiny.CONFIG, vocab_size=12)
-    on = layout(tensor=2)
+    on = layout(tensor=tensor).grouped(config.num_kv_heads)
 
     def forward(params, tokens):
         with using(on):

@@ -24,6 +24,7 @@ SAMPLING = Sampling(max_new_tokens=6, stop_ids=(1,))
 
 
 def _engine(on):
+    on = on.grouped(CONFIG.num_kv_heads)
     engine = Engine(CONFIG, slots=8, chunk_tokens=4, layout=on)
     engine.load(jax.device_put(PARAMS, shardings(param_like(CONFIG, on))), version=0)
     return engine
@@ -53,15 +54,15 @@ def assert_alike(found, expected):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
-@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])
+@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}, {"tensor": 4}])
 def test_completions_are_those_of_one_device(mesh, requests, expected):
     assert_alike(_engine(layout(**mesh)).generate(requests), expected)
 
 
-@pytest.mark.parametrize("name", ["tpu", "gpu"])
-def test_completions_from_a_cache_in_lines_are_the_same(name, requests, expected):
+@pytest.mark.parametrize(("name", "tensor"), [("tpu", 4), ("gpu", 2)])
+def test_completions_from_a_cache_in_lines_are_the_same(name, tensor, requests, expected):
     with compiling_for(name):
-        found = _engine(layout(tensor=2)).generate(requests)
+        found = _engine(layout(tensor=tensor)).generate(requests)
     assert_alike(found, expected)
 
 

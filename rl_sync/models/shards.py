@@ -1,0 +1,115 @@
+"""Functions that each device computes on shards of its own."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.experimental.layout import Layout as DeviceLayout
+from jax.experimental.layout import with_layout_constraint
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from rl_sync.models.platform import TPU_LANES, platform
+from rl_sync.models.sharding import in_use, laid_out
+
+T = TypeVar("T")
+
+
+def as_stored(x: Array, *axes: str | None) -> Array:
+    """Makes a TPU's compiler read an argument in the order that it is stored in: of its axes, the
+    last one innermost. Returns x itself on other platforms.
+
+    Args:
+      axes: see `constrain`.
+    """
+    if platform() != "tpu":
+        return x
+
+    def pinned(x: Array) -> Array:
+        if x.shape[-1] % TPU_LANES:
+            return x  # Another axis may be innermost, so that less is padded.
+        return with_layout_constraint(x, DeviceLayout(major_to_minor=tuple(range(x.ndim))))
+
+    if not laid_out():
+        return pinned(x)
+    # The compiler cannot divide the constraint: each device has it on its own shard.
+    sharding = in_use().sharding(axes, x.shape)
+    cut = sharding.spec
+    return jax.shard_map(pinned, mesh=sharding.mesh, in_specs=cut, out_specs=cut, check_vma=False)(
+        x
+    )
+
+
+def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Callable[..., Array]:
+    """Makes a function run on each device's shards of its arguments, without communication.
+
+    Where the layout in use is one device, it is the function itself.
+
+    Args:
+      function: from arrays to one that is shaped and sharded like the first of them.
+      axes: for each argument the logical names of its first axes. An argument may be None.
+    """
+
+    def run(*arrays: Array | None) -> Array:
+        if not laid_out():
+            return function(*arrays)
+        layout = in_use()
+        pairs = zip(axes, arrays, strict=True)
+        specs = tuple(
+            PartitionSpec() if x is None else layout.sharding(names, x.shape).spec
+            for names, x in pairs
+        )
+        mapped = jax.shard_map(
+            function, mesh=layout.mesh, in_specs=specs, out_specs=specs[0], check_vma=False
+        )
+        return mapped(*arrays)
+
+    return run
+
+
+def by_rows(
+    function: Callable[..., T], x: Array, axes: tuple[str | None, str | None], *others: Any
+) -> T:
+    """Computes a function of each row of a matrix whose columns the layout in use may cut.
+
+    Devices that hold parts of the same rows exchange them, so that each has an equal share of the
+    rows, whole: that is less to send and to hold than whole values of all rows. If the rows do not
+    divide evenly, each device does get all of them.
+
+    Args:
+      function: maps rows of x and of `others` to arrays with the same first axis.
+      axes: logical names of rows and columns.
+      others: trees of arrays that are cut by rows only.
+    """
+    if not laid_out():
+        return function(x, *others)
+    layout = in_use()
+    rows, columns = (*layout.sharding(axes, x.shape).spec, None, None)[:2]
+    cut = (columns,) if isinstance(columns, str) else tuple(columns or ())
+    parts = math.prod(layout.mesh.shape[name] for name in cut)
+
+    def share(x: Array, others: Any) -> Any:
+        if not cut:
+            return function(x, *others)
+        if x.shape[0] % parts:
+            return function(jax.lax.all_gather(x, cut, axis=1, tiled=True), *others)
+        x = jax.lax.all_to_all(x, cut, split_axis=0, concat_axis=1, tiled=True)
+        first = jax.lax.axis_index(cut) * x.shape[0]
+        own = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=x.shape[0]
+        )
+        found = function(x, *jax.tree.map(own, others))
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, cut, tiled=True), found)
+
+    by = PartitionSpec(rows)
+    return jax.shard_map(
+        share,
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(rows, columns), by),
+        out_specs=by,
+        check_vma=False,
+    )(x, others)
