@@ -84,13 +84,18 @@ def _plan(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     from launcher import workdir
     from launcher.memory import describe_memory
     from launcher.plan import describe
+    from launcher.transfer import describe_transfer
     from rl_sync.aot.targets import target
     from rl_sync.runtime import wiring
 
     settings = workdir.settings_of(config)
     task = wiring.load_task(settings)
     wiring.check_reward(task)
-    more = [lambda: describe(settings), task.describe, lambda: describe_memory(settings, task)]
+    more = [
+        lambda: describe(settings),
+        task.describe,
+        lambda: "\n".join([describe_memory(settings, task), *describe_transfer(settings, task)]),
+    ]
     if "workdir" in flags:
         from launcher.predicting import describe_predicted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from jaxtyping import Array, Shaped, UInt32
 from rl_sync.weights.packing import Kinds, put, unpack
 from rl_sync.weights.pieces import Piece
 from rl_sync.weights.regions import Region, overlap, shape_of, within
+
+T = TypeVar("T")
 
 _GROUP = 8
 
@@ -34,6 +37,10 @@ class Assembly:
     ) -> None:
         self._device, self._dtypes, self._held = device, dtypes, held
         self._arrays: dict[int, Shaped[Array, "*shard"]] = {}
+
+    def make_room(self, leaves: Iterable[int]) -> None:
+        """Makes room for leaves of which less than the whole part arrives, in one program."""
+        self._room(leaves)
 
     def add(self, pieces: Sequence[Piece], values: Sequence[Shaped[Array, "*piece"]]) -> None:
         """Adds pieces on the device, as far as it will have them."""
@@ -86,7 +93,7 @@ class Assembly:
         return {leaf: self._arrays[leaf] for leaf in room}
 
 
-def groups(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
+def groups(pieces: Sequence[T]) -> list[Sequence[T]]:
     """Splits pieces into small groups, as programs for hundreds of pieces take long to compile.
 
     Programs for small groups are often the same.

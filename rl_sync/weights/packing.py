@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,8 +23,10 @@ from rl_sync.weights.digest import UNSIGNED
 from rl_sync.weights.pieces import WORD_BYTES, Piece
 from rl_sync.weights.regions import Region, moved, shape_of
 
-Kinds = tuple[tuple[tuple[int, ...], np.dtype], ...]
-"""Shapes and dtypes."""
+Kind = tuple[tuple[int, ...], np.dtype]
+"""A shape and a dtype."""
+
+Kinds = tuple[Kind, ...]
 
 _Sizes = tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -48,7 +50,7 @@ def take(
     arrays: Mapping[int, Shaped[Array, "*shard"]],
     held: Mapping[int, Region],
 ) -> list[Shaped[Array, "*piece"]]:
-    """Cuts pieces out of the arrays of a device.
+    """Cuts pieces out of the arrays of a device; they have memory of their own.
 
     Args:
       arrays: the device's part of each leaf, by the leaf's number.
@@ -118,6 +120,19 @@ def unpack(
         sizes=cuts.sizes,
     )
     return dict(zip(cuts.leaves, filled, strict=True))
+
+
+def program_of(
+    pieces: Sequence[Piece], held: Mapping[int, Region], dtypes: Mapping[int, np.dtype]
+) -> Hashable:
+    """Returns what distinguishes the program that cuts out, packs or puts some pieces.
+
+    Args:
+      held: the regions of the arrays that they are cut out of or put into.
+      dtypes: the dtypes of the leaves, by their numbers.
+    """
+    cuts = _cuts(pieces, held)
+    return cuts.sizes, tuple((shape_of(held[leaf]), dtypes[leaf]) for leaf in cuts.leaves)
 
 
 def kinds_of(pieces: Iterable[Piece], dtypes: Mapping[int, np.dtype]) -> Kinds:

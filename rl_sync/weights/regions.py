@@ -45,6 +45,14 @@ def moved(inner: Region, outer: Region) -> Region:
     )
 
 
+def placed(inner: Region, outer: Region) -> Region:
+    """Returns a region that is relative to the start of another, in the coordinates of both."""
+    return tuple(
+        (start + origin, stop + origin)
+        for (start, stop), (origin, _) in zip(inner, outer, strict=True)
+    )
+
+
 def within(inner: Region, outer: Region) -> tuple[slice, ...]:
     """Returns the slices of a region in an array that holds another region."""
     return tuple(slice(*interval) for interval in moved(inner, outer))

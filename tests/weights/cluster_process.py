@@ -84,8 +84,8 @@ def watch(link: Link, peaks: list[int]) -> Link:
     """Makes a link record the live bytes when both sent and received arrays exist."""
 
     def watched(mover):
-        def move(load):
-            moved = mover(load)
+        def move(load, wave):
+            moved = mover(load, wave)
             peaks.append(live_bytes())
             return moved
 

@@ -1,14 +1,22 @@
-"""Links: their refusals. `test_collective.py` tests their transfers between processes."""
+"""Links within a process: refusals, bits, programs and bytes.
+
+`test_collective.py` tests transfers between processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_sync.models.sharding import MeshShape
 from rl_sync.weights.link import Link
+from tests.weights.cluster_process import live_bytes
+from tests.weights.test_packing import random_bits
 
 
 def like(devices: slice, shape=(4, 6), dtype=jnp.float32, name="w") -> dict:
@@ -37,3 +45,115 @@ def test_parameters_of_another_model_are_refused_by_name():
 def test_a_dtype_without_plain_bits_is_refused_when_planned():
     with pytest.raises(TypeError, match=r"\['w'\] has dtype"):
         Link(like(slice(0, 2), dtype=jnp.complex64), like(slice(2, 4), dtype=jnp.complex64))
+
+
+CUTS = {"a": (None, "fsdp", "tensor"), "b": ("tensor", "fsdp"), "n": (None, "fsdp")}
+BUCKET_BYTES = 16384
+
+
+def values() -> dict[str, np.ndarray]:
+    """Makes parameters of random bits, so with NaNs with payloads."""
+    kinds = {
+        "a": (28, 24, 48, jnp.bfloat16),
+        "b": (66, 96, jnp.float32),
+        "c": (66, 96, jnp.float32),
+        "n": (28, 18, jnp.bfloat16),
+        "s": (jnp.int32,),
+        "m": (13, jnp.bool_),
+    }
+    return {
+        name: np.asarray(random_bits(seed, shape, dtype))
+        for seed, (name, (*shape, dtype)) in enumerate(kinds.items())
+    }
+
+
+def shardings(sizes: dict[str, int], devices: list[jax.Device]) -> dict:
+    mesh = MeshShape(**sizes).mesh(devices)
+    return {name: NamedSharding(mesh, PartitionSpec(*CUTS.get(name, ()))) for name in "abcmns"}
+
+
+def linked(
+    source: dict, target: dict, *, donate: bool, bucket_bytes: int = BUCKET_BYTES
+) -> tuple[Link, dict]:
+    """Returns a link between two meshes of this process, and parameters on the first one."""
+    sides = MeshShape(**source).devices, MeshShape(**target).devices
+    here = shardings(source, jax.devices()[: sides[0]])
+    there = shardings(target, jax.devices()[-sides[1] :])
+    params = jax.device_put(values(), here)
+    like = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there[name])
+        for name, x in params.items()
+    }
+    return Link(params, like, bucket_bytes, donate=donate), params
+
+
+def carry(link: Link, params: dict) -> dict:
+    """Plays both sides of a link at once."""
+    return jax.block_until_ready(link._received(link._shards(params)))
+
+
+@contextlib.contextmanager
+def compilations():
+    """Yields the list of the functions that are compiled meanwhile."""
+    compiled: list[str] = []
+
+    def count(event: str, _: float, **details) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(details["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    yield compiled
+    jax.monitoring.unregister_event_duration_listener(count)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "bucket_bytes", "donate", "movers"),
+    [
+        ({"fsdp": 2}, {"tensor": 2}, BUCKET_BYTES, True, 2),
+        ({"fsdp": 3}, {}, BUCKET_BYTES, False, 2),
+        ({"data": 2}, {"tensor": 2}, 10**7, False, 1),  # In one turn.
+        ({"fsdp": 2}, {"fsdp": 2}, 240_000, True, 1),  # Whole parts, which the sender keeps.
+    ],
+)
+def test_parameters_arrive_to_the_bit_by_just_the_planned_programs(
+    source, target, bucket_bytes, donate, movers
+):
+    link, params = linked(source, target, bucket_bytes=bucket_bytes, donate=donate)
+    jax.clear_caches()
+    with compilations() as compiled:
+        arrived = carry(link, params)
+    assert len(compiled) == link.programs
+    assert compiled.count("jit(move)") == link.movers == movers
+    for name, value in values().items():
+        assert arrived[name].sharding == link._target[name].sharding
+        for array in (arrived[name], params[name]):  # The sender keeps its own.
+            assert np.asarray(array).tobytes() == value.tobytes()
+    with compilations() as compiled:
+        carry(link, params)
+    assert compiled == []
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_no_device_holds_more_than_a_bucket_besides_the_weights(donate):
+    """Of that a donating transfer holds half between its turns: what arrives takes that place."""
+    link, params = linked({"fsdp": 2}, {"tensor": 2}, donate=donate)
+    arrived, peaks, passed = carry(link, params), [], []
+
+    def watched(mover):
+        def move(load, wave):
+            moved = mover(load, wave)
+            peaks.append(live_bytes())
+            passed.extend(x.is_deleted() for x in load)
+            return moved
+
+        return move
+
+    link._movers = [watched(mover) for mover in link._movers]
+    before = live_bytes()
+    del arrived
+    again = carry(link, params)
+    share = BUCKET_BYTES // 2 if donate else BUCKET_BYTES
+    assert 0.6 * share < (max(peaks) - before) / len(jax.devices()) <= share
+    assert passed == [donate] * len(passed)
+    assert live_bytes() == before
+    del again

@@ -1,0 +1,52 @@
+"""The collective transfer of weights, compiled for accelerators."""
+
+import re
+
+import jax
+import pytest
+
+from rl_sync.aot.reading import Reading
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.placement import like_cast, param_like
+from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.weights.link import Link
+from tests.models.meshes import RULES
+
+MODEL = ModelConfig(64_000, 2048, 4, 16, 4, 128, 8192, 256, tie_embeddings=False, dtype="bfloat16")
+BUCKET_BYTES = 32 * 2**20
+ROUTES = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
+
+
+def _link(devices: list[jax.Device], source: MeshShape, target: MeshShape) -> Link:
+    sides = [
+        like_cast(param_like(MODEL, Layout(shape.mesh(on), RULES)), "bfloat16")
+        for shape, on in (
+            (source, devices[: source.devices]),
+            (target, devices[source.devices :][: target.devices]),
+        )
+    ]
+    return Link(*sides, BUCKET_BYTES)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(
+    ("chips", "source", "target", "movers", "waves"),
+    [
+        ("v5e:4x4", MeshShape(fsdp=8), MeshShape(data=2, tensor=4), 1, 8),
+        ("v5e:4x4", MeshShape(fsdp=4, tensor=2), MeshShape(data=2, tensor=4), 2, 8),
+        ("h100:8", MeshShape(fsdp=4), MeshShape(tensor=4), 1, 4),
+    ],
+)
+def test_a_few_programs_move_everything_in_place(devices, chips, source, target, movers, waves):
+    link = _link(devices(chips), source, target)
+    compiled = [Reading.of(lowered.compile()) for lowered in link.lower()]
+    assert len(compiled) == link.movers == movers
+    routes = [set(ROUTES.findall(read.text)) for read in compiled]
+    assert sum(map(len, routes)) == waves
+    assert max(read.memory.outputs for read in compiled) > BUCKET_BYTES // 4
+    for read in compiled:
+        # Besides the arrays there are the wave, and a table of the results.
+        assert read.memory.arguments - read.memory.aliased <= 512
+        assert read.memory.outputs - read.memory.aliased <= 512
+        assert read.memory.outputs <= BUCKET_BYTES // 2
+        assert read.memory.temporaries <= BUCKET_BYTES // 8
