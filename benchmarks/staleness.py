@@ -36,7 +36,6 @@ from staleness_report import write_report
 from configs import base
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.actors.trainer import Metrics, Step, Trainer, TrainState
-from rl_sync.models.sharding import Layout
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
@@ -105,7 +104,7 @@ class Study:
     def __init__(self, steps: int, warm_starts: Path):
         self._steps, self._warm_starts = steps, warm_starts
         first = settings_of(next(iter(ALGORITHMS)), 0, steps)
-        self._layout = Layout(first.trainer.mesh.shape.mesh(jax.devices()), first.sharding.rules)
+        self._layout = first.layout(first.trainer.mesh.shape.mesh(jax.devices()))
         self._engine = wiring.engine(first, task_of(0), self._layout)
         self._compiled: dict[str, Step] = {}
 

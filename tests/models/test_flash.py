@@ -163,10 +163,14 @@ def _states(config, layout=None, **rows):
     return [np.where(weights == 0, 0, states), *jax.tree.leaves(grads)]
 
 
-@pytest.mark.parametrize("rows", [PACKED, SHARED], ids=["packed", "shared"])
-def test_blocks_of_queries_give_what_all_at_once_do(rows):
+@pytest.mark.parametrize(
+    ("rows", "mesh"),
+    [(PACKED, {"fsdp": 2, "tensor": 2}), (SHARED, {"tensor": 4})],
+    ids=["packed", "shared, and two devices share a kv head"],
+)
+def test_blocks_of_queries_give_what_all_at_once_do(rows, mesh):
     expected = _states(dataclasses.replace(MODEL, attention="einsum"), **rows)
-    layout = meshes.layout(fsdp=2, tensor=2)
+    layout = meshes.layout(**mesh).grouped(MODEL.num_kv_heads)
     found = _states(dataclasses.replace(MODEL, attention="blocks"), layout, **rows)
     _close(found, expected, "float32")
 
@@ -176,7 +180,8 @@ def test_splash_on_shards_follows_the_window_of_each_layer(monkeypatch):
     model = dataclasses.replace(MODEL, remat="full")
     expected = _states(dataclasses.replace(model, attention="einsum"), **PACKED)
     with compiling_for("tpu"):
-        found = _states(model, meshes.layout(fsdp=2, tensor=2), **PACKED)
+        on = meshes.layout(tensor=4).grouped(MODEL.num_kv_heads)
+        found = _states(model, on, **PACKED)
     _close(found, expected, "float32")
 
 

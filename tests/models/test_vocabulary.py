@@ -31,6 +31,8 @@ CASES = {
     "data and fsdp": (layout(2, 2), 8, V),
     "fsdp and tensor": (layout(fsdp=2, tensor=2), 4, V),
     "tensor": (layout(tensor=4), 2, V),
+    "tensor, where two devices share a kv head": (layout(tensor=4).grouped(2), 2, V),
+    "fsdp and tensor, where two share one": (layout(fsdp=2, tensor=2).grouped(1), 4, V),
     "rows that are not cut": (layout(fsdp=4), 3, V),
     "rows that are cut along data only": (layout(2, 2), 2, V),
     "a vocabulary that is not cut": (layout(fsdp=2, tensor=2), 4, V + 1),
