@@ -4,8 +4,9 @@
 
 A number from 1 to 20 is hidden. The policy has five guesses, and hears after each whether the
 hidden number is smaller or larger: halving the range always wins. In the warm-up the policy
-imitates a pupil who heeds half of what it hears, and wins half of the games. 120 trainer steps take
-it to 19 or 20 of the 20 games (50 -> 95 % and 60 -> 100 % on seeds 0 and 310).
+imitates a pupil who heeds half of what it hears, and wins 10 to 14 of the 20 games. 120 trainer
+steps take it to 19 or 20 (50, 60, 65 and 70 -> 95, 100, 100 and 100 % on seeds 310 to 313, on which
+nothing was tuned), in two minutes on two cores.
 """
 
 import random
