@@ -18,7 +18,7 @@ from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.objective import Experience, Metrics
-from rl_sync.learning.opt_state import Descent, all_finite
+from rl_sync.learning.opt_state import Descent, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.train_state import TrainState
@@ -183,6 +183,8 @@ class Trainer:
         finite = all_finite(metrics)
         trained, opt_state = self._warming.update(trained, state.opt_state, descent, finite)
         metrics["skipped_updates"] = (~finite).astype(jnp.float32)
+        rate = self.optimizer.warm_up_rate(self.warm_up_steps)
+        metrics["learning_rate"] = self._rate(rate, state.opt_state)
         params = self._forward.join(trained, frozen)
         return state._replace(params=params, opt_state=opt_state), metrics
 
@@ -223,6 +225,8 @@ class Trainer:
         metrics = self._summary(of_updates) | of_batch
         metrics["skipped_updates"] = skipped.sum()
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
+        rate = self.optimizer.rate(self._policy_updates)
+        metrics["learning_rate"] = self._rate(rate, state.opt_state)
         if self.algorithm.refresh_reference_steps:
             kept = reference.refreshed(self.algorithm, state, trained)
             kept = move(kept, self._ref_like) if self.offload_reference else kept
@@ -280,6 +284,18 @@ class Trainer:
         """Steps at the start in which the critic alone learns."""
         return self.critic.warm_up_steps if self.critic else 0
 
+    @property
+    def _policy_updates(self) -> int:
+        """Updates of the policy in RL."""
+        return (self.steps - self._critic_steps) * self.optimizer.updates_per_batch
+
+    def _rate(self, schedule: optax.Schedule, opt_state: Any) -> Float[Array, ""]:
+        """Returns the learning rate of the next update."""
+        taken = updates_taken(opt_state)
+        if self.offload_optimizer:
+            taken = move(taken, self.layout.like(taken, ()))
+        return jnp.float32(schedule(taken))
+
     @functools.cached_property
     def _ref_like(self) -> Params:
         return in_host_memory(self._trained_like) if self.offload_reference else self._trained_like
@@ -293,8 +309,7 @@ class Trainer:
     @functools.cached_property
     def _reinforcing(self) -> Descent:
         """Updates of RL."""
-        updates = (self.steps - self._critic_steps) * self.optimizer.updates_per_batch
-        transformation = self.optimizer.reinforcement(updates)
+        transformation = self.optimizer.reinforcement(self._policy_updates)
         return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
 
     def _share(self, rows: Array) -> Array:

@@ -204,7 +204,12 @@ def _metrics(
         "ratio_counts": diagnostics.log_ratio_counts(
             log_ratio, mask, known.staleness, STALENESS_KINDS
         ),
-        "clip_fraction": jnp.zeros(()) if clipped is None else mean(clipped),
+    }
+    clipped = jnp.zeros(mask.shape, bool) if clipped is None else clipped
+    metrics |= {
+        "clip_fraction": mean(clipped),
+        "clip_fraction_low": mean(clipped & (current < proximal)),
+        "clip_fraction_high": mean(clipped & (current > proximal)),
     }
     if known.ref_logprobs is not None:
         metrics["kl_reference"] = mean(k3(current, known.ref_logprobs))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from rl_sync.models.placement import constrain_like, in_host_memory, move, shardings
 from rl_sync.models.sharding import Layout
@@ -71,6 +71,20 @@ class Descent:
         if self.offloaded:
             opt_state = move(opt_state, self.state_like())
         return params, opt_state
+
+
+def updates_taken(opt_state: Any) -> Int[Array, ""]:
+    """Returns the number of updates that an optimizer's state has gone through.
+
+    Updates that were skipped are not among them.
+    """
+
+    def is_schedule(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    parts = jax.tree.leaves(opt_state, is_leaf=is_schedule)
+    (count,) = [part.count for part in parts if is_schedule(part)]
+    return count
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:

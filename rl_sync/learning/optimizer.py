@@ -107,8 +107,12 @@ class OptimizerConfig:
         Args:
           updates: of the whole warm-up; where the schedule ends.
         """
+        return self._transformation(self.warm_up_rate(updates))
+
+    def warm_up_rate(self, updates: int) -> optax.Schedule:
+        """The learning rate of the supervised steps, by the number of updates taken before."""
         shares = self._shares(self.warm_up_schedule, updates, 0.0)
-        return self._transformation(self._ramped(self.warm_up_learning_rate, shares))
+        return self._ramped(self.warm_up_learning_rate, shares)
 
     def reinforcement(self, updates: int) -> optax.GradientTransformation:
         """The optimizer of the RL steps.
@@ -116,8 +120,13 @@ class OptimizerConfig:
         Args:
           updates: of the whole run; where the schedule ends.
         """
-        shares = self._shares(self.schedule, updates, self.final_share)
-        return self._transformation(self._ramped(self.learning_rate, shares))
+        return self._transformation(self.rate(updates))
+
+    def rate(self, updates: int) -> optax.Schedule:
+        """The learning rate of the RL steps, by the number of updates taken before."""
+        return self._ramped(
+            self.learning_rate, self._shares(self.schedule, updates, self.final_share)
+        )
 
     def _shares(self, schedule: str, updates: int, final_share: float) -> optax.Schedule:
         return SCHEDULES[schedule](max(1, updates - self._ramp), final_share)

@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.summary import hparams
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain
+from rl_sync.observe.metric_catalog import LINE_FIELDS
 from rl_sync.observe.metrics import PHASES, read_metrics
 from rl_sync.observe.resumption import mark
 from rl_sync.spelling import require_one_of
 from rl_sync.workdir import Workdir
 
-_RESERVED = ("phase", "step", "time")
 _FLUSH_SECS = 10.0
 # With this version TensorBoard understands a session's start as a resumption.
 _VERSION, _START = "brain.Event:2", SessionLog.START
 _log = logging.getLogger(__name__)
 
 
+_HEADLINES = ("evaluation/accuracy", "rl/reward_mean")
+"""The metrics that TensorBoard shows beside hyperparameters."""
+
+
 class MetricsWriter:
     """Writes a run's metrics to `workdir/metrics.jsonl` and `workdir/tensorboard/`.
 
-    A run that resumes appends; see `resume`. The writer is a context manager that closes both.
+    A run that resumes appends; see `resume`. The settings in `workdir/config.json`, if there are
+    any, are TensorBoard's hyperparameters. The writer is a context manager that closes both.
     """
 
     def __init__(self, workdir: str | os.PathLike[str]):
         self._workdir = Workdir(workdir)
         self._lines = JsonLinesWriter(self._workdir.metrics, vital=False)
         self._events = _Events(self._workdir)
+        if self._workdir.config.exists():
+            config = json.loads(self._workdir.config.read_text())
+            self._events.describe(dict(_flattened(config)))
 
     def resume(self, step: int, warm_up: int | None = None) -> None:
         """Marks where the run resumes: earlier lines of later steps become void.
@@ -61,7 +71,7 @@ class MetricsWriter:
           ValueError: the phase is unknown, or a value has the name of one of the line's own fields.
         """
         require_one_of("phase", phase, PHASES)
-        clash = [name for name in _RESERVED if name in values]
+        clash = [name for name in LINE_FIELDS if name in values]
         if clash:
             raise ValueError(f"Metrics must not be named {', '.join(clash)}: the line has its own.")
         now = time.time()
@@ -73,7 +83,7 @@ class MetricsWriter:
         scalars = {
             f"{phase}/{name}": value
             for name, value in values.items()
-            if isinstance(value, int | float) and name not in _RESERVED
+            if isinstance(value, int | float) and name not in LINE_FIELDS
         }
         self._events.write(step, now, scalars)
 
@@ -87,6 +97,15 @@ class MetricsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a nested config by their names, with a dot between the parts."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 class _Events:
@@ -109,6 +128,16 @@ class _Events:
         if now - self._flushed > _FLUSH_SECS:
             self._flushed = now
             self._try(self._writer.flush)
+
+    def describe(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Writes hyperparameters for TensorBoard's table of runs."""
+        texts = {
+            name: value if isinstance(value, bool | int | float) else str(value)
+            for name, value in hyperparameters.items()
+        }
+        for summary in hparams(texts, dict.fromkeys(_HEADLINES, 0.0)):
+            event = Event(wall_time=time.time(), summary=summary)
+            self._try(functools.partial(self._writer.write_event, event))
 
     def forget(self, step: int) -> None:
         """Makes TensorBoard drop the points of a step and of later ones."""

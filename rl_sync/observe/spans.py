@@ -7,6 +7,7 @@ compared. Within a role they follow the monotonic clock, so that no duration is 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import enum
@@ -153,6 +154,7 @@ class SpanRecorder:
         self._writer = None if path is None else JsonLinesWriter(path, vital=False)
         self._lock = threading.Lock()
         self._open: list[_Open] = []
+        self._spent: dict[str, float] = collections.defaultdict(float)
         self._unix_minus_monotonic = time.time() - time.monotonic()
         self._began_secs = self.now()
 
@@ -193,6 +195,8 @@ class SpanRecorder:
                 f"A span must not end before it starts: {self.role} recorded {kind} from"
                 f" {start_secs} to {end_secs}. Take both times from SpanRecorder.now()."
             )
+        with self._lock:
+            self._spent[str(kind)] += end_secs - start_secs
         if self._writer is not None:
             self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
 
@@ -200,6 +204,12 @@ class SpanRecorder:
         """Marks that the run resumes; see `rl_sync.observe.resumption.mark`."""
         if self._writer is not None:
             self._writer.write(mark(step, warm_up, began=self._began_secs))
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """The seconds in all finished spans of each kind; spans of threads may overlap."""
+        with self._lock:
+            return dict(self._spent)
 
     @property
     def current(self) -> OpenSpan | None:

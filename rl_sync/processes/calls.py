@@ -179,11 +179,13 @@ class Trained(Call[None]):
     """The trainer has finished a step.
 
     Attributes:
-      metrics: of the step.
+      metrics: of the step; `num_tokens` are its own.
+      spent: see `SpanRecorder.spent`.
     """
 
     event: BatchTrained
     metrics: dict[str, float]
+    spent: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,12 +300,14 @@ class Heartbeat(Call[str | None]):
       name: of the process; see `process_name`.
       process: its number on its machine.
       doing: what it does, in words.
+      spent: see `SpanRecorder.spent`.
     """
 
     status: RoleStatus
     name: str
     process: int
     doing: str
+    spent: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -145,7 +145,9 @@ class Session:
         lost_since = None
         while not self._closed.wait(HEARTBEAT_SECS):
             try:
-                sign = Heartbeat(self.status(), self.name, os.getpid(), self._doing())
+                sign = Heartbeat(
+                    self.status(), self.name, os.getpid(), self._doing(), self.spans.spent
+                )
                 self._stop, lost_since = self.call_alone(sign), None
             except PeerLostError as error:
                 lost_since = lost_since or time.monotonic()

@@ -30,6 +30,7 @@ from rl_sync.observe import accuracy
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.observe.progress import Progress
 from rl_sync.processes import calls
 from rl_sync.processes.attendance import Attendance
 from rl_sync.processes.results import Result, Summary
@@ -66,6 +67,7 @@ class MasterServer:
         self._state = master.MasterState(wiring.master_settings(settings))
         self._ledger = Ledger(settings.workdir)
         self._metrics = MetricsWriter(settings.workdir)
+        self._progress = Progress(settings.workdir)
         self._meeting = MeetingPoint()
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = "start", ""
@@ -172,6 +174,7 @@ class MasterServer:
         except RecordsError as error:
             self._fail(str(error))
         self._metrics.resume(call.step, call.warm_up)
+        self._progress.resume()
         self._evaluations.resume(call.step)
 
     def _begin(self, call: calls.Begin) -> None:
@@ -229,7 +232,9 @@ class MasterServer:
         self._apply(call.event)
         event = call.event
         over = {*event.lease_ids, *event.left_out} - {*event.kept}
-        metrics = {**call.metrics, **self._judging.metrics(event.lease_ids, over)}
+        self._progress.spend(TRAINER, TRAINER, call.spent)
+        judged = self._judging.metrics(event.lease_ids, over)
+        metrics = {**call.metrics, **judged, **self._progress.step(call.metrics)}
         self._metrics.write("rl", event.step, metrics)
         self._add(Result(rl={"step": event.step, **call.metrics}))
 
@@ -264,6 +269,8 @@ class MasterServer:
         if call.name == role:
             self._roles[role] = call.status
             if is_explorer(role):
+                life = f"{call.name}:{call.process}"
+                self._progress.spend("explorer", life, call.spent)
                 self._apply(ExplorerSeen(number_of(role), time.monotonic()))
         return self._state.stopping
 

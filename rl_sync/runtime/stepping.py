@@ -14,6 +14,7 @@ from rl_sync.actors.events import BatchTrained
 from rl_sync.actors.trainer import Metrics, TrainState
 from rl_sync.learning.batching import Batching
 from rl_sync.observe.jsonlines import RecordsError
+from rl_sync.observe.progress import sizes
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import Fail, Report, Trained
 from rl_sync.processes.results import LogprobGap, Result
@@ -136,7 +137,7 @@ class Stepping:
         kept: Sequence[int],
         ready: Future[dict[str, float]],
     ) -> None:
-        values = ready.result()
+        values = ready.result() | sizes(groups)
         at_end = int(values.pop("skipped_at_end"))
         self._session.facts.update(
             step=step,
@@ -147,7 +148,7 @@ class Stepping:
         )
         leases = tuple(_leases(groups))
         trained = BatchTrained(step, leases, tuple(left_out), tuple(kept))
-        self._session.tell(Trained(trained, values))
+        self._session.tell(Trained(trained, values, self._session.spans.spent))
         if "logprob_gap" in values:
             self._compare(step, values["logprob_gap"])
         updates = self._session.settings.optimizer.updates_per_batch

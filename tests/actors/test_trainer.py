@@ -181,6 +181,8 @@ def test_a_clipped_token_no_longer_pulls():
     above = (rewards > rewards.mean(axis=1, keepdims=True)).reshape(-1, 1)
     mask = np.asarray(batch.rows.completion_mask)
     np.testing.assert_allclose(metrics["clip_fraction"], (mask & above).sum() / mask.sum())
+    assert metrics["clip_fraction_high"] == metrics["clip_fraction"]
+    assert metrics["clip_fraction_low"] == 0
     np.testing.assert_allclose(metrics["kl_proximal_current"], np.exp(1) - 2, rtol=1e-4)
     np.testing.assert_allclose(metrics["logprob_gap"], 1, rtol=1e-5)
 

@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 
+from rl_sync.learning.opt_state import updates_taken
 from rl_sync.learning.optimizer import OPTIMIZERS
 from tests.actors.tiny import OPTIMIZER
 
@@ -52,6 +53,17 @@ def test_the_warm_up_has_a_rate_and_a_schedule_of_its_own():
     cooled = dataclasses.replace(CONFIG, warm_up_schedule="cosine", final_share=0.5)
     expected = 0.1 * (1 + np.cos(np.pi * np.arange(4) / 4))
     np.testing.assert_allclose(_moved(cooled.warm_up(4), 4), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_every_optimizer_tells_the_rate_of_the_next_update(name):
+    config = dataclasses.replace(CONFIG, name=name, schedule="linear", b1=0.9)
+    transformation, params = config.reinforcement(4), jnp.ones(1)
+    state, rates = transformation.init(params), []
+    for _ in range(4):
+        rates.append(float(config.rate(4)(updates_taken(state))))
+        _, state = transformation.update(params, state, params)
+    np.testing.assert_allclose(rates, [0.4, 0.3, 0.2, 0.1], rtol=1e-5)
 
 
 def test_gradients_are_clipped_before_the_optimizer_sees_them():

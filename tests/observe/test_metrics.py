@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
@@ -123,3 +124,32 @@ def _events(path):
         (length,) = struct.unpack("<Q", data[:8])
         yield Event.FromString(data[12 : 12 + length])
         data = data[16 + length :]
+
+
+def _events_of(workdir):
+    (path,) = Workdir(workdir).tensorboard.iterdir()
+    data, events = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    return events
+
+
+def test_tensorboard_has_the_settings_as_hyperparameters(tmp_path):
+    config = {
+        "seed": 3,
+        "sync": {"mode": "asynchronous", "offset": None},
+        "deep": {"er": {"x": 1.5}},
+    }
+    Workdir(tmp_path).config.write_text(json.dumps(config))
+    MetricsWriter(tmp_path).close()
+    found = {}
+    for event in _events_of(tmp_path):
+        for value in event.summary.value:
+            content = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+            found |= content.session_start_info.hparams
+    assert found["seed"].number_value == 3
+    assert found["sync.mode"].string_value == "asynchronous"
+    assert found["sync.offset"].string_value == "None"
+    assert found["deep.er.x"].number_value == 1.5

@@ -43,6 +43,7 @@ def test_a_span_takes_what_its_body_adds_and_lasts_as_long(tmp_path):
     (span,) = read_spans(tmp_path)
     assert span.attributes == {"step": 7, "tokens": 123, "share": None}
     assert 0.05 <= span.duration_secs <= after - before + 0.01
+    assert recorder.spent == {"rollout": pytest.approx(span.duration_secs)}
     assert before - 0.01 <= span.start_secs <= span.end_secs <= after + 0.01
 
 

@@ -18,6 +18,8 @@ import jax
 import numpy as np
 import pytest
 
+from rl_sync.observe import metric_catalog
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import Span, SpanKind, read_spans
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import parameters_of, trainer_of
@@ -169,7 +171,14 @@ class Runs:
                 ended.write_text(json.dumps([process.returncode, output]))
         status, output = json.loads(ended.read_text())
         assert status == 0, output
+        assert not undescribed(workdir), "metrics that rl_sync.observe.metric_catalog leaves out"
         return RunRecord(Workdir(workdir), output)
+
+
+def undescribed(workdir: Path) -> set[tuple[str, str]]:
+    """Returns phase and name of the metrics of a run that the catalog does not have."""
+    names = {(line["phase"], name) for line in read_metrics(workdir) for name in line}
+    return {(phase, name) for phase, name in names if not metric_catalog.knows(phase, name)}
 
 
 def assert_same_bits(one, other):

@@ -87,7 +87,7 @@ def fill(master):
 
 def heartbeat(**status):
     """A sign of life of a role's first process."""
-    return Heartbeat(RoleStatus(since_secs=0.0, **status), status["role"], 1, "at work")
+    return Heartbeat(RoleStatus(since_secs=0.0, **status), status["role"], 1, "at work", {})
 
 
 def test_an_explorer_that_is_held_back_learns_the_reason_and_goes_on_at_a_publication(master):
@@ -96,7 +96,7 @@ def test_an_explorer_that_is_held_back_learns_the_reason_and_goes_on_at_a_public
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(master(AskLease(2, poll_secs=20.0))))
     waiting.start()
-    master(Trained(BatchTrained(1, tuple(range(64))), {}))
+    master(Trained(BatchTrained(1, tuple(range(64))), {}, {}))
     master(Happened(VersionPublished(1)))
     waiting.join(timeout=10)
     assert (answers[0].version, answers[0].exactly) == (1, False)
@@ -264,7 +264,7 @@ def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, t
 def test_a_run_whose_ledger_cannot_be_written_is_stopped_and_says_why(master, tmp_path):
     fill(master)
     with files_of_at_most(10):
-        master(Trained(BatchTrained(1, tuple(range(64))), {}))
+        master(Trained(BatchTrained(1, tuple(range(64))), {}, {}))
     stop = master(heartbeat(role="trainer", activity="train"))
     assert stop.startswith(f"{tmp_path}/ledger.jsonl cannot be written: File too large")
     master(Fail("another"))
@@ -284,7 +284,7 @@ def test_what_is_reported_of_a_run_adds_up(program, master):
         values = {"accuracy": accuracy, "problems": 2}
         program._evaluated(Measured(moment, step, values, best if step else None))
     fill(master)
-    master(Trained(BatchTrained(1, tuple(range(64))), {"loss": 0.5}))
+    master(Trained(BatchTrained(1, tuple(range(64))), {"loss": 0.5}, {}))
     gap = LogprobGap(3, 1, 2.0, 0.5)
     master(Report(Result(logprob_gap=gap, skipped={"rl": Skipped(2, 3, 4)})))
     summary = master(Close())

@@ -1,0 +1,49 @@
+"""Sums over a run: tokens so far, and the time of each phase."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.observe.progress import Progress, sizes
+
+
+def test_prompts_end_at_the_first_token_that_was_drawn():
+    one = np.array([[-1, -1, 3, 3, -1, -1], [-1, -1, 4, -1, 4, 4]])  # Two turns in the second.
+    none = np.full((1, 8), -1)
+    other = np.array([[-1, 5, -1, -1]])
+    groups = [SimpleNamespace(policy_versions=versions) for versions in (one, none, other)]
+    assert sizes(groups) == {
+        "prompt_tokens_mean": (2 + 2 + 1) / 3,
+        "prompt_tokens_max": 2.0,
+        "num_tokens": 4 + 6 + 2,
+    }
+    assert sizes([])["prompt_tokens_max"] == 0
+
+
+def test_time_is_told_once_for_all_lives_of_all_explorers(tmp_path):
+    progress = Progress(str(tmp_path))
+    progress.spend("explorer", "explorer1:7", {"rollout": 2.0, "wait": 1.0})
+    progress.spend("explorer", "explorer2:8", {"rollout": 3.0})
+    assert progress.step({"num_tokens": 10.0}) == {
+        "num_tokens": 10.0,
+        "time/explorer/rollout": 5.0,
+        "time/explorer/wait": 1.0,
+    }
+    progress.spend("explorer", "explorer1:9", {"rollout": 0.5})  # Another life.
+    progress.spend("explorer", "explorer2:8", {"rollout": 4.0})
+    assert progress.step({"num_tokens": 5.0}) == {
+        "num_tokens": 15.0,
+        "time/explorer/rollout": 1.5,
+        "time/explorer/wait": 0.0,
+    }
+
+
+def test_a_run_that_resumes_goes_on_counting_from_its_snapshot(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for step in (1, 2, 3):
+            writer.write("rl", step, {"num_tokens": 10.0 * step})
+        writer.resume(2)
+        progress = Progress(str(tmp_path))
+        progress.resume()
+        assert progress.step({"num_tokens": 7.0})["num_tokens"] == 27
