@@ -56,6 +56,7 @@ ALLOWED = {
     | {"environments", "actors", "settings", "processes", "storage", "transfers"},
     "scoring": LOWEST | SIDE | {"settings", "runtime"},
     "aot": LOWEST | {"tasks", "settings", "runtime"},
+    "api": LOWEST | SIDE | {"settings", "runtime"},
 }
 
 

@@ -157,7 +157,7 @@ class Runs:
     """
 
     def __init__(self, session: Path):
-        self._variables = quickly(session)
+        self.variables = quickly(session)
         self._directory = session / "runs"
         self._directory.mkdir(exist_ok=True)
 
@@ -166,7 +166,7 @@ class Runs:
         workdir, ended = self._directory / name, self._directory / f"{name}.json"
         with filelock.FileLock(self._directory / f"{name}.lock", timeout=TIMEOUT_SECS):
             if not ended.exists():
-                process = launch(*flags, workdir=workdir, variables=self._variables)
+                process = launch(*flags, workdir=workdir, variables=self.variables)
                 output, _ = process.communicate(timeout=TIMEOUT_SECS)
                 ended.write_text(json.dumps([process.returncode, output]))
         status, output = json.loads(ended.read_text())

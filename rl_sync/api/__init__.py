@@ -1,0 +1,1 @@
+"""The public interface from Python, which `import rl_sync` offers."""

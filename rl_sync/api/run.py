@@ -1,0 +1,269 @@
+"""Starts runs from Python, each in processes of its own, and reads their records."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from rl_sync.api.result import Result
+from rl_sync.api.screen import Notebook, Plain, Screen, Silent, in_notebook
+from rl_sync.observe.resumption import RESUMED_AT
+from rl_sync.settings.records import ConfigError
+from rl_sync.workdir import Workdir
+
+Config = str | Path | Mapping[str, Any]
+
+_MISTAKE = 2
+_LOOK_SECS = 0.2
+_FILE = '''\
+"""A config that a Python program has given."""
+
+import json
+import pathlib
+
+from configs import base
+
+
+def get_config():
+    """Returns the defaults with what was given."""
+    config = base.get_config()
+    config.update(json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()))
+    return config
+'''
+
+
+class RunError(RuntimeError):
+    """A run failed; the message says why, and how to go on."""
+
+
+class Event(NamedTuple):
+    """A line of a run's metrics.
+
+    Attributes:
+      phase: `warm_up`, `rl` or `evaluation`.
+      step: the step within the phase; of an evaluation the trainer step before it.
+      values: the metrics by name; docs/metrics.md describes them.
+    """
+
+    phase: str
+    step: int
+    values: dict[str, Any]
+
+
+class Run:
+    """A run that goes on in processes of its own, and ends with this process.
+
+    Its methods are for one thread. `events` may be read by another.
+
+    Attributes:
+      workdir: the run's directory.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        workdir: Path,
+        screen: Screen | None,
+        folder: tempfile.TemporaryDirectory[str],
+    ):
+        """Starts a run.
+
+        Args:
+          command: the launcher's.
+          workdir: the run's directory.
+          screen: what shows the lines that the run prints; None to let it draw on this terminal.
+          folder: holds the config; deleted with this object.
+        """
+        self.workdir = workdir
+        self._folder = folder
+        self._stopped = False
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=None if screen is None else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
+            process_group=0,  # Ctrl-C reaches it through `wait` alone.
+        )
+        self._complaints: list[str] = []
+        assert self._process.stderr is not None
+        self._readers = [_reading(self._process.stderr, self._complaints.append)]
+        if screen is not None and self._process.stdout is not None:
+            self._readers.append(_reading(self._process.stdout, screen.show))
+
+    @property
+    def is_running(self) -> bool:
+        """True while the run goes on."""
+        return self._process.poll() is None
+
+    @property
+    def result(self) -> Result:
+        """The records so far."""
+        return Result(self.workdir)
+
+    def events(self) -> Iterator[Event]:
+        """Yields the lines of metrics as they are written, until the run has ended."""
+        path, read = Workdir(str(self.workdir)).metrics, 0
+        while True:
+            running = self.is_running
+            lines = _whole_lines(path, read)
+            read += sum(map(len, lines))
+            for line in lines:
+                values = json.loads(line)
+                if RESUMED_AT not in values:
+                    yield Event(values.pop("phase"), values.pop("step"), values)
+            if not running:
+                return
+            if not lines:
+                time.sleep(_LOOK_SECS)
+
+    def stop(self) -> None:
+        """Asks the run to save a snapshot and end, as Ctrl-C does; `wait` then returns."""
+        self._stopped = True
+        if self.is_running:
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self) -> Result:
+        """Waits for the end of the run. Ctrl-C stops the run, which then saves.
+
+        Raises:
+          ConfigError: the config cannot be; the message says what to change.
+          RunError: the run failed.
+          KeyboardInterrupt: it was interrupted here.
+        """
+        interrupted = False
+        while True:
+            try:
+                status = self._process.wait()
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+                if self.is_running:
+                    self._process.send_signal(signal.SIGINT)
+        for reader in self._readers:
+            reader.join()
+        said = "\n".join(self._complaints).strip()
+        if interrupted:
+            raise KeyboardInterrupt(f"The run in {self.workdir} was stopped.")
+        if status == _MISTAKE:
+            raise ConfigError(said.removeprefix("error: "))
+        if status and not (self._stopped and status >= 128):
+            raise RunError(said or f"The launcher ended with exit status {status}.")
+        if said:
+            print(said, file=sys.stderr)
+        return self.result
+
+
+def start(
+    config: Config,
+    *,
+    workdir: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Starts a run, and returns while it goes on.
+
+    Args:
+      config: a config file, a ConfigDict, or a dict of what differs from the defaults.
+      workdir: the run's directory. A run that has begun there goes on. None for the one that the
+        ConfigDict, the dict or the changes name, or else a new one under `runs/`.
+      changes: settings by their names on the command line, such as `{"sync.mode": "synchronous"}`.
+      quiet: whether nothing is shown.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="rl_sync-")
+    named = _config_file(config, Path(folder.name))
+    directory = Path(workdir or _workdir_of(config, changes or {})).absolute()
+    flags = [f"--config.{key}={_said(value)}" for key, value in (changes or {}).items()]
+    command = [sys.executable, "-m", "launcher.child", f"--config={named}", *flags]
+    command.append(f"--config.workdir={directory}")
+    return Run(command, directory, _screen(quiet), folder)
+
+
+def train(
+    config: Config,
+    *,
+    workdir: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Trains, from the beginning to the end.
+
+    Args:
+      config, workdir, changes, quiet: see `start`.
+
+    Raises:
+      ConfigError: the config cannot be; the message says what to change.
+      RunError: the run failed.
+    """
+    return start(config, workdir=workdir, changes=changes, quiet=quiet).wait()
+
+
+def _config_file(config: Config, folder: Path) -> str:
+    """Returns the path of a config file; makes one, with a file of JSON beside it, of a dict."""
+    if isinstance(config, str | Path):
+        return str(config)
+    values = config.to_dict() if isinstance(config, ConfigDict) else config
+    path = folder / "given.py"
+    path.write_text(_FILE)
+    try:
+        path.with_suffix(".json").write_text(json.dumps(values))
+    except TypeError as error:
+        raise ConfigError(
+            f"The config has a value that is no number, text, list or dict: {error}."
+        ) from error
+    return str(path)
+
+
+def _workdir_of(config: Config, changes: Mapping[str, Any]) -> str:
+    values: Mapping[str, Any] = {} if isinstance(config, str | Path) else config
+    named = changes.get("workdir") or values.get("workdir")
+    name = Path(config).stem if isinstance(config, str | Path) else values.get("name") or "run"
+    return str(named or Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
+
+
+def _said(value: Any) -> str:
+    """Writes a value as the command line reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _screen(quiet: bool) -> Screen | None:
+    if quiet:
+        return Silent()
+    if in_notebook():
+        return Notebook()
+    own = sys.__stdout__
+    return None if own is not None and sys.stdout is own and own.isatty() else Plain()
+
+
+def _reading(stream: IO[str], take: Callable[[str], object]) -> threading.Thread:
+    """Starts a thread that takes each line of a stream."""
+
+    def read() -> None:
+        for line in stream:
+            take(line.rstrip("\n"))
+
+    thread = threading.Thread(target=read, name="launcher's lines", daemon=True)
+    thread.start()
+    return thread
+
+
+def _whole_lines(path: Path, start: int) -> list[bytes]:
+    """Returns the lines of a file from a place on that have been written to their ends."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return [line for line in file if line.endswith(b"\n")]
+    except FileNotFoundError:
+        return []
