@@ -102,6 +102,10 @@ CASES = (
     Case("mistral-7b", "v5p:2x2x2", (1, 8, 1), 16, 4096),
     Case("mistral-7b", "h100:8", (2, 2, 2), 16, 4096),
     Case("llama-3.2-1b", "h100:8", (1, 4, 2), 8, 6000, remat="dots"),
+    Case("qwen3-4b", "h100:4", (1, 1, 4), 2, 5000),
+    Case("qwen2.5-0.5b", "h100:1", (1, 1, 1), 4, 1024),
+    Case(LARGE, "h100:8", (1, 8, 1), 16, 2000, settings=(("model.lora.rank", 16),)),
+    Case("llama-3.2-1b", "h100:4", (2, 2, 1), 8, 2048, settings=(("trainer.batching", "packed"),)),
     *(
         Case("llama-3.2-1b", "v5e:2x4", (2, 1, 4), 192, 1500, name)
         for name in ("decode", "prefill", "insert")
@@ -126,8 +130,7 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     config.rollout.slots = case.rows
     config.workdir = "/nowhere"
     for name, value in case.settings:
-        section, _, last = name.rpartition(".")
-        config[section][last] = value
+        config.update_from_flattened_dict({name: value})
     tokenizer = SimpleNamespace(vocab_size=1, eos_ids=(0,), decode=None)  # Or the model's is more.
     task: Any = SimpleNamespace(
         tokenizer=tokenizer,

@@ -88,8 +88,8 @@ def trainers(settings: RunSettings, task: Task, where: Target) -> Iterator[Propo
             model, layout = wiring.trainer_model(tried, task), tried.trainer_layout
             shape = step_shape(tried, task)
             work = step_work(model, layout, *shape)
-            # Gathers of parameters can go on beside computing.
-            work = work._replace(hidden_links=step_links(model, layout, *shape))
+            alone, hidden = step_links(model, layout, *shape)
+            work = work._replace(links=alone, hidden_links=hidden)
             yield Proposal(
                 f"--config.trainer.mesh.data={mesh.data} --config.trainer.mesh.fsdp={mesh.fsdp}"
                 f" --config.trainer.mesh.tensor={mesh.tensor}"

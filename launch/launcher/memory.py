@@ -42,20 +42,30 @@ def _trainer(settings: RunSettings, task: Task) -> str:
         f" ({', '.join(others)}):",
     ]
     for platform in _PLATFORMS:
-        by_policy = {
-            policy: step_estimate(_with_remat(settings, policy), task, platform)
+        by_policy = [
+            step_estimate(_with_remat(settings, policy), task, platform)
             for policy in (remat, *others)
-        }
+        ]
         if platform != "cpu":
-            peaks = [one.peak for one in by_policy.values()]
-            lines.append(_on_device(platform, by_policy[remat]))
+            peaks = [one.peak for one in by_policy]
+            lines.append(_on_device(platform, by_policy[0]))
         else:
-            processes = [resident.trainer(settings, task, one) for one in by_policy.values()]
-            pairs = zip(processes, by_policy.values(), strict=True)
+            processes = [resident.trainer(settings, task, one) for one in by_policy]
+            pairs = zip(processes, by_policy, strict=True)
             peaks = [process.with_arrays(one) for process, one in pairs]
             lines.append(_on_cpus(step, processes[0]))
         lines[-1] += f" ({', '.join(map(format_bytes, peaks[1:]))})"
-    return _INDENT.join(lines)
+    return _INDENT.join(_merged(lines))
+
+
+def _merged(lines: list[str]) -> list[str]:
+    """Writes what is the same on TPUs and GPUs once."""
+    on_tpus, on_gpus = lines[-3:-1]
+    tpus, gpus = "on TPUs: ", "on GPUs: "
+    if on_tpus.removeprefix(tpus) != on_gpus.removeprefix(gpus):
+        return lines
+    both = on_tpus.replace(tpus, "on TPUs and GPUs: ")
+    return [*lines[:-3], both, lines[-1]]
 
 
 def _with_remat(settings: RunSettings, policy: str) -> RunSettings:
@@ -77,7 +87,7 @@ def _explorer(settings: RunSettings, task: Task) -> str:
         *(_on_device(platform, of[platform]) for platform in _PLATFORMS if platform != "cpu"),
         _on_cpus(of["cpu"], resident.explorer(settings, task, of["cpu"])),
     ]
-    return _INDENT.join(lines)
+    return _INDENT.join(_merged(lines))
 
 
 def _held(role: str, mesh: MeshShape, estimate: Estimate) -> str:
@@ -89,7 +99,7 @@ def _held(role: str, mesh: MeshShape, estimate: Estimate) -> str:
 def _on_device(platform: Platform, estimate: Estimate) -> str:
     """Describes the memory of an accelerator, but for what its role always holds."""
     parts = {**estimate.made, "temporary arrays": max(estimate.work.values(), default=0)}
-    return f"on {platform.upper()}s   {_list(parts)}: {format_bytes(estimate.peak)} a device"
+    return f"on {platform.upper()}s: {_list(parts)}: {format_bytes(estimate.peak)} a device"
 
 
 def _on_cpus(estimate: Estimate, process: Resident) -> str:
@@ -101,7 +111,7 @@ def _on_cpus(estimate: Estimate, process: Resident) -> str:
         **weights,
         "programs": process.program,
     }
-    return f"on CPUs   {_list(parts)}: about {format_bytes(process.with_arrays(estimate))} resident"
+    return f"on CPUs: {_list(parts)}: about {format_bytes(process.with_arrays(estimate))} resident"
 
 
 def _undivided(settings: RunSettings, task: Task) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,8 @@ from rl_sync.models import lora, memory
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import like_cast, param_like
 from rl_sync.models.platform import Platform, compiling_for
-from rl_sync.models.sharding import Layout
+from rl_sync.models.sharding import Layout, using
+from rl_sync.models.vocabulary_blocks import plan_of
 from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -26,6 +28,13 @@ from rl_sync.types import Params
 
 _LOGITS_ARRAYS = 3
 """Number of chunks of logits in a backward pass that recomputes them."""
+
+
+_LAYERS_AHEAD = 2
+"""Number of layers whose kernels are gathered beside those that are computed with."""
+
+_NEVER_WHOLE = 1
+"""Bound of the logits on several devices, which compute them by blocks and keep none."""
 
 
 class Estimate(NamedTuple):
@@ -58,21 +67,49 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Esti
     """Estimates the trainer's step on its largest batch."""
     model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
     held, offloaded = _state(settings, model, layout)
-    trained = _trained(model, layout)
-    batch = wiring.batching(settings, task.row_tokens).largest()
     rows, row_tokens = rows_at_once(settings, task)
-    made = {"gradients": memory.device_bytes(trained)}
-    made["batch"] = memory.tree_bytes(batch) // layout.batch_shards
-    logits_bytes = settings.trainer.logits_bytes
-    own_critic = settings.algorithm.needs_values and settings.critic.model == "own"
-    made["activations"] = _kept_bytes(platform, model, rows, row_tokens, logits_bytes, own_critic)
+    made = {"gradients": memory.device_bytes(_trained(model, layout))}
     if settings.algorithm.needs_values:
         made["critic gradients"] = held["critic"]
+    # Those of a microbatch are added to those of the earlier ones.
+    fresh = sum(made.values()) if settings.trainer.microbatch_rows else 0
+    batch = wiring.batching(settings, task.row_tokens).largest()
+    made["batch"] = memory.tree_bytes(batch) // layout.batch_shards
+    shard = _shard_of(model, layout)
+    made["activations"] = _activations(platform, settings, shard, rows, row_tokens)
     work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
     if platform != "cpu":  # There XLA was seen to need no more than what is kept.
-        block = _block_bytes(platform, model, rows, row_tokens)
-        work["a block"] = block + _layer_weights(model, layout)
+        block = _block_bytes(platform, shard, rows, row_tokens)
+        work["a block"] = fresh + block + _LAYERS_AHEAD * _layer_weights(model, layout)
     return Estimate(held, made, work, offloaded)
+
+
+def _activations(
+    platform: Platform, settings: RunSettings, shard: ModelConfig, rows: int, length: int
+) -> int:
+    """Returns the bytes that a forward pass keeps for the backward pass."""
+    layout = settings.trainer_layout
+    own_critic = settings.algorithm.needs_values and settings.critic.model == "own"
+    if layout.mesh.size == 1:
+        logits_bytes = settings.trainer.logits_bytes
+        return _kept_bytes(platform, shard, rows, length, logits_bytes, own_critic)
+    one, two = (
+        _kept_bytes(platform, shard, times * rows, length, _NEVER_WHOLE, own_critic)
+        for times in (1, 2)
+    )
+    # What does not grow with the rows are kernels that were cast, before they were gathered.
+    return two - one + (2 * one - two) // layout.mesh.shape["fsdp"]
+
+
+def _shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
+    """Returns the model whose activations are those of one device along `tensor`."""
+    parts = layout.tensor_shards
+    heads, kv_heads = (max(1, count // parts) for count in (model.num_heads, model.num_kv_heads))
+    if model.num_heads % parts or heads % kv_heads or model.mlp_dim % parts:
+        return model  # Some of it is replicated.
+    return dataclasses.replace(
+        model, num_heads=heads, num_kv_heads=kv_heads, mlp_dim=model.mlp_dim // parts
+    )
 
 
 def rows_at_once(settings: RunSettings, task: Task) -> tuple[int, int]:
@@ -128,7 +165,10 @@ def _traced_bytes(platform: Platform, *of: Any) -> int:
 
 
 def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int) -> int:
-    """Returns the bytes that the backward pass of one block keeps while it works."""
+    """Returns the bytes that the backward pass of one block keeps while it works.
+
+    Among them are its kernels, where they are cast.
+    """
 
     def kept(layers: int) -> int:
         few = dataclasses.replace(
@@ -137,7 +177,7 @@ def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int)
             remat="none",
             sliding_layers=model.sliding_layers[:layers],
         )
-        return _kept_bytes(platform, few, rows, length, memory.LOGITS_BYTES)
+        return _kept_bytes(platform, few, rows, length, _NEVER_WHOLE)
 
     return kept(2) - kept(1)
 
@@ -157,14 +197,25 @@ def _loss_bytes(
     rows: int,
     length: int,
 ) -> int:
-    """Returns the bytes of the output projection, its gradient and a chunk of logits."""
-    split = layout.tensor_shards
-    kernel = model.vocab_size * model.embed_dim // split
-    position = 4 * rows * model.vocab_size // split
-    whole, most = (length - 1) * position, settings.trainer.logits_bytes
+    """Returns the bytes of the output projection, its gradient, and logits that are computed at
+    once.
+    """
+    width = jax.numpy.dtype(model.dtype).itemsize
+    matrix, most = (model.vocab_size, model.embed_dim), settings.trainer.logits_bytes
+    if layout.mesh.size > 1:
+        with using(layout):
+            plan = plan_of(matrix, (rows * layout.batch_shards, length - 1), 1.0, most)
+        cuts = plan.cuts
+        shard = plan.number * plan.size * model.embed_dim // cuts.size(cuts.embed)
+        block = plan.size * cuts.size(cuts.shared)
+        logits, kernel = 4 * rows * (length - 1) * block, block * model.embed_dim
+        # The gradient's blocks, and then the gradient. A block and the next one are gathered.
+        return shard * (width + 2 * 4) + kernel * (2 * width + 4) + _LOGITS_ARRAYS * logits
+    position = 4 * rows * model.vocab_size
+    whole = (length - 1) * position
     if platform == "cpu" and whole <= most:
         return 0  # They are kept, and count as activations.
     chunk = min(whole, max(position, most // position * position))
     # The matrix's gradient is accumulated over the chunks, beside that of the current chunk.
-    width = 0 if platform == "cpu" else jax.numpy.dtype(model.dtype).itemsize
-    return kernel * (width + 4) + _LOGITS_ARRAYS * chunk
+    copy = 0 if platform == "cpu" else width
+    return math.prod(matrix) * (copy + 4) + _LOGITS_ARRAYS * chunk

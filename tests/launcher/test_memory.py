@@ -81,7 +81,11 @@ def parts_of(text: str) -> dict[str, Printed]:
     _, _, memory = text.partition("Memory per device")
     for role, block in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)*)$", memory, re.M):
         first, *others = block.split("\n")
-        lines = dict(re.findall(r"^ +on (\w+)s   (.*)$", block, re.M))
+        lines = {
+            platform: line
+            for names, line in re.findall(r"^ +on ([\w ]+): (.*)$", block, re.M)
+            for platform in re.findall(r"(\w+)s\b", names)
+        }
         names = re.search(r"\(([\w, ]+)\):$", block, re.M)
         policies = {
             platform: dict(zip(names[1].split(", "), _sizes(line.rpartition("(")[2]), strict=True))
