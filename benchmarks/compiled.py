@@ -82,7 +82,9 @@ CASES = (
     Case(SMALL, "v5e:2x2", (1, 4, 1), 4, 8192),
     Case(SMALL, "v5e:2x2", (1, 4, 1), 4, 32_768),
     Case(LARGE, "v5e:4x4", (1, 16, 1), 16, 1024),
+    # Two that do not fit.
     Case(LARGE, "v5e:2x2", (1, 4, 1), 4, 1024),
+    Case(LARGE, "v5e:2x2", (4, 1, 1), 64, 2048, "decode"),
     *(
         Case(SMALL, "v5e:2x2", (2, 1, 2), 64, 2048, name)
         for name in ("decode", "prefill", "insert")

@@ -24,12 +24,13 @@ _INDENT = "\n" + " " * 13
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
     """Describes the bytes that each role holds, and its most bytes on each platform."""
-    explorers = [_explorer(settings, task)] if settings.explorers else []
-    roles = (_trainer(settings, task), *explorers, *_undivided(settings, task))
+    explorers = [describe_explorer(settings, task)] if settings.explorers else []
+    roles = (describe_trainer(settings, task), *explorers, *_undivided(settings, task))
     return "\n".join(["Memory per device, from shapes:", *roles])
 
 
-def _trainer(settings: RunSettings, task: Task) -> str:
+def describe_trainer(settings: RunSettings, task: Task) -> str:
+    """Describes the trainer's state, and a step on each platform."""
     rows, row_tokens = rows_at_once(settings, task)
     remat = settings.model.remat
     others = [policy for policy in get_args(Remat) if policy != remat]
@@ -72,7 +73,8 @@ def _with_remat(settings: RunSettings, policy: str) -> RunSettings:
     return dataclasses.replace(settings, model=dataclasses.replace(settings.model, remat=policy))
 
 
-def _explorer(settings: RunSettings, task: Task) -> str:
+def describe_explorer(settings: RunSettings, task: Task) -> str:
+    """Describes an explorer's weights, and its engine on each platform."""
     of = {platform: explorer_estimate(settings, task, platform) for platform in _PLATFORMS}
     slots = settings.slots // settings.explorer_layout.batch_shards
     aside = settings.environment.aside_bytes if settings.plays else 0

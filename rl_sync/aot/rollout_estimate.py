@@ -14,8 +14,9 @@ from rl_sync.aot.estimate import Estimate
 from rl_sync.aot.programs import rollout_programs
 from rl_sync.models import lora, memory
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.lines import line_shape
 from rl_sync.models.placement import like_cast, param_like
-from rl_sync.models.platform import Platform, compiling_for
+from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout
 from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
@@ -108,7 +109,10 @@ def _cache_bytes(
     platform: Platform, model: ModelConfig, layout: Layout, rows: int, tokens: int
 ) -> int:
     with compiling_for(platform):
-        return memory.cache_bytes(model, rows, tokens, layout)
+        size = memory.cache_bytes(model, rows, tokens, layout)
+        width = line_shape(model, tokens)[1]
+    # A TPU pads lines that hold one token of a head of another width.
+    return size * (-(-width // TPU_LANES) * TPU_LANES) // width if platform == "tpu" else size
 
 
 def _model(settings: RunSettings, task: Task) -> ModelConfig:

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from launcher.memory import describe_memory, format_bytes
+from launcher.memory import describe_explorer, describe_trainer, format_bytes
 from launcher.resident import (
     EXPLORER_PROGRAM_BYTES,
     TRAINER_PROGRAM_BYTES,
     trainer,
 )
 
-from rl_sync.aot.estimate import Estimate
+from rl_sync.aot.estimate import Estimate, step_estimate
 from rl_sync.aot.rollout_estimate import SAMPLING_ARRAYS
 from rl_sync.models import memory
 from rl_sync.rollout import slots as core
@@ -69,17 +69,17 @@ class Printed(NamedTuple):
     policies: dict[str, dict[str, str]]
 
 
-def described(**fields: object) -> dict[str, Printed]:
-    """Returns what is printed of each role."""
+def described(role: str, **fields: object) -> Printed:
+    """Returns what is printed of a role."""
     settings = settings_with(**fields)
-    return parts_of(describe_memory(settings, wiring.load_task(settings)))
+    describe = describe_trainer if role == "trainer" else describe_explorer
+    return parts_of(describe(settings, wiring.load_task(settings)))[role]
 
 
 def parts_of(text: str) -> dict[str, Printed]:
     """Parses what is printed of each role."""
     found = {}
-    _, _, memory = text.partition("Memory per device")
-    for role, block in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)*)$", memory, re.M):
+    for role, block in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)*)$", text, re.M):
         first, *others = block.split("\n")
         lines = {
             platform: line
@@ -150,7 +150,10 @@ def test_plan_prints_figures_that_add_up():
 
 
 def test_without_a_penalty_there_is_no_reference():
-    assert "reference" not in described(algorithm__kl_coefficient=0.0)["trainer"].held[0]
+    settings = settings_with(algorithm__kl_coefficient=0.0)
+    held = step_estimate(settings, wiring.load_task(settings), "tpu").held
+    assert "parameters" in held
+    assert "reference" not in held
 
 
 def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing():
@@ -161,7 +164,7 @@ def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing
         "reference": PARAMETERS,
     }
     ppo = {"algorithm__name": "ppo", "algorithm__kl_coefficient": 0.1}
-    own, shared = (described(**ppo, critic__model=model)["trainer"] for model in ("own", "head"))
+    own, shared = (described("trainer", **ppo, critic__model=model) for model in ("own", "head"))
     critic = PARAMETERS + head
     assert_parts(own, **policy, critic=critic, critic_optimizer=2 * critic + 2 * 4)
     assert_parts(shared, **policy, critic=head, critic_optimizer=2 * head + 2 * 4)
@@ -172,7 +175,7 @@ def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing
 
 def test_what_is_offloaded_is_apart_from_what_the_device_holds():
     offloaded = {"trainer__offload_reference": True, "trainer__offload_optimizer": True}
-    found = described(algorithm__kl_coefficient=0.1, **offloaded)["trainer"]
+    found = described("trainer", algorithm__kl_coefficient=0.1, **offloaded)
     assert_parts(found, parameters=PARAMETERS)
     assert found.apart == {
         "optimizer": format_bytes(2 * PARAMETERS + 2 * 4),
@@ -181,22 +184,23 @@ def test_what_is_offloaded_is_apart_from_what_the_device_holds():
 
 
 def test_caches_set_aside_are_apart_from_what_the_device_holds():
-    without = described(environment__name="guess")["explorer"]
-    found = described(environment__name="guess", environment__aside_bytes=3000)["explorer"]
+    without = described("explorer", environment__name="guess")
+    found = described("explorer", environment__name="guess", environment__aside_bytes=3000)
     assert found == without._replace(apart={"caches set aside": format_bytes(3000)})
 
 
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
-    found = described(model__lora__rank=2, algorithm__kl_coefficient=0.001)
+    settings = {"model__lora__rank": 2, "algorithm__kl_coefficient": 0.001}
+    trainer = described("trainer", **settings)
     assert_parts(
-        found["trainer"],
+        trainer,
         parameters=PARAMETERS + ADAPTERS,
         optimizer=2 * ADAPTERS + 2 * 4,
         reference=ADAPTERS,
     )
-    assert found["trainer"].on["TPU"][0]["gradients"] == format_bytes(ADAPTERS)
+    assert trainer.on["TPU"][0]["gradients"] == format_bytes(ADAPTERS)
     assert_parts(
-        found["explorer"],
+        described("explorer", **settings),
         parameters=PARAMETERS,
         parameters_that_arrive=PARAMETERS,
         base=PARAMETERS,
@@ -204,23 +208,25 @@ def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
     )
 
 
-def activations(found: dict[str, Printed]) -> float:
-    return size(found["trainer"].on["CPU"][0]["activations"])
+def activations(**fields: object) -> int:
+    """Returns the bytes of activations of a step on CPUs."""
+    settings = settings_with(**fields)
+    step = step_estimate(settings, wiring.load_task(settings), "cpu")
+    return step.made["activations"]
 
 
-def test_rematerialization_and_microbatches_save_activations_and_nothing_else():
-    plain, full = (described(model__remat=policy) for policy in ("none", "full"))
-    assert activations(full) < activations(plain) / 2
-    assert plain["trainer"].held == full["trainer"].held
-    assert plain["explorer"] == full["explorer"]
-    deeper = described(model__remat="full", model__num_layers=5)
-    assert activations(deeper) - activations(full) == pytest.approx(4 * BLOCK_INPUT, rel=2e-2)
-    half = described(model__remat="full", trainer__microbatch_rows=3)
-    assert activations(half) == pytest.approx(activations(full) / 2, rel=2e-2)
+def test_rematerialization_and_microbatches_save_activations():
+    full = activations(model__remat="full")
+    assert full < activations(model__remat="none") / 2
+    deeper = activations(model__remat="full", model__num_layers=5)
+    assert deeper - full == pytest.approx(4 * BLOCK_INPUT, rel=2e-2)
+    half = activations(model__remat="full", trainer__microbatch_rows=3)
+    assert half == pytest.approx(full / 2, rel=2e-2)
 
 
 def test_a_plan_says_what_other_policies_come_to():
-    plain, full = (described(model__remat=policy)["trainer"] for policy in ("none", "full"))
+    plain, full = (described("trainer", model__remat=policy) for policy in ("none", "full"))
+    assert plain.held == full.held
     for platform in ("TPU", "GPU", "CPU"):
         assert plain.policies[platform]["full"] == full.on[platform][1]
         assert full.policies[platform]["none"] == plain.on[platform][1]
@@ -231,11 +237,11 @@ BIG = {"model__path": str(Path(__file__).resolve().parents[1] / "data" / "models
 
 
 def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
-    found = described()
     for role, program in (("explorer", EXPLORER_PROGRAM_BYTES), ("trainer", TRAINER_PROGRAM_BYTES)):
-        parts, most = found[role].on["CPU"]
+        found = described(role)
+        parts, most = found.on["CPU"]
         assert parts["programs"] == format_bytes(program)
-        assert size(most) > 0.99 * (program + size(found[role].held[1]))  # To three digits.
+        assert size(most) > 0.99 * (program + size(found.held[1]))  # To three digits.
 
 
 @pytest.mark.parametrize(
