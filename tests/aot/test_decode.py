@@ -62,19 +62,19 @@ def _compiled(devices, data, tensor, **sizes):
 
 @pytest.fixture(
     scope="module",
-    params=[("v5e:2x2", 2, 2, 64), ("h100:4", 1, 4, 128)],
+    params=[("v5e:2x2", 2, 2, 4, 64), ("h100:4", 1, 4, 2, 128)],
     ids=lambda param: param[0].partition(":")[0],
 )
 def decode(request, devices):
-    """Heads of the TPU are half as wide as its lines. Of the GPUs two share each kv head."""
-    target, data, tensor, head_dim = request.param
+    """A TPU has two kv heads, half as wide as its lines. Of the GPUs two share each kv head."""
+    target, data, tensor, kv_heads, head_dim = request.param
     return _compiled(
         devices(target),
         data,
         tensor,
         embed_dim=1024,
         num_heads=8,
-        num_kv_heads=2,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_dim=4096,
     )
