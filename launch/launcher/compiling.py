@@ -50,42 +50,59 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
     where = target(name)
     layouts, division = _layouts(settings, where)
     lines = [f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"]
-    step, rate = 0.0, 0.0
-    layout = layouts[TRAINER]
-    found = _compiled(train_step(settings, task, layout))
-    planned = step_estimate(settings, task, where.chip.platform)
-    lines += _describe(found, where, planned)
-    if found.reading is not None:
-        step, work = step_secs(settings, task, layout, where, found.reading)
-        link = link_rate(where, layout)
-        lines.append(
-            f"    at least {format_secs(step)} a step, limited by {work.limit(where.chip, link)}:"
-            f" MFU at most {work.utilization(where.chip, link):.0%}"
-        )
+    step, of_step = _step(settings, task, where, layouts[TRAINER])
+    lines += of_step
     if settings.explorers:
-        layout = layouts[explorer_name(1)]
-        for program in rollout_programs(settings, task, layout):
-            found = _compiled(program)
-            estimate_of = ESTIMATES[program.name]
-            planned = estimate_of(settings, task, where.chip.platform, program.sizes)
-            lines += _describe(found, where, planned)
-            if program.name == "decode" and found.reading is not None:
-                secs, work = decode_secs(settings, task, layout, where, program, found.reading)
-                link = link_rate(where, layout)
-                rate = program.sizes[0] / secs
-                lines.append(
-                    f"    at least {format_secs(secs)} for a token of each of"
-                    f" {program.sizes[0]:,} slots, limited by {work.limit(where.chip, link)}:"
-                    f" at most {rate:,.0f} tokens/s"
-                )
-        whole = explorer_estimate(settings, task, where.chip.platform).peak
-        lines.append(
-            f"  explorer   with weights that arrive, slots and its largest program, from shapes:"
-            f" {format_bytes(whole)} a device, {_fits(whole, where)}"
-        )
-    if step and rate:
-        lines += _timeline(settings, task, where, step, rate)
+        rate, of_engine = _engine(settings, task, where, layouts[explorer_name(1)])
+        lines += of_engine
+        if step and rate:
+            lines += _timeline(settings, task, where, step, rate)
     return "\n".join(lines)
+
+
+def _step(
+    settings: RunSettings, task: Task, where: Target, layout: Layout
+) -> tuple[float, list[str]]:
+    """Compiles the trainer's step; returns its least seconds, or 0, and its description."""
+    found = _compiled(train_step(settings, task, layout))
+    lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
+    if found.reading is None:
+        return 0.0, lines
+    secs, work = step_secs(settings, task, layout, where, found.reading)
+    link = link_rate(where, layout)
+    lines.append(
+        f"    at least {format_secs(secs)} a step, limited by {work.limit(where.chip, link)}:"
+        f" MFU at most {work.utilization(where.chip, link):.0%}"
+    )
+    return secs, lines
+
+
+def _engine(
+    settings: RunSettings, task: Task, where: Target, layout: Layout
+) -> tuple[float, list[str]]:
+    """Compiles an explorer's programs; returns its most tokens a second, or 0, and their
+    description.
+    """
+    platform, rate = where.chip.platform, 0.0
+    lines: list[str] = []
+    for program in rollout_programs(settings, task, layout):
+        found = _compiled(program)
+        planned = ESTIMATES[program.name](settings, task, platform, program.sizes)
+        lines += _describe(found, where, planned)
+        if program.name == "decode" and found.reading is not None:
+            secs, work = decode_secs(settings, task, layout, where, program, found.reading)
+            link, slots = link_rate(where, layout), program.sizes[0]
+            rate = slots / secs
+            lines.append(
+                f"    at least {format_secs(secs)} for a token of each of {slots:,} slots, limited"
+                f" by {work.limit(where.chip, link)}: at most {rate:,.0f} tokens/s"
+            )
+    whole = explorer_estimate(settings, task, platform).peak
+    lines.append(
+        "  explorer   with weights that arrive, slots and its largest program, from shapes:"
+        f" {format_bytes(whole)} a device, {_fits(whole, where)}"
+    )
+    return rate, lines
 
 
 def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], str]:
