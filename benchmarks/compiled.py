@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -23,78 +24,101 @@ from absl import app, flags
 from launcher.compiling import decode_secs, step_secs
 
 from configs import base
-from rl_sync.aot import estimate, programs
+from rl_sync.aot import estimate, programs, rollout_estimate
 from rl_sync.aot.reading import Reading
 from rl_sync.aot.roofline import link_bytes
 from rl_sync.aot.targets import target
+from rl_sync.models.sharding import Layout
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 
 TARGET = flags.DEFINE_string("target", "v5e", "The kind of chip whose cases are compiled.")
 ONLY = flags.DEFINE_string("only", "", "A part of the names of the cases to compile.")
+ESTIMATE_ONLY = flags.DEFINE_bool("estimate_only", False, "Compile nothing: print the estimates.")
 OUT = flags.DEFINE_string("out", "", "A file for the results, a line of JSON each.")
 
-QWEN_05B = {
-    "embed_dim": 896, "num_layers": 24, "num_heads": 14, "num_kv_heads": 2, "head_dim": 64,
-    "mlp_dim": 4864, "tie_embeddings": True, "vocab": 151_936,
-}  # fmt: skip
-QWEN_7B = {
-    "embed_dim": 3584, "num_layers": 28, "num_heads": 28, "num_kv_heads": 4, "head_dim": 128,
-    "mlp_dim": 18_944, "tie_embeddings": False, "vocab": 152_064,
-}  # fmt: skip
+SHAPES = Path(__file__).parent / "shapes"
+"""Directories with the config.json of real models."""
 
 
 class Case(NamedTuple):
     """A program to compile.
 
     Attributes:
-      name: what a table calls it.
-      model: its shape.
+      model: a directory of `SHAPES`.
       target: the accelerators.
       mesh: devices along data, fsdp and tensor.
       rows: of a microbatch, or slots.
       tokens: of a row.
       program: `step`, or a program of the engine.
       remat: what the backward pass recomputes.
+      settings: others, by name.
     """
 
-    name: str
-    model: dict[str, Any]
+    model: str
     target: str
     mesh: tuple[int, int, int]
     rows: int
     tokens: int
     program: str = "step"
     remat: str = "full"
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        mesh = "x".join(map(str, self.mesh))
+        more = "".join(f", {name}={value}" for name, value in self.settings)
+        remat = f", {self.remat}" if self.program == "step" else ""
+        return (
+            f"{self.model} {self.program}, {self.target} {mesh}, {self.rows} x {self.tokens}"
+            f"{remat}{more}"
+        )
 
 
+SMALL, LARGE = "qwen2.5-0.5b", "qwen2.5-7b"
 CASES = (
-    Case(
-        "0.5B step, 2 rows × 1k, remat none", QWEN_05B, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"
+    Case(SMALL, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"),
+    Case(SMALL, "v5e:2x2", (1, 4, 1), 8, 1024),
+    Case(SMALL, "v5e:2x2", (1, 4, 1), 4, 8192),
+    Case(SMALL, "v5e:2x2", (1, 4, 1), 4, 32_768),
+    Case(LARGE, "v5e:4x4", (1, 16, 1), 16, 1024),
+    # Two that do not fit.
+    Case(LARGE, "v5e:2x2", (1, 4, 1), 4, 1024),
+    Case(LARGE, "v5e:2x2", (4, 1, 1), 64, 2048, "decode"),
+    *(
+        Case(SMALL, "v5e:2x2", (2, 1, 2), 64, 2048, name)
+        for name in ("decode", "prefill", "insert")
     ),
-    Case("0.5B step, 2 rows × 1k", QWEN_05B, "v5e:2x2", (1, 4, 1), 8, 1024),
-    Case("0.5B step, 1 row × 8k", QWEN_05B, "v5e:2x2", (1, 4, 1), 4, 8192),
-    Case("0.5B step, 1 row × 32k", QWEN_05B, "v5e:2x2", (1, 4, 1), 4, 32_768),
-    Case("0.5B step, 2 rows × 1k", QWEN_05B, "v5e:2x4", (1, 8, 1), 16, 1024),
-    Case("7B step, 1 row × 1k", QWEN_7B, "v5e:4x4", (1, 16, 1), 16, 1024),
-    Case("0.5B decode, 64 × 2k", QWEN_05B, "v5e:2x2", (2, 1, 2), 64, 2048, "decode"),
-    Case("7B decode, 64 × 2k", QWEN_7B, "v5e:2x2", (1, 1, 4), 64, 2048, "decode"),
-    Case("0.5B prefill, 16 × 512", QWEN_05B, "v5e:2x2", (2, 1, 2), 16, 1024, "prefill"),
-    Case("7B prefill, 16 × 512", QWEN_7B, "v5e:2x2", (1, 1, 4), 16, 1024, "prefill"),
-    Case("0.5B step, 2 rows × 1k", QWEN_05B, "h100:8", (1, 8, 1), 16, 1024),
-    Case("0.5B step, 1 row × 32k", QWEN_05B, "h100:8", (1, 8, 1), 8, 32_768),
-    Case("7B step, 2 rows × 1k", QWEN_7B, "h100:8", (1, 8, 1), 16, 1024),
-    Case("7B decode, 64 × 2k", QWEN_7B, "h100:8", (2, 1, 4), 64, 2048, "decode"),
+    *(
+        Case(LARGE, "v5e:2x2", (1, 1, 4), 64, 2048, name)
+        for name in ("decode", "prefill", "insert")
+    ),
+    Case(SMALL, "h100:8", (1, 8, 1), 16, 1024),
+    Case(SMALL, "h100:8", (1, 8, 1), 16, 1024, remat="none"),
+    Case(SMALL, "h100:8", (1, 8, 1), 8, 32_768),
+    Case(LARGE, "h100:8", (1, 8, 1), 16, 1024),
+    *(Case(LARGE, "h100:8", (2, 1, 4), 64, 2048, name) for name in ("decode", "prefill", "insert")),
+    Case("mistral-7b", "h100:8", (2, 2, 2), 16, 4096),
+    Case("llama-3.2-1b", "h100:8", (1, 4, 2), 8, 6000, remat="dots"),
+    # Sizes that no factor of the estimates was fitted to.
+    Case("llama-3.2-1b", "v5e:2x4", (1, 4, 2), 8, 2048),
+    Case("mistral-7b", "v5p:2x2x2", (1, 8, 1), 16, 4096),
+    Case("qwen3-4b", "h100:4", (1, 1, 4), 2, 5000),
+    Case(SMALL, "h100:1", (1, 1, 1), 4, 1024),
+    Case(LARGE, "h100:8", (1, 8, 1), 16, 2000, settings=(("model.lora.rank", 16),)),
+    Case("llama-3.2-1b", "h100:4", (2, 2, 1), 8, 2048, settings=(("trainer.batching", "packed"),)),
+    *(
+        Case("llama-3.2-1b", "v5e:2x4", (2, 1, 4), 192, 1500, name)
+        for name in ("decode", "prefill", "insert")
+    ),
 )
 
 
 def run_of(case: Case) -> tuple[RunSettings, Task]:
     """Returns the settings and the task of a run whose programs are of a case's sizes."""
     config = base.get_config()
-    shape = dict(case.model)
-    vocab = shape.pop("vocab")
-    config.model.update({**shape, "dtype": "bfloat16", "remat": case.remat})
+    config.model.update({"path": str(SHAPES / case.model), "dtype": "bfloat16"})
+    config.model.remat = case.remat
     config.warm_up.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
@@ -106,7 +130,9 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     config.explorer.mesh.update({"data": data * fsdp, "tensor": tensor})
     config.rollout.slots = case.rows
     config.workdir = "/nowhere"
-    tokenizer = SimpleNamespace(vocab_size=vocab, eos_ids=(0,), decode=None)
+    for name, value in case.settings:
+        config.update_from_flattened_dict({name: value})
+    tokenizer = SimpleNamespace(vocab_size=1, eos_ids=(0,), decode=None)  # Or the model's is more.
     task: Any = SimpleNamespace(
         tokenizer=tokenizer,
         row_tokens=case.tokens,
@@ -116,38 +142,52 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     return read_settings(config.to_dict()), cast(Task, task)
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Compiles a case; returns what a line of the table says."""
+def program_of(case: Case, settings: RunSettings, task: Task, layout: Layout) -> programs.Program:
+    """Returns the program of a case, on a layout."""
+    if case.program == "step":
+        return programs.train_step(settings, task, layout)
+    offered = programs.rollout_programs(settings, task, layout)
+    return next(one for one in offered if one.name == case.program)
+
+
+def planned(case: Case) -> dict[str, Any]:
+    """Estimates a case's bytes; returns the first part of its line."""
+    settings, task = run_of(case)
+    chip = target(case.target).chip
+    if case.program == "step":
+        found = estimate.step_estimate(settings, task, chip.platform)
+    else:
+        layout = settings.explorer_layout
+        sizes = program_of(case, settings, task, layout).sizes
+        found = rollout_estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
+    parts = {**found.held, **found.made, **found.work}
+    return {
+        "case": str(case),
+        "planned_gb": round(found.peak / 1e9, 3),
+        "fits": found.peak <= chip.memory,
+        "parts_gb": {name: round(size / 1e9, 3) for name, size in parts.items()},
+    }
+
+
+def compiled(case: Case) -> dict[str, Any]:
+    """Compiles a case; returns the other part of its line."""
     settings, task = run_of(case)
     where = target(case.target)
     trains = case.program == "step"
     layout = programs.layout_on(settings, "trainer" if trains else "explorer", where.devices())
-    if trains:
-        program = programs.train_step(settings, task, layout)
-        planned = estimate.step_estimate(settings, task, where.chip.platform)
-    else:
-        offered = programs.rollout_programs(settings, task, layout)
-        program = next(one for one in offered if one.name == case.program)
-        platform = where.chip.platform
-        if case.program == "decode":
-            planned = estimate.decode_estimate(settings, task, platform)
-        else:
-            prompts, tokens = program.sizes
-            planned = estimate.prefill_estimate(settings, task, platform, (prompts, tokens))
-    line: dict[str, Any] = {
-        "case": case.name, "target": case.target, "mesh": case.mesh,
-        "planned_gb": round(planned.peak / 1e9, 3),
-    }  # fmt: skip
+    program = program_of(case, settings, task, layout)
     started = time.process_time()
     try:
         reading = Reading.of(program.lower().compile())
     except Exception as error:
-        return line | {"error": str(error)[:200]}
+        return {"error": str(error)[:400]}
     use = reading.memory
     alone, hidden = link_bytes(reading, settings.rollout.chunk_tokens)
-    line |= {
+    line: dict[str, Any] = {
         "peak_gb": round(use.peak / 1e9, 3),
+        "arguments_gb": round(use.arguments / 1e9, 3),
         "temporaries_gb": round(use.temporaries / 1e9, 3),
+        "sizes": program.sizes,
         "compile_cpu_s": round(time.process_time() - started),
         "link_gb": round((alone + hidden) / 1e9, 3),
         "hidden_share": round(hidden / max(alone + hidden, 1.0), 2),
@@ -163,12 +203,18 @@ def measure(case: Case) -> dict[str, Any]:
 def main(_: list[str]) -> None:
     """Compiles the cases of a kind of chip, and prints a line of JSON for each."""
     for case in CASES:
-        if case.target.startswith(TARGET.value) and ONLY.value in case.name:
-            text = json.dumps(measure(case), ensure_ascii=False)
-            print(text, flush=True)
-            if OUT.value:
-                with open(OUT.value, "a") as file:
-                    file.write(text + "\n")
+        if not case.target.startswith(TARGET.value) or ONLY.value not in str(case):
+            continue
+        line = planned(case)
+        if not ESTIMATE_ONLY.value:
+            line |= compiled(case)
+        if "peak_gb" in line:
+            line["planned_share"] = round(line["planned_gb"] / line["peak_gb"], 2)
+        text = json.dumps(line, ensure_ascii=False)
+        print(text, flush=True)
+        if OUT.value:
+            with open(OUT.value, "a") as file:
+                file.write(text + "\n")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def main(flags: list[str]) -> int:
     planned = subprocess.run(
         [sys.executable, "-m", "launcher", "plan", *flags], capture_output=True, text=True
     )
-    print(planned.stdout[planned.stdout.find("Memory a device") :])
+    print(planned.stdout[planned.stdout.find("Memory per device") :])
     with tempfile.TemporaryDirectory() as directory:
         workdir = Path(directory) / "run"
         command = [sys.executable, "-m", "launcher", *flags, f"--config.workdir={workdir}"]

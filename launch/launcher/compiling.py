@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
 
 from launcher.memory import format_bytes
-from rl_sync.aot.programs import Program, layout_on, rollout_programs, train_step
+from rl_sync.aot.estimate import Estimate, step_estimate
+from rl_sync.aot.programs import Program, rollout_programs, train_step
 from rl_sync.aot.reading import Collective, Reading
+from rl_sync.aot.rollout_estimate import ESTIMATES, explorer_estimate
 from rl_sync.aot.roofline import Passes, Work, decode_work, link_bytes, step_work
 from rl_sync.aot.targets import Target, target
 from rl_sync.forecast import Durations, forecast
@@ -19,7 +21,9 @@ from rl_sync.learning import objective
 from rl_sync.models import lora, memory
 from rl_sync.models.placement import like_cast, param_like
 from rl_sync.models.sharding import Layout
+from rl_sync.roles import TRAINER, explorer_name, split
 from rl_sync.runtime import wiring
+from rl_sync.runtime.colocation import allot
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -44,48 +48,83 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
       ConfigError: the target does not exist here, or a mesh is larger than it.
     """
     where = target(name)
-    devices = where.devices()
-    lines = [f"Compiled for {where}, and not run (jax {jax.__version__}):"]
-    step, rate = 0.0, 0.0
-    layout = _layout(settings, "trainer", where, devices)
-    found = _compiled(train_step(settings, task, layout))
-    lines += _describe(found, where)
-    if found.reading is not None:
-        step, work = step_secs(settings, task, layout, where, found.reading)
-        link = link_rate(where, layout)
-        lines.append(
-            f"    at least {format_secs(step)} a step, limited by {work.limit(where.chip, link)}:"
-            f" MFU at most {work.utilization(where.chip, link):.0%}"
-        )
+    layouts, division = _layouts(settings, where)
+    lines = [f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"]
+    step, of_step = _step(settings, task, where, layouts[TRAINER])
+    lines += of_step
     if settings.explorers:
-        layout = _layout(settings, "explorer", where, devices)
-        for program in rollout_programs(settings, task, layout):
-            found = _compiled(program)
-            lines += _describe(found, where)
-            if program.name == "decode" and found.reading is not None:
-                secs, work = decode_secs(settings, task, layout, where, program, found.reading)
-                link = link_rate(where, layout)
-                rate = program.sizes[0] / secs
-                lines.append(
-                    f"    at least {format_secs(secs)} for a token of each of"
-                    f" {program.sizes[0]:,} slots, limited by {work.limit(where.chip, link)}:"
-                    f" at most {rate:,.0f} tokens/s"
-                )
-    if step and rate:
-        lines += _timeline(settings, task, where, step, rate)
+        rate, of_engine = _engine(settings, task, where, layouts[explorer_name(1)])
+        lines += of_engine
+        if step and rate:
+            lines += _timeline(settings, task, where, step, rate)
     return "\n".join(lines)
 
 
-def _layout(
-    settings: RunSettings, role: str, where: Target, devices: Sequence[jax.Device]
-) -> Layout:
-    shape = getattr(settings, role).mesh.shape
-    if shape.devices > len(devices):
-        raise ConfigError(
-            f"{role}.mesh ({shape}) has {shape.devices} devices, but {where} has {len(devices)}:"
-            " make the mesh smaller, or compile for a larger target."
-        )
-    return layout_on(settings, role, devices)
+def _step(
+    settings: RunSettings, task: Task, where: Target, layout: Layout
+) -> tuple[float, list[str]]:
+    """Compiles the trainer's step; returns its least seconds, or 0, and its description."""
+    found = _compiled(train_step(settings, task, layout))
+    lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
+    if found.reading is None:
+        return 0.0, lines
+    secs, work = step_secs(settings, task, layout, where, found.reading)
+    link = link_rate(where, layout)
+    lines.append(
+        f"    at least {format_secs(secs)} a step, limited by {work.limit(where.chip, link)}:"
+        f" MFU at most {work.utilization(where.chip, link):.0%}"
+    )
+    return secs, lines
+
+
+def _engine(
+    settings: RunSettings, task: Task, where: Target, layout: Layout
+) -> tuple[float, list[str]]:
+    """Compiles an explorer's programs; returns its most tokens a second, or 0, and their
+    description.
+    """
+    platform, rate = where.chip.platform, 0.0
+    lines: list[str] = []
+    for program in rollout_programs(settings, task, layout):
+        found = _compiled(program)
+        planned = ESTIMATES[program.name](settings, task, platform, program.sizes)
+        lines += _describe(found, where, planned)
+        if program.name == "decode" and found.reading is not None:
+            secs, work = decode_secs(settings, task, layout, where, program, found.reading)
+            link, slots = link_rate(where, layout), program.sizes[0]
+            rate = slots / secs
+            lines.append(
+                f"    at least {format_secs(secs)} for a token of each of {slots:,} slots, limited"
+                f" by {work.limit(where.chip, link)}: at most {rate:,.0f} tokens/s"
+            )
+    whole = explorer_estimate(settings, task, platform).peak
+    lines.append(
+        "  explorer   with weights that arrive, slots and its largest program, from shapes:"
+        f" {format_bytes(whole)} a device, {_fits(whole, where)}"
+    )
+    return rate, lines
+
+
+def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], str]:
+    """Lays the mesh of each role on devices of a target, and says how they share it.
+
+    Raises:
+      ConfigError: a mesh is larger than the target.
+    """
+    needed = {role: settings.mesh_of(role) for role in (TRAINER, *settings.roles[:-1])}
+    for role, shape in needed.items():
+        if shape.devices > where.count:
+            raise ConfigError(
+                f"{split(role)[0]}.mesh ({shape}) has {shape.devices} devices, but {where} has"
+                f" {where.count}: make the mesh smaller, or compile for a larger target."
+            )
+    given = allot(settings, where.devices())
+    layouts = {role: settings.layout(needed[role].mesh(devices)) for role, devices in given.items()}
+    counts = " + ".join(str(shape.devices) for shape in needed.values())
+    together = sum(shape.devices for shape in needed.values())
+    if together <= where.count:
+        return layouts, f"the roles have {counts} of its {where.count} devices"
+    return layouts, f"the roles need {counts} devices, so more than one such machine"
 
 
 def _compiled(program: Program) -> _Compiled:
@@ -98,26 +137,38 @@ def _compiled(program: Program) -> _Compiled:
     return _Compiled(program, reading, time.monotonic() - started)
 
 
-def _describe(found: _Compiled, where: Target) -> list[str]:
-    """Describes the memory, the collectives and the copies of a program."""
+def _describe(found: _Compiled, where: Target, planned: Estimate) -> list[str]:
+    """Describes the memory, the collectives and the copies of a program.
+
+    Args:
+      planned: its memory as shapes alone say.
+    """
     program, reading = found.program, found.reading
     sizes = " × ".join(f"{size:,}" for size in program.sizes)
     head = f"  {program.role:<10} {program.name} [{sizes}], compiled in {found.secs:.0f} s"
     if reading is None:
-        return [head, f"    does not compile: {found.why}"]
+        return [
+            head,
+            f"    does not compile: {found.why}",
+            f"    from shapes: {format_bytes(planned.peak)} a device, {_fits(planned.peak, where)}",
+        ]
     use = reading.memory
-    room = where.chip.memory
-    fits = "fits" if use.peak <= room else "does NOT fit"
     fresh = use.outputs - use.aliased
     temporaries = max(use.temporaries, use.peak - use.arguments - fresh)
     lines = [
         head,
-        f"    {format_bytes(use.peak)} a device at most, of {format_bytes(room)}: {fits}"
-        f" (arguments {format_bytes(use.arguments)}, temporaries {format_bytes(temporaries)},"
+        f"    {format_bytes(use.peak)} a device at most, {_fits(use.peak, where)}"
+        f" ({format_bytes(planned.peak)} from shapes;"
+        f" arguments {format_bytes(use.arguments)}, temporaries {format_bytes(temporaries)},"
         f" results that take no argument's place {format_bytes(fresh)})",
     ]
     lines += [f"    {line}" for line in _collectives(reading.collectives)]
     return lines
+
+
+def _fits(peak: int, where: Target) -> str:
+    room = where.chip.memory
+    return f"of {format_bytes(room)}: {'fits' if peak <= room else 'does NOT fit'}"
 
 
 def _collectives(found: Iterable[Collective]) -> list[str]:
@@ -205,7 +256,9 @@ def _timeline(
     layout = settings.explorer_layout
     weights = memory.device_bytes(like_cast(param_like(model, layout), model.dtype))
     # A collective transfer stays inside a slice or a host; other transfers cross the network.
-    within = settings.transfer == "collective" and where.chip.platform == "tpu"
+    joint = settings.transfer == "collective" or settings.hands_over
+    devices = sum(settings.mesh_of(role).devices for role in (TRAINER, *settings.roles[:-1]))
+    within = joint and (where.chip.platform == "tpu" or devices <= HOST_GPUS)
     sync = weights / (where.chip.link if within else where.chip.network)
     durations = Durations(lambda e, explorer: rollout, lambda t: step, sync)
     steps = max(_FORECAST_STEPS, 4 * settings.schedule.interval)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from launcher.compiling import format_secs, link_rate, step_shape
 from launcher.memory import format_bytes
-from rl_sync.aot.estimate import Estimate, decode_estimate, step_estimate
+from rl_sync.aot.estimate import Estimate, step_estimate
+from rl_sync.aot.rollout_estimate import explorer_estimate
 from rl_sync.aot.roofline import decode_links, decode_work, step_links, step_work
 from rl_sync.aot.targets import Target, target
 from rl_sync.models import lora
@@ -87,8 +88,8 @@ def trainers(settings: RunSettings, task: Task, where: Target) -> Iterator[Propo
             model, layout = wiring.trainer_model(tried, task), tried.trainer_layout
             shape = step_shape(tried, task)
             work = step_work(model, layout, *shape)
-            # Gathers of parameters can go on beside computing.
-            work = work._replace(hidden_links=step_links(model, layout, *shape))
+            alone, hidden = step_links(model, layout, *shape)
+            work = work._replace(links=alone, hidden_links=hidden)
             yield Proposal(
                 f"--config.trainer.mesh.data={mesh.data} --config.trainer.mesh.fsdp={mesh.fsdp}"
                 f" --config.trainer.mesh.tensor={mesh.tensor}"
@@ -107,7 +108,7 @@ def explorers(settings: RunSettings, task: Task, where: Target) -> Iterator[Prop
         tried = dataclasses.replace(
             settings, explorer=dataclasses.replace(explorer, mesh=_with(explorer.mesh, mesh))
         )
-        estimate = decode_estimate(tried, task, where.chip.platform)
+        estimate = explorer_estimate(tried, task, where.chip.platform)
         if estimate.peak > _ROOM * where.chip.memory:
             continue
         model = lora.merged_config(wiring.explorer_model(tried, task))

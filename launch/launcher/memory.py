@@ -1,120 +1,119 @@
-"""Memory of each role's device, estimated from shapes before anything is allocated."""
+"""Memory of each role, estimated from shapes before anything is allocated, for each platform."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import get_args
+
 from launcher import resident
 from launcher.resident import Resident
-from rl_sync.learning.critic import Critic
-from rl_sync.learning.opt_state import opt_state_like
-from rl_sync.models import lora, memory
-from rl_sync.models.placement import like_cast, param_like, undivided
+from rl_sync.aot.estimate import Estimate, rows_at_once, step_estimate
+from rl_sync.aot.rollout_estimate import explorer_estimate
+from rl_sync.models.config import Remat
+from rl_sync.models.placement import undivided
+from rl_sync.models.platform import Platform
 from rl_sync.models.sharding import MeshShape
 from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
+_PLATFORMS: tuple[Platform, ...] = ("tpu", "gpu", "cpu")
+_INDENT = "\n" + " " * 13
 
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
-    """Describes the bytes of parameters, optimizer, activations and cache on each device."""
-    explorers = [_explorer(settings, task)] if settings.explorers else []
-    roles = (_trainer(settings, task), *explorers, *_undivided(settings, task))
+    """Describes the bytes that each role holds, and its most bytes on each platform."""
+    explorers = [describe_explorer(settings, task)] if settings.explorers else []
+    roles = (describe_trainer(settings, task), *explorers, *_undivided(settings, task))
     return "\n".join(["Memory per device, from shapes:", *roles])
 
 
-def _trainer(settings: RunSettings, task: Task) -> str:
-    model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
-    params = param_like(model, layout)
-    trained = lora.split(params)[0] if model.lora else params
-    updates = settings.optimizer.updates_per_batch
-    optimizer = settings.optimizer.reinforcement(settings.trainer.steps * updates)
-    largest = wiring.batching(settings, task.row_tokens).largest()
-    batch_rows, row_tokens = largest.rows.tokens.shape
-    rows = (settings.trainer.microbatch_rows or batch_rows // updates) // layout.batch_shards
-    valued = settings.algorithm.needs_values
-    by_policy = memory.activation_bytes_by_policy(
-        model,
-        rows,
-        row_tokens,
-        settings.trainer.logits_bytes,
-        own_critic=valued and settings.critic.model == "own",
-    )
-    others = (
-        f"{policy} {format_bytes(size)}"
-        for policy, size in by_policy.items()
-        if policy != model.remat
-    )
+def describe_trainer(settings: RunSettings, task: Task) -> str:
+    """Describes the trainer's state, and a step on each platform."""
+    rows, row_tokens = rows_at_once(settings, task)
+    remat = settings.model.remat
+    others = [policy for policy in get_args(Remat) if policy != remat]
+    step = step_estimate(settings, task, "cpu")
+    apart = [f"in the host's memory: {_list(step.offloaded)}"] if step.offloaded else []
+    lines = [
+        _held("trainer", settings.trainer.mesh.shape, step),
+        *apart,
+        f"and for a step, {rows} rows of {row_tokens} tokens at once, model.remat={remat}"
+        f" ({', '.join(others)}):",
+    ]
+    for platform in _PLATFORMS:
+        by_policy = [
+            step_estimate(_with_remat(settings, policy), task, platform)
+            for policy in (remat, *others)
+        ]
+        if platform != "cpu":
+            peaks = [one.peak for one in by_policy]
+            lines.append(_on_device(platform, by_policy[0]))
+        else:
+            processes = [resident.trainer(settings, task, one) for one in by_policy]
+            pairs = zip(processes, by_policy, strict=True)
+            peaks = [process.with_arrays(one) for process, one in pairs]
+            lines.append(_on_cpus(step, processes[0]))
+        lines[-1] += f" ({', '.join(map(format_bytes, peaks[1:]))})"
+    return _INDENT.join(_merged(lines))
+
+
+def _merged(lines: list[str]) -> list[str]:
+    """Writes what is the same on TPUs and GPUs once."""
+    on_tpus, on_gpus = lines[-3:-1]
+    tpus, gpus = "on TPUs: ", "on GPUs: "
+    if on_tpus.removeprefix(tpus) != on_gpus.removeprefix(gpus):
+        return lines
+    both = on_tpus.replace(tpus, "on TPUs and GPUs: ")
+    return [*lines[:-3], both, lines[-1]]
+
+
+def _with_remat(settings: RunSettings, policy: str) -> RunSettings:
+    return dataclasses.replace(settings, model=dataclasses.replace(settings.model, remat=policy))
+
+
+def describe_explorer(settings: RunSettings, task: Task) -> str:
+    """Describes an explorer's weights, and its engine on each platform."""
+    of = {platform: explorer_estimate(settings, task, platform) for platform in _PLATFORMS}
+    slots = settings.slots // settings.explorer_layout.batch_shards
+    aside = settings.environment.aside_bytes if settings.plays else 0
+    lines = [
+        _held("explorer", settings.explorer.mesh.shape, of["cpu"]),
+        *(
+            [f"in the host's memory, at most: {_list({'caches set aside': aside})}"]
+            if aside
+            else []
+        ),
+        f"and for {slots} slots of {wiring.explorer_model(settings, task).max_length} tokens:",
+        *(_on_device(platform, of[platform]) for platform in _PLATFORMS if platform != "cpu"),
+        _on_cpus(of["cpu"], resident.explorer(settings, task, of["cpu"])),
+    ]
+    return _INDENT.join(_merged(lines))
+
+
+def _held(role: str, mesh: MeshShape, estimate: Estimate) -> str:
+    shape = f"[{mesh}] " if mesh.devices > 1 else ""
+    total = format_bytes(sum(estimate.held.values()))
+    return f"  {role:<10} {shape}{_list(estimate.held)}: {total}"
+
+
+def _on_device(platform: Platform, estimate: Estimate) -> str:
+    """Describes the memory of an accelerator, but for what its role always holds."""
+    parts = {**estimate.made, "temporary arrays": max(estimate.work.values(), default=0)}
+    return f"on {platform.upper()}s: {_list(parts)}: {format_bytes(estimate.peak)} a device"
+
+
+def _on_cpus(estimate: Estimate, process: Resident) -> str:
+    """Describes the memory of a process whose devices are CPUs, but for what it always holds."""
+    weights = {"published versions": process.weights} if process.weights else {}
     parts = {
-        "parameters": memory.device_bytes(params),
-        "optimizer": memory.device_bytes(opt_state_like(optimizer, trained, layout)),
-        "gradients": memory.device_bytes(trained),
+        **estimate.made,
+        "temporary arrays": process.work,
+        **weights,
+        "programs": process.program,
     }
-    offloaded = {}
-    if settings.algorithm.needs_reference:
-        parts["reference"] = memory.device_bytes(trained)
-    if valued:
-        all_updates = settings.trainer.steps * updates
-        critic = Critic(settings.critic, model, settings.optimizer, all_updates, layout)
-        state = critic.like(trained)
-        parts["critic"] = memory.device_bytes([state.params, state.params])  # With its gradients.
-        parts["critic optimizer"] = memory.device_bytes(state.opt_state)
-    if settings.trainer.offload_reference and "reference" in parts:
-        offloaded["reference"] = parts.pop("reference")
-    if settings.trainer.offload_optimizer:
-        names = [name for name in parts if name.endswith("optimizer")]
-        offloaded |= {name: parts.pop(name) for name in names}
-    activations = by_policy[model.remat]
-    kept = sum(parts.values()) + sum(offloaded.values()) - parts["gradients"]
-    process = resident.trainer(
-        settings, task, (rows, row_tokens), state=kept, step=parts["gradients"] + activations
-    )
-    most = "at most " if settings.trainer.mesh.tensor > 1 else ""  # Only some are sharded.
-    return (
-        f"  trainer    {_mesh(settings.trainer.mesh.shape)}{_list(parts)}, activations"
-        f" {most}{format_bytes(activations)} for {rows} rows of {row_tokens} tokens:"
-        f" {format_bytes(sum(parts.values()) + activations)}\n"
-        f"             (activations with model.remat={model.remat}; {', '.join(others)})"
-        + (f"\n             in the host's memory: {_list(offloaded)}" if offloaded else "")
-        + _on_cpus(process, kept, "a step or a snapshot")
-    )
-
-
-def _explorer(settings: RunSettings, task: Task) -> str:
-    model, layout = wiring.explorer_model(settings, task), settings.explorer_layout
-    slots = settings.slots
-    adapters, base = lora.split(param_like(model, layout))
-    size = memory.device_bytes(like_cast(base, model.dtype))
-    parts = {"parameters": size, "parameters that arrive": size}
-    if adapters:
-        parts |= {"base": memory.device_bytes(base), "adapters": memory.device_bytes(adapters)}
-    parts["KV cache"] = memory.cache_bytes(model, slots, model.max_length, layout)
-    most = settings.environment.aside_bytes if settings.plays else 0
-    aside = {"caches set aside": most} if most else {}
-    return (
-        f"  explorer   {_mesh(settings.explorer.mesh.shape)}{_list(parts)} for"
-        f" {slots // layout.batch_shards} slots of {model.max_length} tokens:"
-        f" {format_bytes(sum(parts.values()))}"
-        + (f"\n             in the host's memory, at most: {_list(aside)}" if aside else "")
-        + _on_cpus(resident.explorer(settings, task), sum(parts.values()), "a step or a transfer")
-    )
-
-
-def _on_cpus(process: Resident, held: int, moment: str) -> str:
-    """Describes the memory of a process whose devices are CPUs.
-
-    Args:
-      held: the bytes of arrays that are always there.
-      moment: the name of the moment in which working memory is needed.
-    """
-    parts = [f"{format_bytes(process.program)} for programs"]
-    if process.weights:
-        parts.append(f"{format_bytes(process.weights)} for published versions")
-    parts.append(f"{format_bytes(process.work)} during {moment}")
-    return (
-        f"\n             (a process on CPUs: {', '.join(parts)}; with the above about"
-        f" {format_bytes(held + sum(process))} resident)"
-    )
+    return f"on CPUs: {_list(parts)}: about {format_bytes(process.with_arrays(estimate))} resident"
 
 
 def _undivided(settings: RunSettings, task: Task) -> list[str]:
@@ -130,10 +129,6 @@ def _undivided(settings: RunSettings, task: Task) -> list[str]:
                 f"  {role:<10} cannot shard {line} evenly: that axis is whole on each device"
             )
     return lines
-
-
-def _mesh(shape: MeshShape) -> str:
-    return f"[{shape}] " if shape.devices > 1 else ""
 
 
 def _list(parts: dict[str, int]) -> str:

@@ -2,14 +2,16 @@
 
 Such a process needs more than its device's arrays: the interpreter and its libraries, compiled
 programs and the memory of compilation (freed memory is kept, see `rl_sync.processes.allocator`),
-and temporary arrays. The constants were measured (`benchmarks/memory.py`) in runs of models of 8 to
-135 million parameters; the estimates were within a fifth of the measurements.
+and versions of the weights in transfer. The constants were measured (`benchmarks/memory.py`) in
+runs of models of 8 to 135 million parameters; the estimates were within a fifth of the
+measurements.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from rl_sync.aot.estimate import Estimate
 from rl_sync.models import memory
 from rl_sync.runtime import wiring
 from rl_sync.runtime.parameters import Parameters
@@ -20,16 +22,12 @@ from rl_sync.transfers.ends import Ends, ends_of
 EXPLORER_PROGRAM_BYTES = 480_000_000
 """Libraries, compiled programs, and half of the memory of compilation, which a cache may save."""
 TRAINER_PROGRAM_BYTES = 750_000_000
-SAMPLING_ARRAYS = 6.4
-"""Number of float32 arrays of slots by vocabulary in a decode step."""
-LOGITS_ARRAYS = 3
-"""Number of chunks of logits in a backward pass that recomputes them."""
 
 _SNAPSHOT_SHARE = 1.5  # Share of a state that saving takes: copies for host and files.
 
 
 class Resident(NamedTuple):
-    """Memory of a process besides its device's arrays, in bytes.
+    """Memory of a process besides the arrays that last, in bytes.
 
     Attributes:
       program: interpreter, libraries and compiled programs.
@@ -41,45 +39,28 @@ class Resident(NamedTuple):
     weights: int
     work: int
 
+    def with_arrays(self, estimate: Estimate) -> int:
+        """Returns the bytes of the process with its arrays, of which none is on a device."""
+        arrays = (estimate.held, estimate.made, estimate.offloaded)
+        return sum(self) + sum(sum(part.values()) for part in arrays)
 
-def explorer(settings: RunSettings, task: Task) -> Resident:
-    """Estimates an explorer's process, without parameters, those that arrive, and its cache."""
-    slots = settings.slots // settings.explorer_layout.batch_shards
-    vocab_size = wiring.explorer_model(settings, task).vocab_size
-    sampling = round(SAMPLING_ARRAYS * 4 * slots * vocab_size)
+
+def explorer(settings: RunSettings, task: Task, engine: Estimate) -> Resident:
+    """Estimates an explorer's process, without the arrays of its engine."""
     arriving = _ends(settings).arriving_bytes(_travelling(settings, task))
     if settings.launch.colocate:
         arriving = 0
     # A program's memory and the arriving weights are not needed at the same time.
-    return Resident(EXPLORER_PROGRAM_BYTES, 0, max(sampling, arriving))
+    return Resident(EXPLORER_PROGRAM_BYTES, 0, max(*engine.work.values(), arriving))
 
 
-def trainer(
-    settings: RunSettings, task: Task, rows: tuple[int, int], *, state: int, step: int
-) -> Resident:
-    """Estimates the trainer's process, without its state.
-
-    Args:
-      rows: the number of rows whose logits are computed at once, and of their tokens.
-      state: the bytes of parameters, optimizer, reference and critic.
-      step: the bytes of gradients and activations.
-    """
+def trainer(settings: RunSettings, task: Task, step: Estimate) -> Resident:
+    """Estimates the trainer's process, without the arrays of its state and of a step."""
     weights = _published(settings, task) if settings.explorers else 0
-    # When a snapshot is saved, no version is in transfer any more.
-    work = max(step + _logits(settings, task, rows), round(_SNAPSHOT_SHARE * state) - weights)
-    return Resident(TRAINER_PROGRAM_BYTES, weights, work)
-
-
-def _logits(settings: RunSettings, task: Task, rows: tuple[int, int]) -> int:
-    """Returns the bytes of logits in a backward pass that recomputes them chunk by chunk."""
-    model = wiring.trainer_model(settings, task)
-    count, row_tokens = rows
-    position = 4 * count * model.vocab_size
-    if position * (row_tokens - 1) <= settings.trainer.logits_bytes:
-        return 0  # They are kept, and count as activations.
-    chunk = max(1, settings.trainer.logits_bytes // position) * position
-    # The embedding's gradient is accumulated over the chunks, beside that of the current chunk.
-    return LOGITS_ARRAYS * chunk + 4 * model.vocab_size * model.embed_dim
+    state = sum(step.held.values()) + sum(step.offloaded.values())
+    # When a snapshot is saved, no version is in transfer any more, and no step is taken.
+    most = max(step.temporary, round(_SNAPSHOT_SHARE * state) - weights)
+    return Resident(TRAINER_PROGRAM_BYTES, weights, most - sum(step.made.values()))
 
 
 def _published(settings: RunSettings, task: Task) -> int:

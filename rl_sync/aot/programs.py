@@ -15,6 +15,8 @@ from rl_sync.models.placement import like_cast, param_like
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
+from rl_sync.rollout.batch import Batch
+from rl_sync.rollout.buckets import prompt_bucket
 from rl_sync.rollout.slots import Prefix, Slots
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
@@ -69,13 +71,15 @@ def rollout_programs(
     Args:
       rows: slots; those of the settings if 0.
       span: positions that decoding reads; all if 0.
-      prompts: rows and positions of a prefill; as many rows as slots, and the longest prompts, if
-        0.
+      prompts: rows and positions of a prefill; the longest prompts, and as many of them as the
+        engine reads at once, if 0.
     """
     model = lora.merged_config(wiring.explorer_model(settings, task))
     chunk_tokens = settings.rollout.chunk_tokens
     rows, span = rows or settings.slots, span or model.max_length
-    prefilled = (prompts[0] or rows, prompts[1] or model.max_length - task.max_drawn_tokens)
+    width = prompts[1] or prompt_bucket(model.max_length - task.max_drawn_tokens, model.max_length)
+    engine = Batch(model, model.max_length, chunk_tokens, layout)
+    prefilled = (prompts[0] or engine.prefill_rows(rows, width), width)
 
     def params() -> Params:
         return like_cast(param_like(model, layout), model.dtype)

@@ -169,9 +169,7 @@ class Reading:
                 key = f"{match[3]} {channel[1] if channel else match[1]}"
                 if channel and channel[1] == "1" and (source := _SOURCE.search(line)):
                     key += source[1]  # All collectives that JAX writes itself have channel 1.
-                shapes = _shapes(match[2])
-                if match[4] and len(shapes) > 1:
-                    shapes = shapes[len(shapes) // 2 :]  # The first half is what goes in.
+                shapes = _results(match[3], _shapes(match[2]), starts=bool(match[4]))
                 is_async = bool(match[4]) or "async" in name
                 one = Collective(kind, shapes, around[name], is_async, _group(line))
                 if key in found:
@@ -212,6 +210,18 @@ def _shapes(text: str) -> tuple[Shape, ...]:
         for dtype, sizes in _ARRAY.findall(text)
         if dtype in _SIZES
     )
+
+
+def _results(kind: str, shapes: tuple[Shape, ...], *, starts: bool) -> tuple[Shape, ...]:
+    """Returns what comes out, of the arrays that a collective is written with.
+
+    One that only starts has its operands in front of the results, and scalars of its state behind
+    them; but for an all-reduce, which has its results alone.
+    """
+    if not starts or kind == "all-reduce":
+        return shapes
+    arrays = [shape for shape in shapes if shape.sizes] or list(shapes)
+    return tuple(arrays[len(arrays) // 2 :])
 
 
 def _joined(one: Collective, other: Collective) -> Collective:

@@ -150,11 +150,15 @@ def decode_work(model: ModelConfig, layout: Layout, rows: int, span: int) -> Wor
 
 def step_links(
     model: ModelConfig, layout: Layout, rows: tuple[int, int], microbatches: int, passes: Passes
-) -> float:
+) -> tuple[float, float]:
     """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
 
     Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
     activations are summed over `tensor` twice a block, and gradients over `data` once a step.
+
+    Returns:
+      Those of the sums of activations, which the next product waits for, and those of the others,
+      which can go on beside computing.
     """
     data, fsdp = layout.mesh.shape["data"], layout.mesh.shape["fsdp"]
     tensor = layout.tensor_shards
@@ -168,7 +172,7 @@ def step_links(
     tokens = math.prod(rows) / (data * fsdp)
     sums = 2 * model.num_layers * (passes.learned * 2 + passes.forward + passes.recomputed)
     summed = tokens * model.embed_dim * width * sums * 2 * (tensor - 1) / tensor
-    return gathers + scatters + reduced + summed
+    return summed, gathers + scatters + reduced
 
 
 def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:

@@ -57,7 +57,9 @@ def write_token(
     new = new.astype(held.dtype)
     line, part = jnp.divmod(positions, parts)
     line = jnp.where(positions < 0, held.shape[3], line)  # Out of bounds: nothing is set.
-    place = held.at[layer, jnp.arange(B), :, line]
+    # Heads are indices too: a TPU would store what one of them writes side by side, and so copy the
+    # whole cache where a loop begins and ends.
+    place = held.at[layer, jnp.arange(B)[:, None], jnp.arange(K), line[:, None]]
     if parts > 1:
         # Whole lines are written, with their other tokens as they were.
         own = (jnp.arange(parts) == part[:, None])[:, None, :, None]

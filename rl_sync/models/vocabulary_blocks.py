@@ -17,6 +17,7 @@ block.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -149,13 +150,23 @@ def block_logprobs(
       logits_bytes: the most memory, on each device, of a block's logits, and of its gradient by the
         matrix; more where 128 tokens of the vocabulary need more.
     """
-    cuts = Cuts.of(kernel.shape, hidden.shape[0])
-    vocab = kernel.shape[0] // cuts.size(cuts.vocab)
-    wide = cuts.size(tuple(axis for axis in cuts.vocab if axis in cuts.rows))
-    tokens = targets.size // cuts.size(cuts.rows)
-    most = logits_bytes // (4 * max(tokens, kernel.shape[1]) * wide)
-    plan = Plan(cuts, vocab, _even_size(vocab, most), temperature)
+    plan = plan_of(kernel.shape, targets.shape, temperature, logits_bytes)
     return _logprobs(plan, kernel, hidden, targets)
+
+
+def plan_of(
+    matrix: tuple[int, ...], rows: tuple[int, ...], temperature: float, logits_bytes: int
+) -> Plan:
+    """Plans the blocks of a matrix [V, D] for rows of targets [B, T], under the layout in use.
+
+    Args:
+      logits_bytes: see `block_logprobs`.
+    """
+    cuts = Cuts.of(matrix, rows[0])
+    vocab = matrix[0] // cuts.size(cuts.vocab)
+    tokens = math.prod(rows) // cuts.size(cuts.rows)
+    most = logits_bytes // (4 * max(tokens, matrix[1]) * cuts.size(cuts.shared))
+    return Plan(cuts, vocab, _even_size(vocab, most), temperature)
 
 
 def _even_size(vocab: int, most: int) -> int:

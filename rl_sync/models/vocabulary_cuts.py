@@ -60,6 +60,14 @@ class Cuts(NamedTuple):
         return tuple(axis for axis in self.vocab if axis not in self.rows)
 
     @property
+    def shared(self) -> tuple[str, ...]:
+        """Mesh axes along which devices have their own rows and their own parts of the vocabulary.
+
+        Along them the vocabulary is gathered.
+        """
+        return tuple(axis for axis in self.vocab if axis in self.rows)
+
+    @property
     def repeated(self) -> tuple[str, ...]:
         """Mesh axes along which devices have the same shard of the matrix, and rows of their own.
 

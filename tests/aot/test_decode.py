@@ -11,6 +11,7 @@ import pytest
 from configs import base
 from rl_sync.aot.programs import layout_on, rollout_programs
 from rl_sync.aot.reading import Reading
+from rl_sync.aot.rollout_estimate import decode_estimate
 from rl_sync.settings.reading import read_settings
 
 pytestmark = pytest.mark.aot
@@ -19,9 +20,12 @@ ROWS, TOKENS, VOCAB, LAYERS = 32, 1024, 32_000, 24
 
 
 class Compiled(NamedTuple):
-    """A program, and the bytes that a device has of a stack of kernels, of keys, and of logits."""
+    """A program, its estimated bytes, and those that a device has of a stack of kernels, of keys,
+    and of logits.
+    """
 
     program: Reading
+    planned: int
     gate_up: int
     keys: int
     logits: int
@@ -46,8 +50,10 @@ def _compiled(devices, data, tensor, **sizes):
         if program.name == "decode"
     )
     heads = max(1, sizes["num_kv_heads"] // tensor)
+    platform = "tpu" if devices[0].platform == "tpu" else "gpu"
     return Compiled(
         Reading.of(decode.lower().compile()),
+        decode_estimate(settings, task, platform, decode.sizes).peak,
         gate_up=2 * LAYERS * sizes["embed_dim"] * 2 * sizes["mlp_dim"] // tensor,
         keys=2 * LAYERS * ROWS * TOKENS * heads * sizes["head_dim"] // data,
         logits=4 * ROWS * VOCAB // data,
@@ -56,19 +62,19 @@ def _compiled(devices, data, tensor, **sizes):
 
 @pytest.fixture(
     scope="module",
-    params=[("v5e:2x2", 2, 2, 64), ("h100:4", 1, 4, 128)],
+    params=[("v5e:2x2", 2, 2, 4, 64), ("h100:4", 1, 4, 2, 128)],
     ids=lambda param: param[0].partition(":")[0],
 )
 def decode(request, devices):
-    """Heads of the TPU are half as wide as its lines. Of the GPUs two share each kv head."""
-    target, data, tensor, head_dim = request.param
+    """A TPU has two kv heads, half as wide as its lines. Of the GPUs two share each kv head."""
+    target, data, tensor, kv_heads, head_dim = request.param
     return _compiled(
         devices(target),
         data,
         tensor,
         embed_dim=1024,
         num_heads=8,
-        num_kv_heads=2,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_dim=4096,
     )
@@ -84,6 +90,10 @@ def test_it_copies_neither_the_cache_nor_the_weights(decode):
     memory = decode.program.memory
     assert memory.aliased >= 2 * decode.keys
     assert memory.temporaries < 0.05 * memory.arguments
+
+
+def test_its_memory_is_that_estimated_from_shapes(decode):
+    assert decode.planned == pytest.approx(decode.program.memory.peak, rel=0.1)
 
 
 def test_devices_exchange_sums_in_layers_and_never_the_logits_of_all_rows(decode):

@@ -24,7 +24,8 @@ def test_every_program_has_its_memory_and_the_mode_its_pace(name, devices):
         assert re.search(
             rf" {program} \[[\d, ×]+\], compiled in \d+ s\n    .* a device at most", text
         )
-    assert text.count(": fits") == 4
+    assert text.count(": fits") == 5  # And the explorer with all that it holds.
+    assert text.count("from shapes") == 5
     assert re.search(r"all-gather +\d+ of", text)
     assert re.search(r"at most [\d,]+ tokens/s", text)
     assert "a trainer step every" in text

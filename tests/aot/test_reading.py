@@ -58,6 +58,27 @@ def test_kernels_and_aliases_are_counted(read):
     assert read.aliases == 2
 
 
+@pytest.mark.parametrize(
+    ("written", "shapes"),
+    [
+        # As XLA writes them for TPUs: operand, result, and two scalars of state.
+        (
+            "(bf16[8,4]{1,0:T(8,128)}, bf16[8,4]{1,0:T(8,128)}, u32[]{:S(2)}, u32[]{:S(2)})"
+            " collective-permute-start",
+            [(8, 4)],
+        ),
+        ("((f32[3], f32[5]), (f32[6], f32[10])) all-gather-start", [(6,), (10,)]),
+        ("(f32[3]{0}, f32[5]{0}) all-reduce-start", [(3,), (5,)]),
+        ("(f32[3]{0}, f32[5]{0}) all-reduce", [(3,), (5,)]),
+        ("(f32[], f32[]) collective-permute-start", [()]),
+    ],
+)
+def test_a_collective_that_starts_counts_its_results_alone(written, shapes):
+    text = f"ENTRY %main (a: f32[1]) -> f32[4] {{\n  %c = {written}(%x), channel_id=7\n}}"
+    (found,) = Reading(text, MemoryUse(0, 0, 0, 0, 0)).collectives
+    assert [shape.sizes for shape in found.shapes] == shapes
+
+
 def test_collectives_of_one_channel_are_told_apart_by_their_sources():
     parts = [
         f'  %ag.{n} = f32[4]{{0}} all-gather(%p{n}), channel_id=1, metadata={{op_name="{source}"}}'

@@ -8,7 +8,9 @@ import pytest
 
 from configs import base
 from rl_sync.aot import programs
+from rl_sync.aot.estimate import step_estimate
 from rl_sync.aot.reading import Reading
+from rl_sync.aot.targets import target
 from rl_sync.settings.reading import read_settings
 
 pytestmark = pytest.mark.aot
@@ -22,7 +24,7 @@ TASK = types.SimpleNamespace(
 )
 
 
-def step_on(devices):
+def settings_of():
     config = base.get_config()
     config.workdir = "/nowhere"
     config.warm_up.steps = 0
@@ -34,7 +36,11 @@ def step_on(devices):
         dict(embed_dim=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
     )
     config.model.update(dict(mlp_dim=2048, dtype="bfloat16", remat="full"))
-    settings = read_settings(config.to_dict())
+    return read_settings(config.to_dict())
+
+
+def step_on(devices):
+    settings = settings_of()
     return programs.train_step(settings, TASK, programs.layout_on(settings, "trainer", devices))
 
 
@@ -53,6 +59,12 @@ def test_the_state_is_updated_in_place(lowered, read):
     assert all(leaf.donated for leaf in state)
     assert read.aliases >= len(state)
     assert read.memory.outputs - read.memory.aliased < 1e6
+
+
+def test_its_memory_is_that_estimated_from_shapes(request, read):
+    name = request.node.callspec.params["lowered"]
+    planned = step_estimate(settings_of(), TASK, target(name).chip.platform)
+    assert planned.peak == pytest.approx(read.memory.peak, rel=0.15)
 
 
 def test_large_products_read_the_dtype_of_the_computation(lowered):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
-from launcher.memory import describe_memory, format_bytes
+from launcher.memory import describe_explorer, describe_trainer, format_bytes
 from launcher.resident import (
     EXPLORER_PROGRAM_BYTES,
-    SAMPLING_ARRAYS,
     TRAINER_PROGRAM_BYTES,
     trainer,
 )
 
+from rl_sync.aot.estimate import Estimate, step_estimate
+from rl_sync.aot.rollout_estimate import SAMPLING_ARRAYS
 from rl_sync.models import memory
 from rl_sync.rollout import slots as core
 from rl_sync.runtime import wiring
@@ -34,6 +36,7 @@ PARAMETERS = 4 * (EMBED + ATTENTION + MLP + NORMS)
 # Rank 2: from an input to 2, and from 2 to an output, of q, k, v, o, gate, up and down.
 ADAPTERS = 4 * 2 * sum([32 + 32, 32 + 16, 32 + 16, 32 + 32, 32 + 64, 32 + 64, 64 + 32])
 # A lease of 6 groups of 2; keys and values of 2 heads, at 10 positions: 6 + 4 tokens.
+SIZE = r"\d[\d.]*(?:e\+\d+)? (?:bytes|[kMG]B)"
 CACHE = 4 * 2 * (6 * 2) * 2 * 10 * 8
 BLOCK_INPUT = 4 * 6 * 10 * 32
 
@@ -50,21 +53,61 @@ def settings_with(**fields: object) -> RunSettings:
     return read_settings(config)
 
 
-def described(**fields: object) -> dict[str, dict[str, str]]:
-    """Returns each part's size for each role, as it is printed."""
+class Printed(NamedTuple):
+    """The lines of a role.
+
+    Attributes:
+      held: sizes of what it always holds, by name, and their sum.
+      apart: of what is in the host's memory.
+      on: for each platform, sizes by name of what a program has besides, and the most bytes.
+      policies: for each platform, the most bytes under the other policies of `model.remat`.
+    """
+
+    held: tuple[dict[str, str], str]
+    apart: dict[str, str]
+    on: dict[str, tuple[dict[str, str], str]]
+    policies: dict[str, dict[str, str]]
+
+
+def described(role: str, **fields: object) -> Printed:
+    """Returns what is printed of a role."""
     settings = settings_with(**fields)
-    return parts_of(describe_memory(settings, wiring.load_task(settings)))
+    describe = describe_trainer if role == "trainer" else describe_explorer
+    return parts_of(describe(settings, wiring.load_task(settings)))[role]
 
 
-def parts_of(text: str) -> dict[str, dict[str, str]]:
-    """Parses the sizes by role and part, the last one as `total`, and those of other policies."""
+def parts_of(text: str) -> dict[str, Printed]:
+    """Parses what is printed of each role."""
     found = {}
-    _, _, memory = text.partition("Memory per device")
-    for role, line in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)*)$", memory, re.M):
-        parts = re.findall(r"(?:^|[,;:] )([A-Za-z_ ]+) (\d[\d.]* (?:bytes|[kM]B))", line)
-        total = re.search(r": (\d[\d.]* [kM]B)$", line, re.M)
-        found[role] = {**dict(parts), "total": total[1]}
+    for role, block in re.findall(r"^  (\w+) +(parameters.*(?:\n {13}.*)*)$", text, re.M):
+        first, *others = block.split("\n")
+        lines = {
+            platform: line
+            for names, line in re.findall(r"^ +on ([\w ]+): (.*)$", block, re.M)
+            for platform in re.findall(r"(\w+)s\b", names)
+        }
+        names = re.search(r"\(([\w, ]+)\):$", block, re.M)
+        policies = {
+            platform: dict(zip(names[1].split(", "), _sizes(line.rpartition("(")[2]), strict=True))
+            for platform, line in lines.items()
+            if names
+        }
+        on = {}
+        for platform, line in lines.items():
+            parts, _, most = line.partition(": ")
+            on[platform] = _parts(parts), _sizes(most)[0]
+        apart = _parts("".join(line for line in others if "in the host's memory" in line))
+        held, _, total = first.rpartition(": ")
+        found[role] = Printed((_parts(held), total), apart, on, policies)
     return found
+
+
+def _parts(text: str) -> dict[str, str]:
+    return dict(re.findall(rf"(?:^|[,:] )([A-Za-z_' ]+) ({SIZE})", text))
+
+
+def _sizes(text: str) -> list[str]:
+    return re.findall(SIZE, text)
 
 
 def size(text: str) -> float:
@@ -73,15 +116,18 @@ def size(text: str) -> float:
     return float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
 
 
-def assert_parts(found: dict[str, str], **expected: int) -> None:
-    """Asserts that the parts are these, and that with activations they sum to the total.
+def assert_parts(found: Printed, **expected: int) -> None:
+    """Asserts that a role holds these parts, and that all sums are right.
 
     Numbers are compared with the precision in which they are printed.
     """
-    for name, count in expected.items():
-        assert found[name.replace("_", " ")] == format_bytes(count), name
-    activations = size(found.get("activations", "0 bytes"))
-    assert size(found["total"]) == pytest.approx(sum(expected.values()) + activations, rel=6e-3)
+    held, total = found.held
+    assert held == {name.replace("_", " "): format_bytes(of) for name, of in expected.items()}
+    assert total == format_bytes(sum(expected.values()))
+    for platform, (parts, most) in found.on.items():
+        apart = found.apart.values() if platform == "CPU" else ()
+        every = [*map(size, (total, *parts.values(), *apart))]
+        assert size(most) == pytest.approx(sum(every), rel=1e-2)
 
 
 def test_plan_prints_figures_that_add_up():
@@ -89,25 +135,25 @@ def test_plan_prints_figures_that_add_up():
     done = launcher("plan", "--config=tests/runs/tiny.py", "--config.workdir=none", penalty)
     assert done.returncode == 0, done.stderr
     found = parts_of(done.stdout)
+    trainer, explorer = found["trainer"], found["explorer"]
     assert_parts(
-        found["trainer"],
+        trainer,
         parameters=PARAMETERS,
         optimizer=2 * PARAMETERS + 2 * 4,  # Adam's two moments, its count and the schedule's.
-        gradients=PARAMETERS,
         reference=PARAMETERS,
     )
-    assert_parts(
-        found["explorer"],
-        parameters=PARAMETERS,
-        parameters_that_arrive=PARAMETERS,
-        KV_cache=CACHE,
-    )
-    assert "for 6 rows of 10 tokens" in done.stdout  # 12 trajectories in two updates.
+    assert {parts["gradients"] for parts, _ in trainer.on.values()} == {format_bytes(PARAMETERS)}
+    assert_parts(explorer, parameters=PARAMETERS, parameters_that_arrive=PARAMETERS)
+    assert explorer.on["CPU"][0]["KV cache"] == format_bytes(CACHE)
+    assert "6 rows of 10 tokens" in done.stdout  # 12 trajectories in two updates.
     assert "for 12 slots of 10 tokens" in done.stdout
 
 
 def test_without_a_penalty_there_is_no_reference():
-    assert "reference" not in described(algorithm__kl_coefficient=0.0)["trainer"]
+    settings = settings_with(algorithm__kl_coefficient=0.0)
+    held = step_estimate(settings, wiring.load_task(settings), "tpu").held
+    assert "parameters" in held
+    assert "reference" not in held
 
 
 def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing():
@@ -115,83 +161,87 @@ def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing
     policy = {
         "parameters": PARAMETERS,
         "optimizer": 2 * PARAMETERS + 2 * 4,
-        "gradients": PARAMETERS,
         "reference": PARAMETERS,
     }
     ppo = {"algorithm__name": "ppo", "algorithm__kl_coefficient": 0.1}
-    own, shared = (described(**ppo, critic__model=model)["trainer"] for model in ("own", "head"))
-    assert_parts(
-        own,
-        **policy,
-        critic=2 * (PARAMETERS + head),
-        critic_optimizer=2 * (PARAMETERS + head) + 2 * 4,
-    )
-    assert_parts(shared, **policy, critic=2 * head, critic_optimizer=2 * head + 2 * 4)
-    assert 1.5 < size(own["activations"]) / size(shared["activations"]) < 2
+    own, shared = (described("trainer", **ppo, critic__model=model) for model in ("own", "head"))
+    critic = PARAMETERS + head
+    assert_parts(own, **policy, critic=critic, critic_optimizer=2 * critic + 2 * 4)
+    assert_parts(shared, **policy, critic=head, critic_optimizer=2 * head + 2 * 4)
+    of_own, of_shared = (one.on["CPU"][0] for one in (own, shared))
+    assert of_own["critic gradients"] == format_bytes(critic)
+    assert 1.5 < size(of_own["activations"]) / size(of_shared["activations"]) < 2
 
 
 def test_what_is_offloaded_is_apart_from_what_the_device_holds():
     offloaded = {"trainer__offload_reference": True, "trainer__offload_optimizer": True}
-    found = described(algorithm__kl_coefficient=0.1, **offloaded)["trainer"]
-    assert_parts(found, parameters=PARAMETERS, gradients=PARAMETERS)
-    assert found["reference"] == format_bytes(PARAMETERS)
-    assert found["optimizer"] == format_bytes(2 * PARAMETERS + 2 * 4)
+    found = described("trainer", algorithm__kl_coefficient=0.1, **offloaded)
+    assert_parts(found, parameters=PARAMETERS)
+    assert found.apart == {
+        "optimizer": format_bytes(2 * PARAMETERS + 2 * 4),
+        "reference": format_bytes(PARAMETERS),
+    }
 
 
 def test_caches_set_aside_are_apart_from_what_the_device_holds():
-    without = described(environment__name="guess")["explorer"]
-    found = described(environment__name="guess", environment__aside_bytes=3000)["explorer"]
-    assert found == {**without, "caches set aside": format_bytes(3000)}
+    without = described("explorer", environment__name="guess")
+    found = described("explorer", environment__name="guess", environment__aside_bytes=3000)
+    assert found == without._replace(apart={"caches set aside": format_bytes(3000)})
 
 
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
-    found = described(model__lora__rank=2, algorithm__kl_coefficient=0.001)
+    settings = {"model__lora__rank": 2, "algorithm__kl_coefficient": 0.001}
+    trainer = described("trainer", **settings)
     assert_parts(
-        found["trainer"],
+        trainer,
         parameters=PARAMETERS + ADAPTERS,
         optimizer=2 * ADAPTERS + 2 * 4,
-        gradients=ADAPTERS,
         reference=ADAPTERS,
     )
+    assert trainer.on["TPU"][0]["gradients"] == format_bytes(ADAPTERS)
     assert_parts(
-        found["explorer"],
+        described("explorer", **settings),
         parameters=PARAMETERS,
         parameters_that_arrive=PARAMETERS,
         base=PARAMETERS,
         adapters=ADAPTERS,
-        KV_cache=CACHE,
     )
 
 
-def test_rematerialization_and_microbatches_save_activations_and_nothing_else():
-    plain, full = (described(model__remat=policy)["trainer"] for policy in ("none", "full"))
-    assert (plain["full"], full["none"]) == (full["activations"], plain["activations"])
-    assert size(full["activations"]) < size(plain["dots_no_batch"]) < size(plain["activations"]) / 2
-    saved = size(plain["activations"]) - size(full["activations"])
-    assert size(plain["total"]) - size(full["total"]) == pytest.approx(saved, rel=1e-2)
-    deeper = described(model__remat="full", model__num_layers=5)["trainer"]
-    more = size(deeper["activations"]) - size(full["activations"])
-    assert more == pytest.approx(4 * BLOCK_INPUT, rel=2e-2)
-    half = described(model__remat="full", trainer__microbatch_rows=3)["trainer"]
-    assert size(half["activations"]) == pytest.approx(size(full["activations"]) / 2, rel=2e-2)
-
-
-def resident(role: str, **fields: object) -> float:
-    """Parses the bytes that a role's process has on CPUs according to the plan."""
+def activations(**fields: object) -> int:
+    """Returns the bytes of activations of a step on CPUs."""
     settings = settings_with(**fields)
-    _, _, lines = describe_memory(settings, wiring.load_task(settings)).partition(f"\n  {role} ")
-    return size(re.findall(r"about (\d[\d.]* [kMG]B) resident", lines)[0])
+    step = step_estimate(settings, wiring.load_task(settings), "cpu")
+    return step.made["activations"]
+
+
+def test_rematerialization_and_microbatches_save_activations():
+    full = activations(model__remat="full")
+    assert full < activations(model__remat="none") / 2
+    deeper = activations(model__remat="full", model__num_layers=5)
+    assert deeper - full == pytest.approx(4 * BLOCK_INPUT, rel=2e-2)
+    half = activations(model__remat="full", trainer__microbatch_rows=3)
+    assert half == pytest.approx(full / 2, rel=2e-2)
+
+
+def test_a_plan_says_what_other_policies_come_to():
+    plain, full = (described("trainer", model__remat=policy) for policy in ("none", "full"))
+    assert plain.held == full.held
+    for platform in ("TPU", "GPU", "CPU"):
+        assert plain.policies[platform]["full"] == full.on[platform][1]
+        assert full.policies[platform]["none"] == plain.on[platform][1]
+        assert size(full.on[platform][1]) <= size(plain.policies[platform]["dots_no_batch"])
 
 
 BIG = {"model__path": str(Path(__file__).resolve().parents[1] / "data" / "models" / "qwen2")}
 
 
 def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
-    found = described()
-    least = {role: size(found[role]["total"]) for role in ("trainer", "explorer")}
-    printed = 0.99  # To three digits.
-    assert resident("explorer") > printed * (EXPLORER_PROGRAM_BYTES + least["explorer"])
-    assert resident("trainer") > printed * (TRAINER_PROGRAM_BYTES + least["trainer"])
+    for role, program in (("explorer", EXPLORER_PROGRAM_BYTES), ("trainer", TRAINER_PROGRAM_BYTES)):
+        found = described(role)
+        parts, most = found.on["CPU"]
+        assert parts["programs"] == format_bytes(program)
+        assert size(most) > 0.99 * (program + size(found.held[1]))  # To three digits.
 
 
 @pytest.mark.parametrize(
@@ -206,20 +256,23 @@ def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
 def test_versions_that_travel_take_what_their_transfer_does(mode, transfer, versions):
     settings = settings_with(sync__mode=mode, sync__transfer=transfer)
     task = wiring.load_task(settings)
-    process = trainer(settings, task, rows=(1, task.row_tokens), state=0, step=0)
+    process = trainer(settings, task, Estimate({}, {}, {}, {}))
     assert process.weights == versions * PARAMETERS
 
 
 def test_a_snapshot_may_take_more_than_a_step():
     settings = settings_with(sync__mode="asynchronous", sync__transfer="server")
     task = wiring.load_task(settings)
+    least = Estimate(held={"parameters": PARAMETERS}, made={}, work={}, offloaded={})
     stepping = trainer(
-        settings, task, rows=(1, task.row_tokens), state=PARAMETERS, step=5 * PARAMETERS
+        settings, task, least._replace(made={"gradients": PARAMETERS}, work={"": 4 * PARAMETERS})
     )
     saving = trainer(
-        settings, task, rows=(1, task.row_tokens), state=4 * PARAMETERS, step=2 * PARAMETERS
+        settings,
+        task,
+        least._replace(work={"": 2 * PARAMETERS}, offloaded={"optimizer": 3 * PARAMETERS}),
     )
-    assert stepping.weights + stepping.work == 6 * PARAMETERS
+    assert stepping.weights + stepping.work == 5 * PARAMETERS  # The gradients are apart.
     assert saving.weights + saving.work == 6 * PARAMETERS
 
 
@@ -239,4 +292,4 @@ def test_sampling_takes_as_much_as_the_compiled_program_does():
         chunk_tokens=16,
     ).compile()
     taken = compiled.memory_analysis().temp_size_in_bytes
-    assert SAMPLING_ARRAYS * 4 * 64 * model.vocab_size == pytest.approx(taken, rel=0.2)
+    assert SAMPLING_ARRAYS["cpu"] * 4 * 64 * model.vocab_size == pytest.approx(taken, rel=0.2)
