@@ -118,8 +118,13 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
 def on_mesh(slots: Slots) -> Slots:
     """Shards slots as the layout in use says: by rows, and caches also by heads."""
     rows = jax.tree.map(lambda x: constrain(x, "batch"), slots.rows)
-    cache = map_with_axes(lambda x, axes: constrain(x, *axes), slots.cache)
+    cache = map_with_axes(_sharded, slots.cache)
     return Slots(constrain(slots.tokens, "batch"), KVCache(*cache), rows)
+
+
+def _sharded(x: Array, axes: Axes) -> Array:
+    """Shards a cache's keys or values as the layout in use says."""
+    return constrain(x, *axes)
 
 
 def _gathered(x: Array, axes: Axes) -> Array:
@@ -130,7 +135,8 @@ def _gathered(x: Array, axes: Axes) -> Array:
 @functools.partial(jax.jit, static_argnames="config")
 def prefill(config: ModelConfig, params: Params, tokens: Int[Array, "R P"]) -> Prefix:
     """Prefills prompts that are padded on the right."""
-    return Prefix(tokens, transformer.prefill(config, params, tokens)[1])
+    cache = transformer.prefill(config, params, tokens)[1]
+    return Prefix(constrain(tokens, "batch"), KVCache(*map_with_axes(_sharded, cache)))
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
