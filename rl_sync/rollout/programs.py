@@ -115,7 +115,9 @@ class EnginePrograms:
         def add(name: str, *size: int) -> None:
             found[CompiledProgram(name, size)] = None
 
-        for rows in sizes.rows:
+        for number, rows in enumerate(sizes.rows):
+            for larger in reversed(sizes.rows[:number]):
+                add("rearrange", larger, rows, width)
             add("empty_slots", rows, width)
             for read, tokens in prefills:
                 add("prefill", read, tokens)
@@ -125,7 +127,6 @@ class EnginePrograms:
             for span in spans:
                 add("decode", rows, span, width)
         for larger, smaller in itertools.combinations(sizes.rows, 2):
-            add("rearrange", larger, smaller, width)
             add("rearrange", smaller, larger, width)
         held = sizes.prompt_buckets(range(min(requests.prompt_tokens, default=1), sizes.length + 1))
         for rows, tokens in itertools.product(sizes.rows, held):
