@@ -12,7 +12,7 @@ from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout.programs import LEAST_STOP_IDS, CompiledProgram
 from rl_sync.runtime import wiring
-from rl_sync.runtime.engines import rollout_engine
+from rl_sync.runtime.engines import rollout_engine, sampled_changes
 from rl_sync.runtime.programs import parameters_of, trainer_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -71,20 +71,16 @@ def rollout_programs(
     rows, span = rows or settings.slots, span or length
     prefilled = (prompts[0] or rows, prompts[1] or length - task.max_drawn_tokens)
     sizes = {"prefill": prefilled, "insert": (rows, *prefilled), "decode": (rows, span)}
+    changes = sampled_changes(settings, task)
+    more = {"prefill": (), "insert": (LEAST_STOP_IDS,), "decode": (LEAST_STOP_IDS, *changes)}
     possible = engine.possible(parameters.held_like)
     return [
         Program(
-            "explorer",
-            name,
-            size,
-            _for_devices(layout, functools.partial(possible.lower, _with_stop_ids(name, size))),
+            "explorer", name, size, _for_devices(layout, functools.partial(possible.lower, one))
         )
         for name, size in sizes.items()
+        for one in [CompiledProgram(name, (*size, *more[name]))]
     ]
-
-
-def _with_stop_ids(name: str, size: tuple[int, ...]) -> CompiledProgram:
-    return CompiledProgram(name, size if name == "prefill" else (*size, LEAST_STOP_IDS))
 
 
 def _for_devices(

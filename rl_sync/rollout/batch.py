@@ -22,7 +22,7 @@ from rl_sync.rollout.programs import (
     CompiledProgram,
     stop_ids_bucket,
 )
-from rl_sync.rollout.sampling import Sampling, knobs
+from rl_sync.rollout.sampling import ALL_CHANGES, Changes, Sampling, knobs
 from rl_sync.rollout.slots import Chunk, Prefix, Rows, Slots
 from rl_sync.types import Params
 
@@ -76,6 +76,7 @@ class Batch:
       layout: where the weights and the slots lie.
       before_first: called with each program before its first call.
       rows: the number of slots at present.
+      changes: those of logits that sequences may ask for.
       compiled: what programs were compiled for.
       compile_secs: how long that took.
     """
@@ -86,6 +87,7 @@ class Batch:
     layout: Layout
     before_first: Callable[[CompiledProgram], None] = lambda program: None
     rows: int = 0
+    changes: Changes = ALL_CHANGES
     compiled: set[CompiledProgram] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
     _params: Params = None
@@ -207,7 +209,7 @@ class Batch:
           longest: the number of tokens of the longest live sequence.
         """
         span = self.sizes.span_bucket(longest + self.chunk_tokens)
-        program = CompiledProgram("decode", (self.rows, span, self._stop_ids))
+        program = CompiledProgram("decode", (self.rows, span, self._stop_ids, *self.changes))
         self._slots, chunk = self._call(
             program,
             core.decode_chunk,
@@ -219,6 +221,7 @@ class Batch:
             pauses,
             span=span,
             chunk_tokens=self.chunk_tokens,
+            changes=self.changes,
         )
         return chunk
 

@@ -30,7 +30,7 @@ from rl_sync.rollout.request import (
     Progress,
     require_servable,
 )
-from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.sampling import ALL_CHANGES, Changes, Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.sizing import Sizing
 from rl_sync.rollout.stats import Stats
@@ -73,6 +73,7 @@ class Engine:
         decode: Decode | None = None,
         seed: int = 0,
         layout: Layout,
+        changes: Changes = ALL_CHANGES,
         before_first: Callable[[CompiledProgram], None] = lambda program: None,
     ) -> None:
         """Makes an engine without weights.
@@ -92,6 +93,8 @@ class Engine:
           decode: from token ids to text; stop strings need it.
           seed: what the draws of requests without a seed depend on.
           layout: where the weights lie, and where slots are to lie.
+          changes: those of logits that requests are known to ask for; requests that ask for others
+            compile decoding again. Fewer make programs that compile faster.
           before_first: called with each program before its first call, which compiles it.
 
         Raises:
@@ -114,6 +117,7 @@ class Engine:
         self._seed = seed
         sizes = Sizes(slots, length, paged=reads_by_pages(config))
         self._batch = Batch(config, sizes, chunk_tokens, layout, before_first)
+        self._batch.changes = changes
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
@@ -408,5 +412,6 @@ class Engine:
         ticket = self._tickets
         self._tickets += 1
         self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
+        self._batch.changes = self._batch.changes.with_those(Changes.of(request.sampling))
         seed = (self._seed, ticket) if request.seed is None else request.seed
         return Waiting(ticket, request, seed)

@@ -20,7 +20,7 @@ from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes, power_of_two
 from rl_sync.rollout.pauses import Pauses
-from rl_sync.rollout.sampling import Sampling, knobs
+from rl_sync.rollout.sampling import ALL_CHANGES, Changes, Sampling, knobs
 from rl_sync.rollout.slots import Prefix, Rows, Slots
 from rl_sync.types import Params
 
@@ -43,6 +43,7 @@ class Requests:
       prompts: the most requests that wait at once.
       new_tokens: the most tokens of a completion.
       stop_ids: the most stop ids of a completion.
+      changes: those of logits that they ask for.
       held: whether completions are held and extended.
       sets_aside: whether caches of held completions are set aside.
       recomputes: whether new weights recompute caches.
@@ -52,6 +53,7 @@ class Requests:
     prompts: int
     new_tokens: int
     stop_ids: int = LEAST_STOP_IDS
+    changes: Changes = ALL_CHANGES
     held: bool = False
     sets_aside: bool = False
     recomputes: bool = False
@@ -125,7 +127,7 @@ class EnginePrograms:
             if requests.held:
                 add("extend", rows, self.most_given, width)
             for span in spans:
-                add("decode", rows, span, width)
+                add("decode", rows, span, width, *requests.changes)
         for larger, smaller in itertools.combinations(sizes.rows, 2):
             add("rearrange", smaller, larger, width)
         held = sizes.prompt_buckets(range(min(requests.prompt_tokens, default=1), sizes.length + 1))
@@ -173,7 +175,7 @@ class EnginePrograms:
             self._slots(rows, stop_ids), _given(rows, most_given), targets, new
         )
 
-    def _decode(self, rows: int, span: int, stop_ids: int) -> jax.stages.Lowered:
+    def _decode(self, rows: int, span: int, stop_ids: int, *changes: bool) -> jax.stages.Lowered:
         return core.decode_chunk.lower(
             self.config,
             self.params,
@@ -183,6 +185,7 @@ class EnginePrograms:
             Pauses().tokens,
             span=span,
             chunk_tokens=self.chunk_tokens,
+            changes=Changes(*changes),
         )
 
     def _rearrange(self, rows: int, after: int, stop_ids: int) -> jax.stages.Lowered:

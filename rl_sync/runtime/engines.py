@@ -10,6 +10,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.programs import CompiledProgram
+from rl_sync.rollout.sampling import Changes
 from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -37,8 +38,15 @@ def rollout_engine(
         aside_bytes=settings.environment.aside_bytes,
         decode=task.tokenizer.decode,
         layout=layout,
+        changes=sampled_changes(settings, task),
         before_first=before_first,
     )
+
+
+def sampled_changes(settings: RunSettings, task: Task) -> Changes:
+    """Returns the changes of logits that a run's rollouts and evaluations ask for."""
+    rollouts, examination = wiring.sampling(settings, task), wiring.examination(settings, task)
+    return Changes.of(rollouts).with_those(Changes.of(examination.sampling))
 
 
 def evaluation_engine(
@@ -60,5 +68,6 @@ def evaluation_engine(
         min(problems, settings.warm_up.probe_problems),
         decode=task.tokenizer.decode,
         layout=layout,
+        changes=sampled_changes(settings, task),
         before_first=before_first,
     )

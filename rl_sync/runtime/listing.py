@@ -19,7 +19,7 @@ from rl_sync.models.placement import param_like
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.programs import Requests
 from rl_sync.runtime import wiring
-from rl_sync.runtime.engines import evaluation_engine
+from rl_sync.runtime.engines import evaluation_engine, sampled_changes
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -147,6 +147,7 @@ def _requests(
         prompts=prompts,
         new_tokens=sampling.max_new_tokens,
         stop_ids=len(sampling.stop_ids),
+        changes=sampled_changes(settings, task),
         held=plays,
         sets_aside=plays and settings.environment.aside_bytes > 0,
         recomputes=recomputes,
