@@ -41,6 +41,7 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.runtime import wiring
+from rl_sync.runtime.engines import rollout_engine
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
@@ -105,7 +106,7 @@ class Study:
         self._steps, self._warm_starts = steps, warm_starts
         first = settings_of(next(iter(ALGORITHMS)), 0, steps)
         self._layout = first.layout(first.trainer.mesh.shape.mesh(jax.devices()))
-        self._engine = wiring.engine(first, task_of(0), self._layout)
+        self._engine = rollout_engine(first, task_of(0), self._layout)
         self._compiled: dict[str, Step] = {}
 
     def trainer(self, algorithm: str) -> Trainer:

@@ -84,6 +84,7 @@ def _plan(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
     from launcher import workdir
     from launcher.memory import describe_memory
     from launcher.plan import describe
+    from launcher.programs import describe_programs
     from launcher.transfer import describe_transfer
     from rl_sync.aot.targets import target
     from rl_sync.runtime import wiring
@@ -95,6 +96,7 @@ def _plan(config: Mapping[str, Any], flags: Mapping[str, str]) -> int:
         lambda: describe(settings),
         task.describe,
         lambda: "\n".join([describe_memory(settings, task), *describe_transfer(settings, task)]),
+        lambda: describe_programs(settings, task),
     ]
     if "workdir" in flags:
         from launcher.predicting import describe_predicted

@@ -257,6 +257,10 @@ class Trainer:
         """Lowers `step` for batches of one shape; see `compile_step`."""
         return Trainer.step.lower(self, state, self._batch_like(batch))
 
+    def lower_warm_up(self, drawn: Demonstrations) -> jax.stages.Lowered:
+        """Lowers `warm_up_step` for demonstrations of one shape."""
+        return Trainer.warm_up_step.lower(self, self.warm_up_like(), *drawn)
+
     def _batch_like(self, batch: TrainBatch) -> TrainBatch:
         cut = jax.tree.map(lambda x: self.layout.like(x, ("batch", "length")), batch)
         whole = jax.tree.map(lambda x: self.layout.like(x, ()), batch)

@@ -9,15 +9,16 @@ Letters in shapes: B rows, T positions, S positions before the layout.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rl_sync.learning.shared_prompts import Places, branches
+from rl_sync.learning.shared_prompts import Places, branches, learned_lengths
 from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
@@ -72,15 +73,61 @@ class Batching:
 
     def largest(self) -> TrainBatch:
         """Returns shapes and dtypes of the batch of the longest trajectories."""
+        return self._like(np.full(self.trajectories, self.row_tokens))
+
+    def shapes(self) -> Iterator[TrainBatch]:
+        """Yields the shapes and dtypes of all batches that there can be, the largest first.
+
+        There are none of `shared`, whose batches have too many; see `shape_count`.
+        """
+        return map(self._like, self._every_lengths())
+
+    def demonstration_shapes(self) -> Iterator[Demonstrations]:
+        """Yields the shapes and dtypes of all demonstrations that there can be, likewise."""
+        for lengths in self._every_lengths():
+            mask: Any = self._learned(lengths)
+            tokens: Any = np.zeros(mask.shape, np.int32)
+            drawn = Demonstrations(tokens, mask)
+            yield jax.eval_shape(functools.partial(self.demonstrations, drawn))
+
+    @property
+    def shape_count(self) -> int:
+        """The most shapes that batches can have, demonstrations beside them left out."""
+        if self.kind != "shared":
+            return len(list(self._every_lengths()))
+        step = max(1, self.microbatch_rows)
+        rows = {_fine_bucket(used, step) for used in range(1, self._most_rows + 1)}
+        return len(rows) * sum(len(learned_lengths(width)) for width in self._shared_widths)
+
+    def _every_lengths(self) -> Iterator[Int[np.ndarray, " trajectories"]]:
+        """Yields lengths of a batch's trajectories that lead to each of its shapes."""
+        longest = np.full(self.trajectories, self.row_tokens)
+        if self.kind == "padded":
+            yield longest
+        elif self.kind == "bucketed":
+            for width in _buckets(self.row_tokens, _TILE_TOKENS):
+                yield np.minimum(longest, width)
+        elif self.kind == "packed":
+            number = np.arange(self.trajectories) % self._most_rows
+            for rows in _buckets(*self._packed_rows):
+                yield np.where(number < rows, longest, 0)
+
+    def _learned(
+        self, lengths: Int[np.ndarray, " trajectories"]
+    ) -> Bool[np.ndarray, "trajectories T"]:
+        at = np.arange(self.row_tokens)
+        return (at > 0) & (at < lengths[:, None])
+
+    def _like(self, lengths: Int[np.ndarray, " trajectories"]) -> TrainBatch:
+        """Returns shapes and dtypes of the batch of trajectories of these lengths."""
         shape = (self.trajectories, self.row_tokens)
-        learned = np.broadcast_to(np.arange(self.row_tokens) > 0, shape)
-        longest = Group(
+        of_these = Group(
             lease_id=0,
             ordinal=0,
             prompt_id=0,
             explorer=0,
             tokens=np.zeros(shape, np.int32),
-            completion_mask=learned,
+            completion_mask=self._learned(lengths),
             behavior_logprobs=np.zeros(shape, np.float32),
             policy_versions=np.zeros(shape, np.int32),
             rewards=np.zeros(self.trajectories, np.float32),
@@ -89,7 +136,7 @@ class Batching:
             segments=np.zeros(shape, np.int32) if self.with_segments else None,
             truncated=np.zeros(self.trajectories, bool) if self.of_episodes else None,
         )
-        return jax.eval_shape(lambda: self.batch([longest]))
+        return jax.eval_shape(lambda: self.batch([of_these]))
 
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
@@ -140,8 +187,7 @@ class Batching:
         shares = lengths.reshape(self.updates, -1)
         bins = [first_fit_decreasing(share, self.row_tokens) for share in shares]
         used = max(int(row.max()) + 1 for row, _ in bins)
-        step = max(1, self.microbatch_rows)
-        rows = _bucket(used, math.ceil(self._most_rows / step) * step, step)
+        rows = _bucket(used, *self._packed_rows)
         source = np.full((self.updates, rows, self.row_tokens), -1, np.int32)
         for update, (row, start) in enumerate(bins):
             for i, length in enumerate(shares[update]):
@@ -150,16 +196,25 @@ class Batching:
                 source[update, row[i], there] = np.arange(first, first + length)
         return source.reshape(-1, self.row_tokens)
 
+    @property
+    def _packed_rows(self) -> tuple[int, int]:
+        """The most rows of an update when packed, and the unit of all numbers of rows."""
+        step = max(1, self.microbatch_rows)
+        return math.ceil(self._most_rows / step) * step, step
+
+    @property
+    def _shared_widths(self) -> list[int]:
+        """The widths of rows in which prompts are shared."""
+        most = self.shared_row_tokens or default_row_tokens(self.row_tokens)
+        widths = {_tiled(share * most, most) for share in _WIDTHS}
+        return [width for width in sorted(widths) if width >= self.row_tokens]
+
     def _share(self, columns: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Packing]:
         """Lays out columns in rows in which completions of one prompt share it.
 
         Of some widths of rows it takes the one with the fewest positions in all.
         """
-        most = self.shared_row_tokens or default_row_tokens(self.row_tokens)
-        widths = {_tiled(share * most, most) for share in _WIDTHS}
-        filled = (
-            self._fill(columns, width) for width in sorted(widths) if width >= self.row_tokens
-        )
+        filled = (self._fill(columns, width) for width in self._shared_widths)
         places = min(filled, key=lambda places: places.source.size)
         laid_out = _gather(columns, places.source)
         return laid_out, places.packing(laid_out["completion_mask"])
@@ -196,8 +251,12 @@ def default_row_tokens(row_tokens: int) -> int:
 
 def lay_out(drawn: Demonstrations, kind: str) -> Demonstrations:
     """Lays out the demonstrations of one update as `Batching` of that kind does trajectories."""
-    count, row_tokens = drawn.tokens.shape
-    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0).demonstrations(drawn)
+    return demonstration_batching(kind, *drawn.tokens.shape).demonstrations(drawn)
+
+
+def demonstration_batching(kind: str, count: int, row_tokens: int) -> Batching:
+    """Returns the layout of the demonstrations of one update."""
+    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0)
 
 
 def first_fit_decreasing(
@@ -285,10 +344,14 @@ def _fine_bucket(size: int, step: int) -> int:
     return step * (power * 3 // 4 if power >= 4 and steps <= power * 3 // 4 else power)
 
 
+def _buckets(full: int, step: int) -> list[int]:
+    """Returns the buckets of sizes, from the largest: shares of `full`, multiples of `step`."""
+    return sorted({_tiled(share * full, full, step) for share in _BUCKETS}, reverse=True)
+
+
 def _bucket(size: int, full: int, step: int) -> int:
-    """Finds the smallest bucket that holds `size`: a share of `full`, a multiple of `step`."""
-    sizes = (_tiled(share * full, full, step) for share in _BUCKETS)
-    return next(bucket for bucket in sizes if bucket >= size)
+    """Finds the smallest bucket that holds `size`."""
+    return min(bucket for bucket in _buckets(full, step) if bucket >= size)
 
 
 def _tiled(size: float, most: int, step: int = _TILE_TOKENS) -> int:

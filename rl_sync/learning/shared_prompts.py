@@ -90,6 +90,12 @@ def _continues(
     )
 
 
+def learned_lengths(row_tokens: int) -> list[int]:
+    """Returns the lengths that lists of a row's learned tokens may have, from the smallest."""
+    step = math.ceil(row_tokens / _LENGTHS)
+    return sorted({min(row_tokens, step * count) for count in range(1, _LENGTHS + 1)})
+
+
 class Places:
     """The token at each position of some rows, and the token before it.
 
@@ -132,8 +138,8 @@ class Places:
         """
         positions = np.where(self.source >= 0, self.source % self._stride, 0)
         learned = mask & (positions > 0)
-        counts, step = learned.sum(axis=1), math.ceil(mask.shape[1] / _LENGTHS)
-        size = min(mask.shape[1], math.ceil(max(1, counts.max()) / step) * step)
+        counts = learned.sum(axis=1)
+        size = next(size for size in learned_lengths(mask.shape[1]) if size >= counts.max())
         at = np.argsort(~learned, axis=1, kind="stable")[:, :size]
         is_there = np.arange(size) < counts[:, None]
         of_prompts: dict[str, Any] = {

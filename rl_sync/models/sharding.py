@@ -131,8 +131,10 @@ class Layout:
           axes: logical names of its first axes; None for an axis that is not sharded.
         """
         layout = self.for_array(axes, shape)
-        spec = PartitionSpec(*(cut or None for cut in layout.cuts(axes, shape)))
-        return NamedSharding(layout.mesh, spec)
+        cuts = [cut or None for cut in layout.cuts(axes, shape)]
+        while cuts and cuts[-1] is None:
+            cuts.pop()  # As JAX describes what goes out of a program: it compares them literally.
+        return NamedSharding(layout.mesh, PartitionSpec(*cuts))
 
     def cuts(self, axes: Sequence[str | None], shape: Sequence[int]) -> list[tuple[str, ...]]:
         """Returns for each axis of an array of this shape the mesh axes that shard it.

@@ -7,7 +7,6 @@ from collections import deque
 from typing import NamedTuple
 
 from rl_sync.rollout.batch import Batch, Start
-from rl_sync.rollout.buckets import prompt_bucket
 from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.queue import Queue, Waiting
@@ -82,14 +81,16 @@ class Admission:
           Their number of tokens.
         """
 
+        sizes = self.batch.sizes
+
         def width_of(request: CompletionRequest) -> int:
-            return prompt_bucket(len(request.prompt), self.batch.length)
+            return sizes.prompt_bucket(len(request.prompt))
 
         width = width_of(self.queue.head.request)
         read = self.queue.unread(
             free,
             lambda request: width_of(request) == width,
-            lambda prompts: self.batch.prefill_rows(prompts, width),
+            lambda prompts: sizes.prefill_rows(prompts, width),
         )
         prompts = [waiting.request.prompt for waiting in read]
         self.queue.put_prefix(read, self.batch.prefill(prompts, width))

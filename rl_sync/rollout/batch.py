@@ -12,27 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
-from rl_sync.models.cache import KVCache, reads_by_pages
+from rl_sync.models.cache import KVCache
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
-from rl_sync.rollout.buckets import power_of_two, prefill_rows, prompt_bucket, span_bucket
-from rl_sync.rollout.sampling import Sampling, knobs
+from rl_sync.rollout.buckets import Sizes
+from rl_sync.rollout.programs import (
+    LEAST_STOP_IDS,
+    CompiledProgram,
+    stop_ids_bucket,
+)
+from rl_sync.rollout.sampling import ALL_CHANGES, Changes, Sampling, knobs
 from rl_sync.rollout.slots import Chunk, Prefix, Rows, Slots
 from rl_sync.types import Params
 
-_LEAST_PREFILL_TOKENS = 512
-_MOST_PREFILL_TOKENS = 8192
-_LEAST_STOP_IDS = 4
-
 T = TypeVar("T")
-
-
-class CompiledProgram(NamedTuple):
-    """A compiled program: a function, for given sizes of its arguments."""
-
-    name: str
-    size: tuple[int, ...]
 
 
 class Start(NamedTuple):
@@ -77,24 +71,33 @@ class Batch:
 
     Attributes:
       config: the model.
-      length: positions of a slot.
+      sizes: the sizes of its programs; the most slots, and the positions of each.
       chunk_tokens: the most steps of a chunk.
       layout: where the weights and the slots lie.
+      before_first: called with each program before its first call.
       rows: the number of slots at present.
+      changes: those of logits that sequences may ask for.
       compiled: what programs were compiled for.
       compile_secs: how long that took.
     """
 
     config: ModelConfig
-    length: int
+    sizes: Sizes
     chunk_tokens: int
     layout: Layout
+    before_first: Callable[[CompiledProgram], None] = lambda program: None
     rows: int = 0
+    changes: Changes = ALL_CHANGES
     compiled: set[CompiledProgram] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
     _params: Params = None
     _slots: Slots | None = None
-    _stop_ids: int = _LEAST_STOP_IDS
+    _stop_ids: int = LEAST_STOP_IDS
+
+    @property
+    def length(self) -> int:
+        """Positions of a slot."""
+        return self.sizes.length
 
     def load(self, params: Params) -> None:
         """Takes new weights; their arrays must stay alive until the next call."""
@@ -109,7 +112,7 @@ class Batch:
 
     def make_room_for_stop_ids(self, count: int) -> None:
         """Makes sure that a row may have so many stop ids."""
-        width = power_of_two(max(count, 1))
+        width = stop_ids_bucket(count)
         if width <= self._stop_ids:
             return
         if self._slots is not None:
@@ -127,31 +130,27 @@ class Batch:
         else:
             sources = np.zeros(rows, np.int32)
             sources[: len(kept)] = kept
-            program = CompiledProgram("rearrange", (self.rows, rows))
+            program = CompiledProgram("rearrange", (self.rows, rows, self._stop_ids))
             self._slots = self._call(program, core.rearrange, self._slots, sources)
         self.rows = rows
 
-    def prefill_rows(self, prompts: int, width: int) -> int:
-        """Returns how many prompts, padded to `width`, one prefill can read."""
-        return prefill_rows(prompts, width, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
-
     def prefill(self, prompts: Sequence[Int[np.ndarray, " P"]], width: int) -> Prefix:
         """Prefills prompts, padded to `width`."""
-        rows = self.prefill_rows(len(prompts), width)
+        rows = self.sizes.prefill_rows(len(prompts), width)
         padded = _padded(prompts, rows, width)
         program = CompiledProgram("prefill", (rows, width))
         return self._call(program, core.prefill, self.config, self._params, padded)
 
     def copy_cache(self, slot: int, tokens: int) -> KVCache:
         """Copies the cache of a slot whose sequence has so many tokens, and some room more."""
-        span = prompt_bucket(tokens, self.length)
-        program = CompiledProgram("copy_cache", (self.rows, span))
+        span = self.sizes.prompt_bucket(tokens)
+        program = CompiledProgram("copy_cache", (self.rows, span, self._stop_ids))
         source = np.array([slot], np.int32)
         return self._call(program, core.copy_cache, self._slots, source, span=span)
 
     def insert_copy(self, cache: KVCache, start: Start) -> None:
         """Starts a sequence whose prompt is that of a copied cache."""
-        tokens: Any = _padded([start.prompt], 1, prompt_bucket(len(start.prompt), self.length))
+        tokens: Any = _padded([start.prompt], 1, self.sizes.prompt_bucket(len(start.prompt)))
         self._insert("insert_copy", Prefix(tokens, cache), [start])
 
     def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
@@ -209,10 +208,8 @@ class Batch:
         Args:
           longest: the number of tokens of the longest live sequence.
         """
-        span = self.length
-        if not reads_by_pages(self.config):
-            span = span_bucket(longest + self.chunk_tokens, self.length)
-        program = CompiledProgram("decode", (self.rows, span, self._stop_ids))
+        span = self.sizes.span_bucket(longest + self.chunk_tokens)
+        program = CompiledProgram("decode", (self.rows, span, self._stop_ids, *self.changes))
         self._slots, chunk = self._call(
             program,
             core.decode_chunk,
@@ -224,6 +221,7 @@ class Batch:
             pauses,
             span=span,
             chunk_tokens=self.chunk_tokens,
+            changes=self.changes,
         )
         return chunk
 
@@ -233,11 +231,11 @@ class Batch:
         Args:
           longest: the number of tokens of the longest sequence.
         """
-        span = prompt_bucket(longest, self.length)
-        count = min(prefill_rows(self.rows, span, 1, _MOST_PREFILL_TOKENS), self.rows)
+        span = self.sizes.prompt_bucket(longest)
+        count = self.sizes.recomputed_rows(self.rows, span)
         for start in range(0, self.rows, count):
             self._slots = self._call(
-                CompiledProgram("recompute", (self.rows, count, span)),
+                CompiledProgram("recompute", (self.rows, count, span, self._stop_ids)),
                 core.recompute,
                 self.config,
                 self._params,
@@ -249,8 +247,10 @@ class Batch:
         jax.block_until_ready(self._slots)
 
     def _empty_slots(self, rows: int) -> Slots:
-        with using(self.layout):
-            slots = core.empty_slots(self.config, rows, self.length, self._stop_ids)
+        program = CompiledProgram("empty_slots", (rows, self._stop_ids))
+        slots = self._call(
+            program, core.empty_slots, self.config, rows, self.length, self._stop_ids
+        )
         # On one device nothing has put them anywhere yet.
         return slots if self.layout.mesh.size > 1 else jax.device_put(slots, self.layout.repeated)
 
@@ -260,6 +260,8 @@ class Batch:
         is_new = program not in self.compiled
         self.compiled.add(program)
         started = time.monotonic()
+        if is_new:
+            self.before_first(program)
         with using(self.layout):
             result = function(*args, **sizes)
         if is_new:

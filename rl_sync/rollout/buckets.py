@@ -2,47 +2,86 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 _LEAST_ROWS = 8
 _LEAST_SPAN = 64
 _LEAST_PROMPT = 16
 _SPAN_MULTIPLE = 8
+_LEAST_PREFILL_TOKENS = 512
+_MOST_PREFILL_TOKENS = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of an engine's programs: those that exist, and those that real ones round up to.
+
+    Attributes:
+      slots: the most rows of a batch.
+      length: positions of a row.
+      paged: whether a cache is read only as far as its rows reach, so that one span serves all.
+    """
+
+    slots: int
+    length: int
+    paged: bool = False
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The numbers of rows of a batch, from the largest: all slots, then powers of two."""
+        sizes = [self.slots]
+        while (smaller := power_of_two(sizes[-1]) // 2) >= _LEAST_ROWS:
+            sizes.append(smaller)
+        return tuple(sizes)
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """The numbers of a row's positions that decoding reads, from the largest.
+
+        They are the length itself, half of it, a quarter, and so on. So less than twice the filled
+        positions are read.
+        """
+        sizes = [self.length]
+        while not self.paged:
+            smaller = -(-sizes[-1] // (2 * _SPAN_MULTIPLE)) * _SPAN_MULTIPLE
+            if smaller < _LEAST_SPAN or smaller >= sizes[-1]:
+                break
+            sizes.append(smaller)
+        return tuple(sizes)
+
+    def row_bucket(self, rows: int) -> int:
+        """Returns the rows of a batch that needs so many, or all slots if these are too few."""
+        return min((size for size in self.rows if size >= rows), default=self.slots)
+
+    def next_smaller(self, rows: int) -> int:
+        """Returns the next smaller size of a batch of `rows`; 0 if there is none."""
+        return max((size for size in self.rows if size < rows), default=0)
+
+    def span_bucket(self, tokens: int) -> int:
+        """Returns how many positions are read of rows of so many tokens."""
+        return min((size for size in self.spans if size >= tokens), default=self.length)
+
+    def prompt_bucket(self, tokens: int) -> int:
+        """Returns the padded length of a prompt: a power of two, or the whole length of a row."""
+        return min(max(power_of_two(tokens), _LEAST_PROMPT), self.length)
+
+    def prompt_buckets(self, lengths: Iterable[int]) -> tuple[int, ...]:
+        """Returns the padded lengths of prompts of these lengths, from the smallest."""
+        return tuple(sorted({self.prompt_bucket(length) for length in lengths}))
+
+    def prefill_rows(self, prompts: int, tokens: int) -> int:
+        """Returns how many of some prompts, padded to `tokens`, one prefill has rows for."""
+        return prefill_rows(prompts, tokens, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
+
+    def recomputed_rows(self, rows: int, tokens: int) -> int:
+        """Returns how many of a batch's rows are recomputed at once, up to position `tokens`."""
+        return min(prefill_rows(rows, tokens, 1, _MOST_PREFILL_TOKENS), rows)
 
 
 def power_of_two(number: int) -> int:
     """Returns the least power of two that is not below a number of at least 1."""
     return 1 << (number - 1).bit_length()
-
-
-def row_bucket(rows: int, slots: int) -> int:
-    """Returns the rows of a batch that needs `rows` of them: a power of two, or all slots."""
-    return min(max(power_of_two(max(rows, 1)), _LEAST_ROWS), slots)
-
-
-def next_smaller(rows: int, slots: int) -> int:
-    """Returns the next smaller size of a batch of `rows`; 0 if there is none."""
-    half = power_of_two(rows) // 2
-    return half if half >= _LEAST_ROWS and rows <= slots else 0
-
-
-def span_bucket(tokens: int, length: int) -> int:
-    """Returns how many slots of a cache of `length` are read for rows of `tokens`.
-
-    It is the length itself, half of it, a quarter, and so on. So less than twice the filled slots
-    are read.
-    """
-    bucket = length
-    while (half := _half(bucket)) >= max(tokens, _LEAST_SPAN) and half < bucket:
-        bucket = half
-    return bucket
-
-
-def _half(span: int) -> int:
-    return -(-span // (2 * _SPAN_MULTIPLE)) * _SPAN_MULTIPLE
-
-
-def prompt_bucket(tokens: int, length: int) -> int:
-    """Returns the padded length of a prompt: a power of two, or the whole length of a row."""
-    return min(max(power_of_two(tokens), _LEAST_PROMPT), length)
 
 
 def prefill_rows(prompts: int, tokens: int, least_tokens: int, most_tokens: int) -> int:

@@ -11,14 +11,17 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from rl_sync.models.cache import reads_by_pages
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.admission import Admission
 from rl_sync.rollout.aside import Aside
-from rl_sync.rollout.batch import Batch, CompiledProgram
+from rl_sync.rollout.batch import Batch
+from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.pauses import Pauses
+from rl_sync.rollout.programs import CompiledProgram, EnginePrograms
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import (
     Completion,
@@ -27,7 +30,7 @@ from rl_sync.rollout.request import (
     Progress,
     require_servable,
 )
-from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.sampling import ALL_CHANGES, Changes, Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.sizing import Sizing
 from rl_sync.rollout.stats import Stats
@@ -70,6 +73,8 @@ class Engine:
         decode: Decode | None = None,
         seed: int = 0,
         layout: Layout,
+        changes: Changes = ALL_CHANGES,
+        before_first: Callable[[CompiledProgram], None] = lambda program: None,
     ) -> None:
         """Makes an engine without weights.
 
@@ -88,6 +93,9 @@ class Engine:
           decode: from token ids to text; stop strings need it.
           seed: what the draws of requests without a seed depend on.
           layout: where the weights lie, and where slots are to lie.
+          changes: those of logits that requests are known to ask for; requests that ask for others
+            compile decoding again. Fewer make programs that compile faster.
+          before_first: called with each program before its first call, which compiles it.
 
         Raises:
           ValueError: a size that is out of range, or rows longer than the model's.
@@ -104,11 +112,12 @@ class Engine:
             )
         require_one_of("cache", cache, get_args(CachePolicy))
         self._config = config
-        self._length = length
         self._cache_policy = cache
         self._decode = decode
         self._seed = seed
-        self._batch = Batch(config, length, chunk_tokens, layout)
+        sizes = Sizes(slots, length, paged=reads_by_pages(config))
+        self._batch = Batch(config, sizes, chunk_tokens, layout, before_first)
+        self._batch.changes = changes
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
@@ -122,7 +131,7 @@ class Engine:
             most_stepped=min(stepped_tokens, length),
         )
         self._admission = Admission(self._batch, self._queue, self._occupancy, self._continuations)
-        self._sizing = Sizing(slots, chunk_tokens, self._queue, self._occupancy)
+        self._sizing = Sizing(sizes, chunk_tokens, self._queue, self._occupancy)
         self._chunks = 0
         self._pauses = Pauses()
         self._counted = Stats()
@@ -135,7 +144,7 @@ class Engine:
     @property
     def slots(self) -> int:
         """The most sequences that are decoded at once."""
-        return self._sizing.most_rows
+        return self._batch.sizes.slots
 
     @property
     def version(self) -> int:
@@ -161,6 +170,18 @@ class Engine:
     def programs(self) -> frozenset[CompiledProgram]:
         """The programs that the engine needed, whether it compiled them or found them compiled."""
         return frozenset(self._batch.compiled)
+
+    def possible(self, params: Params) -> EnginePrograms:
+        """Returns all programs, for weights of these shapes, dtypes and shardings."""
+        batch = self._batch
+        return EnginePrograms(
+            config=self._config,
+            sizes=batch.sizes,
+            chunk_tokens=batch.chunk_tokens,
+            most_given=self._continuations.most_stepped,
+            layout=batch.layout,
+            params=params,
+        )
 
     @property
     def stats(self) -> Stats:
@@ -316,7 +337,7 @@ class Engine:
             steps=int(steps),
             row_steps=int(steps) * self._batch.rows,
             cache_filled=sum(sequence.length for sequence in live.values()) + parked,
-            cache_allocated=self._batch.rows * self._length,
+            cache_allocated=self._batch.rows * self._batch.length,
         )
         return finished
 
@@ -384,12 +405,13 @@ class Engine:
         return [sequence.finished() for sequence in done.values()]
 
     def _require_servable(self, request: CompletionRequest) -> None:
-        require_servable(request, self._config, self._length, self._decode is not None)
+        require_servable(request, self._config, self._batch.length, self._decode is not None)
 
     def _accept(self, request: CompletionRequest) -> Waiting:
         """Gives a request a ticket, and a seed if it has none."""
         ticket = self._tickets
         self._tickets += 1
         self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
+        self._batch.changes = self._batch.changes.with_those(Changes.of(request.sampling))
         seed = (self._seed, ticket) if request.seed is None else request.seed
         return Waiting(ticket, request, seed)

@@ -6,6 +6,7 @@ Letters in shapes: B rows, V vocab, S positions of a row, W stop ids of a row.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -85,6 +86,37 @@ class Sampling:
             raise ValueError(f"min_p must be in [0, 1), not {self.min_p}.")
 
 
+class Changes(NamedTuple):
+    """Kinds of changes of logits that sampling choices ask for; each is a part of a program.
+
+    Attributes:
+      penalizes: a repetition penalty.
+      goes_on: a least number of tokens.
+      truncates: `top_k`, `top_p` or `min_p`.
+    """
+
+    penalizes: bool = False
+    goes_on: bool = False
+    truncates: bool = False
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Changes:
+        """Returns those that choices ask for."""
+        cuts = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        return cls(
+            penalizes=sampling.repetition_penalty != 1,
+            goes_on=sampling.min_new_tokens > 0,
+            truncates=cuts and not sampling.greedy,
+        )
+
+    def with_those(self, other: Changes) -> Changes:
+        """Returns the changes that either has."""
+        return Changes(*map(operator.or_, self, other))
+
+
+ALL_CHANGES = Changes(True, True, True)
+
+
 class Knobs(NamedTuple):
     """`Sampling` as arrays with one entry a row, so that a change of choices compiles nothing.
 
@@ -144,28 +176,39 @@ _Change = Callable[[Float[Array, "B V"], Knobs, History], Float[Array, "B V"]]
 
 
 def adjusted_logits(
-    logits: Float[Array, "B V"], choice: Knobs, history: History
+    logits: Float[Array, "B V"],
+    choice: Knobs,
+    history: History,
+    changes: Changes = ALL_CHANGES,
 ) -> Float[Array, "B V"]:
     """Applies sampling choices: returns the logits to sample from, −∞ where excluded.
 
     Rows that do not ask for a change keep their bits. A change that no live row asks for is not
     computed. `draw` handles greedy rows.
+
+    Args:
+      changes: those that rows may ask for. Others are not even compiled: together they take longer
+        to compile than all else that a decode step does.
     """
 
     def where_asked(
-        asked: Bool[Array, " B"], change: _Change, logits: Float[Array, "B V"]
+        may: bool, asked: Bool[Array, " B"], change: _Change, logits: Float[Array, "B V"]
     ) -> Float[Array, "B V"]:
+        if not may:
+            return logits
+
         def changed(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
             return jnp.where(asked[:, None], change(logits, choice, history), logits)
 
         return jax.lax.cond((asked & history.live).any(), changed, lambda logits: logits, logits)
 
     drawing = ~choice.greedy
-    logits = where_asked(choice.repetition_penalty != 1, _penalize, logits)
-    logits = where_asked(history.generated + 1 < choice.min_new_tokens, _go_on, logits)
+    logits = where_asked(changes.penalizes, choice.repetition_penalty != 1, _penalize, logits)
+    early = history.generated + 1 < choice.min_new_tokens
+    logits = where_asked(changes.goes_on, early, _go_on, logits)
     logits = jnp.where(drawing[:, None], logits / choice.temperature[:, None], logits)
     truncated = (choice.top_k > 0) | (choice.top_p < 1) | (choice.min_p > 0)
-    return where_asked(drawing & truncated, _truncate, logits)
+    return where_asked(changes.truncates, drawing & truncated, _truncate, logits)
 
 
 def _penalize(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:

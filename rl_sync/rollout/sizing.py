@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.rollout.buckets import next_smaller, row_bucket
+from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.queue import Queue
 
@@ -17,12 +17,12 @@ class Sizing:
     """Chooses the number of slots, and when a chunk ends so that it can change.
 
     Attributes:
-      most_rows: the most slots.
+      sizes: the numbers of slots that there are programs for.
       chunk_tokens: the most steps of a chunk.
       queue, occupancy: the sequences.
     """
 
-    most_rows: int
+    sizes: Sizes
     chunk_tokens: int
     queue: Queue
     occupancy: Occupancy
@@ -38,7 +38,7 @@ class Sizing:
         """
         unfinished = self.queue.completions + len(self.occupancy.live)
         parked = self.occupancy.parked_after(chunks - _PATIENCE_CHUNKS)
-        rows, now = row_bucket(unfinished + parked, self.most_rows), self.occupancy.rows
+        rows, now = self.sizes.row_bucket(unfinished + parked), self.occupancy.rows
         return rows if rows > now or self._may_shrink() else now
 
     def enough(self) -> int:
@@ -50,7 +50,7 @@ class Sizing:
         live, rows = len(self.occupancy.live), self.occupancy.rows
         if self.queue:
             return min(live - 1, rows - max(1, rows // _REFILLED_SHARE))
-        smaller = next_smaller(rows, self.most_rows)
+        smaller = self.sizes.next_smaller(rows)
         return smaller if live > smaller and self._may_shrink() else 0
 
     def _may_shrink(self) -> bool:

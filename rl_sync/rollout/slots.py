@@ -30,6 +30,8 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import constrain
 from rl_sync.models.shards import by_rows
 from rl_sync.rollout.sampling import (
+    ALL_CHANGES,
+    Changes,
     History,
     Knobs,
     Sampling,
@@ -118,8 +120,13 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
 def on_mesh(slots: Slots) -> Slots:
     """Shards slots as the layout in use says: by rows, and caches also by heads."""
     rows = jax.tree.map(lambda x: constrain(x, "batch"), slots.rows)
-    cache = map_with_axes(lambda x, axes: constrain(x, *axes), slots.cache)
+    cache = map_with_axes(_sharded, slots.cache)
     return Slots(constrain(slots.tokens, "batch"), KVCache(*cache), rows)
+
+
+def _sharded(x: Array, axes: Axes) -> Array:
+    """Shards a cache's keys or values as the layout in use says."""
+    return constrain(x, *axes)
 
 
 def _gathered(x: Array, axes: Axes) -> Array:
@@ -130,7 +137,8 @@ def _gathered(x: Array, axes: Axes) -> Array:
 @functools.partial(jax.jit, static_argnames="config")
 def prefill(config: ModelConfig, params: Params, tokens: Int[Array, "R P"]) -> Prefix:
     """Prefills prompts that are padded on the right."""
-    return Prefix(tokens, transformer.prefill(config, params, tokens)[1])
+    cache = transformer.prefill(config, params, tokens)[1]
+    return Prefix(constrain(tokens, "batch"), KVCache(*map_with_axes(_sharded, cache)))
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
@@ -190,7 +198,7 @@ def _with_rows(rows: Rows, targets: Int[Array, " B"], new: Rows) -> Rows:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "span", "chunk_tokens"), donate_argnames="slots"
+    jax.jit, static_argnames=("config", "span", "chunk_tokens", "changes"), donate_argnames="slots"
 )
 def decode_chunk(
     config: ModelConfig,
@@ -201,6 +209,7 @@ def decode_chunk(
     pauses: Int[Array, " N"],
     span: int,
     chunk_tokens: int,
+    changes: Changes = ALL_CHANGES,
 ) -> tuple[Slots, Chunk]:
     """Takes up to `chunk_tokens` steps: a live row draws a token, or reads one of its prompt.
 
@@ -211,6 +220,7 @@ def decode_chunk(
         looks whether they complete a stop string.
       span: the number of cache slots that are read: more than the position of any token that is
         drawn.
+      changes: see `adjusted_logits`.
     """
     B, S = slots.tokens.shape
     everyone = jnp.arange(B)
@@ -225,7 +235,7 @@ def decode_chunk(
         generated = rows.newest + 1 - rows.prompt_lengths
         draws = live & (generated >= 0)
         drawn, logprobs = by_rows(
-            _sampled,
+            functools.partial(_sampled, changes),
             transformer.logits(config, params, hidden),
             ("batch", "vocab"),
             rows.choice,
@@ -262,9 +272,13 @@ def decode_chunk(
 
 
 def _sampled(
-    logits: Float[Array, "B V"], choice: Knobs, history: History, keys: UInt32[Array, "B 2"]
+    changes: Changes,
+    logits: Float[Array, "B V"],
+    choice: Knobs,
+    history: History,
+    keys: UInt32[Array, "B 2"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    adjusted = adjusted_logits(logits, choice, history)
+    adjusted = adjusted_logits(logits, choice, history, changes)
     return draw(uniforms(keys, history.generated), adjusted, choice.greedy)
 
 

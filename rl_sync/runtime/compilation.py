@@ -22,11 +22,15 @@ class CompiledSteps:
       session: the trainer's.
       trainer: the actor.
       state: of the shapes of all states to come; may be what `Trainer.like` returns.
+      threads: threads that compile.
     """
 
-    def __init__(self, session: Session, trainer: Trainer, state: TrainState):
+    def __init__(
+        self, session: Session, trainer: Trainer, state: TrainState, threads: int = 1
+    ) -> None:
         self._session, self._trainer, self._state = session, trainer, state
-        self._compiler = concurrent.futures.ThreadPoolExecutor(1, "compiler")
+        self._compiler = concurrent.futures.ThreadPoolExecutor(threads, "compiler")
+        self._urgent = concurrent.futures.ThreadPoolExecutor(1, "urgent compiler")
         self._steps: dict[Hashable, concurrent.futures.Future[Step]] = {}
         self._awaited: set[Hashable] = set()
 
@@ -45,6 +49,8 @@ class CompiledSteps:
         self.prepare(batch)
         shape = _shape(batch)
         if shape not in self._awaited:
+            if self._steps[shape].cancel():  # It would wait for others that nobody needs yet.
+                self._steps[shape] = self._urgent.submit(self._compile, batch)
             # The first process decides for all of a team whether they go on.
             self._session.agree("compiled", lambda: self._await(self._steps[shape]))
             self._awaited.add(shape)

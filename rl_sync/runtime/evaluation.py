@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest, Played
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import Layout
 from rl_sync.observe import accuracy
 from rl_sync.observe.accuracy import Answer, Problem
 from rl_sync.observe.spans import SpanKind
@@ -113,21 +111,15 @@ class Evaluator(NamedTuple):
 
     Attributes:
       session: the trainer's part in the run; the master has completions judged.
-      model: the policy's shape.
       examination: the problems of an evaluation.
       greedy: the sampling of a probe, which takes the likeliest tokens.
-      rows: the most that are generated at once.
-      layout: where the policy lies.
-      playing: makes the engine one of episodes, if the run has an environment.
+      engine: makes an engine.
     """
 
     session: Session
-    model: ModelConfig
     examination: Examination
     greedy: Sampling
-    rows: int
-    layout: Layout
-    playing: Callable[[Engine], Engine | EpisodeEngine] = lambda engine: engine
+    engine: Callable[[], Engine | EpisodeEngine]
 
     def hand_in(self, params: Params, moment: str, step: int) -> None:
         """Generates the completions of an evaluation, and leaves their judging to the master."""
@@ -164,9 +156,7 @@ class Evaluator(NamedTuple):
 
     def _completed(self, params: Params, examination: Examination) -> list[Written]:
         # A new one each time: it holds on to weights that train steps donate, and to its cache.
-        decode = examination.task.tokenizer.decode
-        engine = Engine(self.model, self.rows, decode=decode, layout=self.layout)
-        return examination.written(completed(self.playing(engine), params, examination))
+        return examination.written(completed(self.engine(), params, examination))
 
 
 def completed(

@@ -108,17 +108,17 @@ class Parameters:
 
     def travelling_like(self) -> Params:
         """The shapes and shardings of what is published, and arrives."""
-        return lora.split(self.like)[0] if self.model.lora else self._held_like
+        return lora.split(self.like)[0] if self.model.lora else self.held_like
 
     def blank(self) -> Params:
         """Zeros in the shapes of what explorers generate with, to compile with."""
-        return zeros(self._held_like)
+        return zeros(self.held_like)
 
     def receiving(self, puller: Puller) -> Puller:
         """A puller of what explorers generate with, from one of what travels."""
         if not self.model.lora:
             return puller
-        return MergingPuller(puller, self.model, self.base(), self._held_like)
+        return MergingPuller(puller, self.model, self.base(), self.held_like)
 
     def _stored_head(self) -> Params:
         """The scalar head of a checkpoint that has one, which goes before one that is drawn."""
@@ -140,8 +140,8 @@ class Parameters:
         )
 
     @property
-    def _held_like(self) -> Params:
-        """The shapes and shardings of what explorers generate with."""
+    def held_like(self) -> Params:
+        """The shapes, dtypes and shardings of what explorers generate with."""
         return like_cast(lora.split(self.like)[1], self.dtype)
 
 

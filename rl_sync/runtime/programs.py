@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 
+from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.explorer import Explorer
 from rl_sync.actors.reward_trainer import RewardTrainer
 from rl_sync.actors.trainer import Trainer
@@ -20,13 +21,23 @@ from rl_sync.processes.session import Session
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.roles import TRAINER, explorer_name
+from rl_sync.rollout.engine import Engine
 from rl_sync.runtime import wiring
+from rl_sync.runtime.ahead import Ahead, ahead_of
 from rl_sync.runtime.batches import BatchReader, Reader
 from rl_sync.runtime.buffer import TABLE, check_replay
 from rl_sync.runtime.delivery import Delivery
 from rl_sync.runtime.demonstrations import DataReader, drawing
+from rl_sync.runtime.engines import evaluation_engine, rollout_engine
 from rl_sync.runtime.evaluation import Evaluator, Measure
 from rl_sync.runtime.explorer import ExplorerLoop
+from rl_sync.runtime.listing import (
+    TRAINING,
+    WARM_UP,
+    Listed,
+    explorer_programs,
+    trainer_programs,
+)
 from rl_sync.runtime.pair_evaluation import PairEvaluator
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.playing import playing
@@ -35,6 +46,7 @@ from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run import RunSettings
+from rl_sync.storage.snapshots import latest_snapshot
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
@@ -58,7 +70,9 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
         parameters = parameters_of(settings, task, layout)
-        evaluator = _evaluator(session, trainer, task, layout)
+        ahead = ahead_of(settings, TRAINER)
+        ahead.begin(lambda: _before_training(settings, task, trainer))
+        evaluator = _evaluator(session, trainer, task, layout, ahead)
         replay = ReplayClient(addresses.replay)
 
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
@@ -88,6 +102,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 task=task,
                 snapshots=workdir.warm_up_snapshots,
                 processes=resources.processes,
+                before_first=ahead.settle,
             ),
             evaluator=evaluator,
             end=end,
@@ -95,7 +110,9 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             snapshots=workdir.snapshots,
             processes=resources.processes,
             demonstrations=demonstrations_of(settings, task),
+            compile_threads=ahead.threads,
         ).run()
+        ahead.close()
         replay.close()
         team.close()
         leave_cluster()
@@ -124,21 +141,32 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     )
 
 
-def _evaluator(session: Session, trainer: Trainer, task: Task, layout: Layout) -> Measure:
+def _before_training(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    """Lists what the trainer computes besides its steps, which it has compiled itself."""
+    resumes = latest_snapshot(Workdir(settings.workdir).snapshots) is not None
+    left_out = {TRAINING, WARM_UP} if resumes else {TRAINING}
+    programs = trainer_programs(settings, task, trainer)
+    return [program for program in programs if program.purpose not in left_out]
+
+
+def _evaluator(
+    session: Session, trainer: Trainer, task: Task, layout: Layout, ahead: Ahead
+) -> Measure:
     settings = session.settings
     if isinstance(trainer, RewardTrainer):
         problems, shards = settings.evaluation.problems, layout.batch_shards
         rows = min(PAIR * problems, math.ceil(_SCORED_ROWS / shards) * shards)
         return PairEvaluator(session, trainer, task, pairs=problems, rows=rows)
-    examination = wiring.examination(settings, task)
+
+    def engine() -> Engine | EpisodeEngine:
+        made = evaluation_engine(settings, task, trainer.model, layout, ahead.settle)
+        return playing(settings, task, made, session.agree)
+
     return Evaluator(
         session=session,
-        model=trainer.model,
-        examination=examination,
+        examination=wiring.examination(settings, task),
         greedy=wiring.greedy_sampling(settings, task),
-        rows=min(len(examination.prompts), settings.warm_up.probe_problems),
-        layout=layout,
-        playing=lambda engine: playing(settings, task, engine, session.agree),
+        engine=engine,
     )
 
 
@@ -157,9 +185,13 @@ def run_explorer(
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
         replay = ReplayClient(addresses.replay)
+        parameters = parameters_of(settings, task, layout)
+        ahead = ahead_of(settings, explorer_name(number))
+        engine = rollout_engine(settings, task, layout, ahead.settle)
+        ahead.begin(lambda: explorer_programs(settings, task, engine, parameters))
         explorer = Explorer(
             number=number,
-            engine=playing(settings, task, wiring.engine(settings, task, layout), session.agree),
+            engine=playing(settings, task, engine, session.agree),
             task=task,
             sampling=wiring.sampling(settings, task),
             group_size=settings.trainer.group_size,
@@ -171,7 +203,6 @@ def run_explorer(
             with_baselines=settings.algorithm.needs_baselines,
         )
         transfer = decided_transfer(session)
-        parameters = parameters_of(settings, task, layout)
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
         end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
@@ -194,6 +225,7 @@ def run_explorer(
             ),
         ).run()
         explorer.close()
+        ahead.close()
         end.puller.close()
         replay.close()
         _await_host(session)

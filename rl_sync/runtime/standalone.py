@@ -17,6 +17,7 @@ from rl_sync.processes.calls import Written
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring
+from rl_sync.runtime.engines import rollout_engine
 from rl_sync.runtime.evaluation import Examination, Sheet, completed
 from rl_sync.runtime.judging import solves
 from rl_sync.runtime.playing import playing
@@ -81,7 +82,7 @@ def evaluate(settings: RunSettings, source: Source, say: Callable[[str], None]) 
     layout = _layout(settings)
     policy, params = _policy(settings, source, task, layout)
     started = time.monotonic()
-    player = playing(settings, task, wiring.engine(settings, task, layout))
+    player = playing(settings, task, rollout_engine(settings, task, layout))
     items = examination.written(completed(player, params, examination))
     generated = time.monotonic()
     sheet, completions = _judged(settings, task, examination, items, say)

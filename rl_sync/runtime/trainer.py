@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from rl_sync.storage.snapshots import (
     save_snapshot,
 )
 from rl_sync.transfers.ends import TrainerEnd
-from rl_sync.types import Params
+from rl_sync.types import Params, TrainBatch
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
 from rl_sync.weights.storage import MismatchError
@@ -66,6 +66,8 @@ class TrainerLoop:
       snapshots: the folder of snapshots.
       processes: the trainer's, by their indices in their cluster.
       demonstrations: see `Stepping`.
+      compile_threads: threads that compile the step for all shapes of batches; 0 for one thread,
+        and for the largest batch alone.
     """
 
     session: Session
@@ -79,6 +81,7 @@ class TrainerLoop:
     snapshots: Path
     processes: Sequence[int]
     demonstrations: DemonstrationsOf | None = None
+    compile_threads: int = 0
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -144,12 +147,11 @@ class TrainerLoop:
     def _start(self) -> TrainState:
         """The state of the newest snapshot, or of the initial policy after its warm-up."""
         like = self.trainer.like()
-        self._steps = CompiledSteps(self.session, self.trainer, like)
-        if self.batching.kind not in MIXED:  # Their rows hardly ever make the largest batch.
-            largest = self.batching.largest()
+        self._steps = CompiledSteps(self.session, self.trainer, like, self.compile_threads or 1)
+        for batch in self._expected():
             if self.demonstrations is not None:
-                largest = largest._replace(demonstrations=self.demonstrations(0))
-            self._steps.prepare(largest)
+                batch = batch._replace(demonstrations=self.demonstrations(0))
+            self._steps.prepare(batch)
         position = Position(step=0, next_ordinal=0, again=(), next_lease=0)
         if self._latest() is not None:
             state, position = self._resumed(like)
@@ -165,6 +167,13 @@ class TrainerLoop:
         self.session.call(EnterPhase("rl"))
         self.session.facts.clear()  # Those of the warm-up.
         return state
+
+    def _expected(self) -> Iterable[TrainBatch]:
+        """The shapes of batches that the step is compiled for ahead of need."""
+        if self.compile_threads:
+            return self.batching.shapes()
+        # Mixed rows hardly ever make the largest batch.
+        return [] if self.batching.kind in MIXED else [self.batching.largest()]
 
     def _resumed(self, like: TrainState) -> tuple[TrainState, Position]:
         """The state of the newest snapshot that is whole, and the master's position then."""

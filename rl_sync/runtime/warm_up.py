@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from rl_sync.actors.trainer import Metrics, Trainer, TrainState
@@ -15,6 +15,7 @@ from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.runtime.evaluation import Measure
+from rl_sync.runtime.listing import warm_up_key
 from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.tasks.demonstrations import draw
@@ -33,6 +34,7 @@ class WarmUp:
       task: where demonstrations come from.
       snapshots: the folder of its own snapshots, one of which is saved when it is stopped.
       processes: the trainer's, by their indices in their cluster.
+      before_first: called with the key of each program before its first call; see `Ahead.settle`.
     """
 
     session: Session
@@ -41,6 +43,7 @@ class WarmUp:
     task: Task
     snapshots: Path
     processes: Sequence[int]
+    before_first: Callable[[Hashable], None] = lambda key: None
 
     def run(self, initial: Callable[[], TrainState]) -> TrainState:
         """Takes the configured steps, and measures now and then how far they have led.
@@ -100,7 +103,9 @@ class WarmUp:
         Args:
           before: the metrics of the step before; none for the first after a probe.
         """
-        state, metrics = self.trainer.warm_up_step(state, *self._batch(step))
+        drawn = self._batch(step)
+        self.before_first(warm_up_key(drawn))
+        state, metrics = self.trainer.warm_up_step(state, *drawn)
         if before:
             self.session.facts.update(step=step - 1, loss=float(before["loss"]))
         return state, metrics

@@ -6,22 +6,18 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from rl_sync.actors.events import MasterSettings
 from rl_sync.environments.catalog import gives_rewards
 from rl_sync.learning.batching import Batching, default_row_tokens
-from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import Call, require_fit
-from rl_sync.models.sharding import Layout
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.secret import read_secret
 from rl_sync.rewards.catalog import is_quick
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
-from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.evaluation import Examination
 from rl_sync.runtime.judging import Judge, Judging
@@ -303,19 +299,6 @@ def examination(settings: RunSettings, task: Task) -> Examination:
         samples=evaluation.samples,
         seed=settings.seed,
         plays=settings.plays,
-    )
-
-
-def engine(settings: RunSettings, task: Task, layout: Layout) -> Engine:
-    """The engine that an explorer generates with, on its devices."""
-    return Engine(
-        lora.merged_config(explorer_model(settings, task)),
-        settings.slots,
-        chunk_tokens=settings.rollout.chunk_tokens,
-        cache=cast(CachePolicy, settings.rollout.cache),
-        aside_bytes=settings.environment.aside_bytes,
-        decode=task.tokenizer.decode,
-        layout=layout,
     )
 
 

@@ -72,6 +72,15 @@ class LaunchSettings:
         is_path=True,
     )
 
+    compile_ahead: int | None = setting(
+        None,
+        "Threads in which each role compiles its programs before it needs them; 0 for none, so that"
+        " each is compiled when it is first called.",
+        unit="threads",
+        least=0,
+        implied="half of the machine's cores on accelerators, but at most 8; 0 on CPUs",
+    )
+
     @property
     def elsewhere(self) -> dict[str, str]:
         """The machines of processes that do not run on this one, by the processes' names."""

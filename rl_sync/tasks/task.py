@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -113,6 +113,10 @@ class Task:
     def max_drawn_tokens(self) -> int:
         """The most tokens that the policy draws for a row."""
         return self.episode_tokens or self.max_completion_tokens
+
+    def prompt_lengths(self, prompts: Iterable[Prompt]) -> frozenset[int]:
+        """Returns the numbers of tokens that some prompts have."""
+        return frozenset(prompt_tokens(self.tokenizer, prompt.text) for prompt in prompts)
 
     def encode_prompts(
         self, texts: Sequence[str]

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_sync.learning.batching import MIXED, Batching, first_fit_decreasing, lay_out
+from rl_sync.learning.batching import (
+    MIXED,
+    Batching,
+    demonstration_batching,
+    first_fit_decreasing,
+    lay_out,
+)
 from rl_sync.types import Demonstrations, Group
 
 T = 32
@@ -148,3 +154,36 @@ def test_demonstrations_are_laid_out_as_trajectories_are(kind, shape):
     learned = group.tokens[group.completion_mask]
     assert sorted(laid_out.tokens[laid_out.mask]) == sorted(learned)
     assert (laid_out.packing is not None) == (kind in MIXED)
+
+
+def _shapes(batch):
+    return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+
+
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])
+@pytest.mark.parametrize(("updates", "microbatch"), [(1, 0), (2, 3)])
+def test_the_shapes_of_batches_are_known_before_there_is_one(kind, updates, microbatch):
+    batching = Batching(kind, 12, T, updates, microbatch, shared_row_tokens=2 * T)
+    lengths = [[long] * count + [2] * (12 - count) for long in range(2, T + 1) for count in (1, 12)]
+    lengths += [[*[T] * (count // 2), *[2] * 6] * 2 for count in range(12)]
+    found = {_shapes(batching.batch([_group((one * 12)[:12])])) for one in lengths}
+    listed = {_shapes(batch) for batch in batching.shapes()}
+    if kind == "shared":
+        assert not listed
+        assert len(found) <= batching.shape_count
+    else:
+        assert found == listed
+        assert len(listed) == batching.shape_count
+
+
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed"])
+def test_the_shapes_of_demonstrations_are_known_before_they_are_drawn(kind):
+    listed = {_shapes(one) for one in demonstration_batching(kind, 6, T).demonstration_shapes()}
+    found = set()
+    for long in range(2, T + 1):
+        for count in range(1, 7):
+            lengths = np.array([long] * count + [2] * (6 - count))
+            mask = np.arange(T) < lengths[:, None]
+            drawn = Demonstrations(np.zeros((6, T), np.int32), mask & (np.arange(T) > 0))
+            found.add(_shapes(lay_out(drawn, kind)))
+    assert found == listed

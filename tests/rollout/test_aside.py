@@ -233,7 +233,7 @@ def test_copies_compile_one_program_for_each_size_of_batch_and_prompt():
     named = {(p.name, p.size) for p in engine.programs if "copy" in p.name}
     sizes = (16, 32, 64)
     assert engine.stats.restored == 4 * 3, "one of the four has the slot"
-    assert named == {("copy_cache", (1, size)) for size in sizes} | {
+    assert named == {("copy_cache", (1, size, 4)) for size in sizes} | {
         ("insert_copy", (1, 1, size, 4)) for size in sizes
     }
     # Beside them there is the insert of the first prompts.

@@ -6,7 +6,7 @@ import pytest
 
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
-from rl_sync.rollout import batch, slots
+from rl_sync.rollout import buckets, slots
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
@@ -288,7 +288,7 @@ def test_a_token_budget_leaves_completions_to_go_on_later():
 
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_sequences_go_on_with_new_weights(cache, monkeypatch):
-    monkeypatch.setattr(batch, "_MOST_PREFILL_TOKENS", 32)  # Of 8 rows, 2 at a time.
+    monkeypatch.setattr(buckets, "_MOST_PREFILL_TOKENS", 32)  # Of 8 rows, 2 at a time.
     other = tiny.params(seed=5)
     long = dataclasses.replace(SAMPLING, stop_ids=(), greedy=True)
     requests = _requests(long, completions=1)

@@ -1,9 +1,12 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rl_sync.rollout.sampling import (
+    Changes,
     History,
     Sampling,
     adjusted_logits,
@@ -118,6 +121,31 @@ def test_choices_that_nobody_made_are_not_computed():
     assert "scatter" not in always
     np.testing.assert_array_equal(ADJUST(logits, choice, asleep), logits)
     assert np.isneginf(ADJUST(logits, choice, history)).any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes"),
+    [
+        ({"temperature": 0.5}, Changes()),
+        ({"repetition_penalty": 1.3}, Changes(penalizes=True)),
+        ({"min_new_tokens": 4, "stop_ids": (1,)}, Changes(goes_on=True)),
+        ({"top_k": 2}, Changes(truncates=True)),
+        ({"top_p": 0.8}, Changes(truncates=True)),
+        ({"min_p": 0.1}, Changes(truncates=True)),
+        ({"min_p": 0.1, "greedy": True}, Changes()),
+    ],
+)
+def test_a_program_has_the_changes_that_are_asked_for_and_no_other(fields, changes):
+    sampling = _sampling(**fields)
+    assert Changes.of(sampling) == changes
+    history = History(*(np.zeros(shape, np.int32) for shape in ((1, 3), 1, 1)), np.ones(1, bool))
+    rows = np.asarray(LOGITS)[None], knobs([sampling], 4), history
+    adjusted = jax.make_jaxpr(functools.partial(adjusted_logits, changes=changes))(*rows)
+    names = [step.primitive.name for step in adjusted.eqns]
+    assert names.count("cond") == sum(changes)
+    np.testing.assert_array_equal(
+        adjusted_logits(*rows, changes=changes), adjusted_logits(*rows), strict=True
+    )
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 11, 512, 1000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -19,6 +20,7 @@ EPISODES = (
     "--config.warm_up.steps=0",
 )
 SYNCHRONOUS = flags("synchronous")
+AHEAD = "--config.launch.compile_ahead=2"
 ONE_STEP = flags("one_step_off_policy")
 ASYNCHRONOUS = flags("asynchronous")
 IN_PARTS = (
@@ -333,8 +335,23 @@ def test_every_transfer_gives_the_same_bits(runs, one, other):
     assert_same_bits(runs.get(*RUNS[one]), runs.get(*RUNS[other]))
 
 
+@pytest.mark.parametrize("role", ["trainer", "explorer1"])
+def test_a_run_needs_no_program_that_was_not_listed_before_it_began(runs, role):
+    run = runs.get(*ONE_STEP, EMBEDDED, AHEAD)
+    log = run.workdir.log(role).read_text()
+    counts = re.search(
+        r"Of (\d+) programs that were listed, (\d+) were compiled when they were needed, (\d+)"
+        r" were being compiled .*, and (\d+) were not begun\. (\d+) others were needed\.",
+        log,
+    )
+    assert counts, log
+    listed, *used, others = map(int, counts.groups())
+    assert 0 < sum(used) <= listed
+    assert others == 0
+
+
 def test_two_runs_with_one_seed_give_the_same_bits_and_another_seed_does_not(runs):
-    again = runs.get(*ONE_STEP, "--config.replay.backend=embedded")
+    again = runs.get(*ONE_STEP, EMBEDDED, AHEAD)
     assert_same_bits(runs.get(*ONE_STEP), again)
     other = runs.get(*ONE_STEP, "--config.seed=1", "--config.replay.backend=embedded")
     assert other.digest != again.digest

@@ -55,3 +55,21 @@ def test_a_team_agrees_once_for_each_shape_that_its_step_is_compiled():
     compiling.done.set()
     assert [steps.of(BATCH), steps.of(BATCH)] == ["compiled"] * 2
     assert compiling.agreed == ["compiled"]
+
+
+def test_a_shape_that_is_needed_does_not_wait_for_those_that_are_not():
+    compiling = Compiling()
+    steps = CompiledSteps(compiling, compiling, None)
+    others = [BATCH._replace(rewards=np.zeros(size)) for size in (3, 4)]
+    compile_step, compiling.compile_step = (
+        compiling.compile_step,
+        lambda state, batch: "needed" if batch is others[1] else compile_step(state, batch),
+    )
+    for batch in (BATCH, *others):
+        steps.prepare(batch)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        needed = pool.submit(steps.of, others[1])
+        try:
+            assert needed.result(5) == "needed"
+        finally:
+            compiling.done.set()

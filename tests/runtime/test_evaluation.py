@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from configs import gsm8k
 from rl_sync.processes.calls import AskVerdicts, Verdict, Written
 from rl_sync.rewards.judgement import Judgement
-from rl_sync.rollout.request import Completion
+from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.runtime import evaluation, wiring
 from rl_sync.settings.reading import read_settings
 from tests.settings.test_run import config_with
@@ -62,20 +63,17 @@ class Session:
 
 
 @pytest.fixture
-def engine(task, monkeypatch):
-    """An engine that completes every prompt with 12, ended in each of the two ways."""
-    asked = []
+def engine(task):
+    """Makes engines that complete every prompt with 12, ended in each of the two ways."""
 
     class Scripted:
-        def __init__(self, config, slots, *, decode, layout):
-            assert layout == "layout"
-            assert decode([*task.tokenizer.encode("12"), 7]) == "12"
+        asked: ClassVar[list[CompletionRequest]] = []
 
         def load(self, params, version):
             assert params == "params"
 
         def generate(self, requests):
-            asked.extend(requests)
+            self.asked.extend(requests)
             ends = [(2, 7)[i % 2] for i in range(len(requests))]
             tokens = [np.array([*task.tokenizer.encode("12"), end], np.int32) for end in ends]
             return [
@@ -83,23 +81,22 @@ def engine(task, monkeypatch):
                 for i, (x, request) in enumerate(zip(tokens, requests, strict=True))
             ]
 
-    monkeypatch.setattr(evaluation, "Engine", Scripted)
-    return asked
+    return Scripted
 
 
-def evaluator(settings, task, session, **fields):
-    examination = dataclasses.replace(wiring.examination(settings, task), **fields)
+def evaluator(settings, task, session, engine):
+    examination = wiring.examination(settings, task)
     greedy = wiring.greedy_sampling(settings, task)
-    return evaluation.Evaluator(session, None, examination, greedy, 4, layout="layout")
+    return evaluation.Evaluator(session, examination, greedy, engine)
 
 
 def test_an_evaluation_ends_completions_as_rollouts_do_and_has_their_text_judged(
     settings, task, engine
 ):
     session = Session()
-    evaluator(settings, task, session).hand_in("params", "after step 3", 3)
-    assert [one.sampling for one in engine] == [wiring.greedy_sampling(settings, task)] * 2
-    assert engine[0].prompt.tolist() == task.tokenizer.encode_prompt(task.held_out[0].text)
+    evaluator(settings, task, session, engine).hand_in("params", "after step 3", 3)
+    assert [one.sampling for one in engine.asked] == [wiring.greedy_sampling(settings, task)] * 2
+    assert engine.asked[0].prompt.tolist() == task.tokenizer.encode_prompt(task.held_out[0].text)
     (call,) = session.calls
     assert (call.moment, call.step) == ("after step 3", 3)
     asked_for = [(one.prompt_id, one.held_out, one.text, one.truncated) for one in call.items]
@@ -111,9 +108,11 @@ def test_several_completions_of_a_problem_are_drawn_and_each_has_its_number(sett
         settings, evaluation=dataclasses.replace(settings.evaluation, samples=3, temperature=0.5)
     )
     session = Session()
-    evaluator(several, task, session).hand_in("params", "after step 3", 3)
-    assert {(one.sampling.greedy, one.sampling.temperature) for one in engine} == {(False, 0.5)}
-    assert len({one.seed for one in engine}) == len(engine) == 2
+    evaluator(several, task, session, engine).hand_in("params", "after step 3", 3)
+    assert {(one.sampling.greedy, one.sampling.temperature) for one in engine.asked} == {
+        (False, 0.5)
+    }
+    assert len({one.seed for one in engine.asked}) == len(engine.asked) == 2
     (call,) = session.calls
     assert [(one.prompt_id, one.sample) for one in call.items] == [
         (problem, sample) for problem in (0, 1) for sample in range(3)
@@ -129,10 +128,10 @@ def test_without_a_temperature_of_their_own_evaluations_draw_as_rollouts_do(sett
 
 def test_a_probe_waits_for_its_verdicts(settings, task, engine):
     session = Session(Verdict(1.0, True), Verdict(0.5, False))
-    values = evaluator(settings, task, session).accuracy("params", 8)
+    values = evaluator(settings, task, session, engine).accuracy("params", 8)
     assert (values["accuracy"], values["problems"]) == (0.5, 2)
     session = Session(Verdict(1.0, True))
-    assert evaluator(settings, task, session).accuracy("params", 1)["accuracy"] == 1.0
+    assert evaluator(settings, task, session, engine).accuracy("params", 1)["accuracy"] == 1.0
 
 
 def judged(number, answer="", sample=0, score=1.0):

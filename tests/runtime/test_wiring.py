@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs import gsm8k, jsonl
-from rl_sync.runtime import wiring
+from rl_sync.runtime import engines, wiring
 from rl_sync.runtime.playing import check_environment
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.sandbox import choice
@@ -172,9 +172,9 @@ def test_rows_of_shared_prompts_have_room_for_a_trajectory():
 
 
 def test_an_explorer_s_engine_sets_caches_aside_within_the_bound_of_the_run(monkeypatch):
-    monkeypatch.setattr(wiring, "Engine", lambda *_, **options: options)
+    monkeypatch.setattr(engines, "Engine", lambda *_, **options: options)
     settings = settings_with(environment__aside_bytes=1 << 20)
-    options = wiring.engine(settings, wiring.load_task(settings), layout())
+    options = engines.rollout_engine(settings, wiring.load_task(settings), layout())
     assert options["aside_bytes"] == 1 << 20
 
 

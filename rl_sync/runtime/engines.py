@@ -1,0 +1,73 @@
+"""Engines of a run: the one that an explorer generates with, and the trainer's for evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from rl_sync.models import lora
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
+from rl_sync.rollout.engine import CachePolicy, Engine
+from rl_sync.rollout.programs import CompiledProgram
+from rl_sync.rollout.sampling import Changes
+from rl_sync.runtime import wiring
+from rl_sync.settings.run import RunSettings
+from rl_sync.tasks.task import Task
+
+BeforeFirst = Callable[[CompiledProgram], None]
+
+
+def _at_once(program: CompiledProgram) -> None:
+    """Lets a program compile when it is called."""
+
+
+def rollout_engine(
+    settings: RunSettings, task: Task, layout: Layout, before_first: BeforeFirst = _at_once
+) -> Engine:
+    """Makes the engine that an explorer generates with, on its devices.
+
+    Args:
+      before_first: see `Engine`.
+    """
+    return Engine(
+        lora.merged_config(wiring.explorer_model(settings, task)),
+        settings.slots,
+        chunk_tokens=settings.rollout.chunk_tokens,
+        cache=cast(CachePolicy, settings.rollout.cache),
+        aside_bytes=settings.environment.aside_bytes,
+        decode=task.tokenizer.decode,
+        layout=layout,
+        changes=sampled_changes(settings, task),
+        before_first=before_first,
+    )
+
+
+def sampled_changes(settings: RunSettings, task: Task) -> Changes:
+    """Returns the changes of logits that a run's rollouts and evaluations ask for."""
+    rollouts, examination = wiring.sampling(settings, task), wiring.examination(settings, task)
+    return Changes.of(rollouts).with_those(Changes.of(examination.sampling))
+
+
+def evaluation_engine(
+    settings: RunSettings,
+    task: Task,
+    model: ModelConfig,
+    layout: Layout,
+    before_first: BeforeFirst = _at_once,
+) -> Engine:
+    """Makes the engine with which the trainer completes held-out problems.
+
+    Args:
+      model: the policy's shape.
+      before_first: see `Engine`.
+    """
+    problems = len(wiring.examination(settings, task).prompts)
+    return Engine(
+        model,
+        min(problems, settings.warm_up.probe_problems),
+        decode=task.tokenizer.decode,
+        layout=layout,
+        changes=sampled_changes(settings, task),
+        before_first=before_first,
+    )

@@ -1,0 +1,154 @@
+"""Listing of the programs that each role of a run compiles, known before the run begins.
+
+A program is a jitted function for given shapes of its arguments. Listed are those that compute
+with the model: the trainer's steps, and the functions of rollout engines. Small ones, which draw,
+move or compare weights, are not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+
+from rl_sync.actors.trainer import Trainer
+from rl_sync.learning.batching import demonstration_batching
+from rl_sync.models.placement import param_like
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.programs import Requests
+from rl_sync.runtime import wiring
+from rl_sync.runtime.engines import evaluation_engine, sampled_changes
+from rl_sync.runtime.parameters import Parameters
+from rl_sync.settings.run import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.types import Demonstrations, Params, Prompt
+
+TRAINING, WARM_UP, EVALUATION, ROLLOUT = "training", "warm-up", "evaluation", "rollout"
+
+
+class Listed(NamedTuple):
+    """A program that a role compiles, or may have to.
+
+    Attributes:
+      purpose: what the role needs it for.
+      name: the function.
+      key: a name that no other program of the role has.
+      lower: traces the function for the shapes of its arguments.
+    """
+
+    purpose: str
+    name: str
+    key: Hashable
+    lower: Callable[[], jax.stages.Lowered]
+
+
+def shapes_of(arguments: Any) -> Hashable:
+    """Returns the shapes and dtypes of a pytree's leaves, as a part of a program's key."""
+    return tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(arguments))
+
+
+def warm_up_key(drawn: Demonstrations) -> Hashable:
+    """Returns the key of the supervised step on demonstrations of these shapes."""
+    return WARM_UP, shapes_of(drawn)
+
+
+def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    """Lists the programs of the trainer, about in the order in which it needs them.
+
+    With `trainer.batching=shared` steps are missing: their batches may have too many shapes. So are
+    evaluations of reward models.
+    """
+    return [
+        *_warm_up(settings, task, trainer),
+        *evaluation_programs(settings, task, trainer),
+        *_steps(settings, task, trainer),
+    ]
+
+
+def explorer_programs(
+    settings: RunSettings, task: Task, engine: Engine, parameters: Parameters
+) -> list[Listed]:
+    """Lists the programs of an explorer's engine, about in the order in which it needs them."""
+    return _of_engine(ROLLOUT, engine, parameters.held_like, _rollouts(settings, task))
+
+
+def _warm_up(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    if not settings.warm_up.steps:
+        return []
+    size, kind = settings.warm_up.batch_size, settings.trainer.batching
+    laid_out = demonstration_batching(kind, size, task.row_tokens).demonstration_shapes()
+    return [
+        Listed(WARM_UP, "step", warm_up_key(drawn), functools.partial(trainer.lower_warm_up, drawn))
+        for drawn in laid_out
+    ]
+
+
+def _steps(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    batching = wiring.batching(settings, task.row_tokens)
+    return [
+        Listed(
+            TRAINING,
+            "step",
+            (TRAINING, shapes_of(batch)),
+            functools.partial(trainer.lower_step, trainer.like(), batch),
+        )
+        for batch in batching.shapes()
+    ]
+
+
+def evaluation_programs(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    """Lists the programs of the engine with which the trainer evaluates."""
+    if settings.algorithm.scores:
+        return []
+    engine = evaluation_engine(settings, task, trainer.model, trainer.layout)
+    like = param_like(trainer.model, trainer.layout)
+    asked = _evaluations(settings, task, engine.slots)
+    return _of_engine(EVALUATION, engine, like, asked)
+
+
+def _of_engine(purpose: str, engine: Engine, params: Params, requests: Requests) -> list[Listed]:
+    possible = engine.possible(params)
+    return [
+        Listed(purpose, program.name, program, functools.partial(possible.lower, program))
+        for program in possible.listed(requests)
+    ]
+
+
+def _rollouts(settings: RunSettings, task: Task) -> Requests:
+    """Describes the requests to an explorer's engine."""
+    prompts = settings.groups_at_once * (1 + settings.algorithm.needs_baselines)
+    asked: Iterable[Prompt] = task.train
+    if settings.evaluates_on_explorers:
+        examination = wiring.examination(settings, task)
+        asked, prompts = (*asked, *examination.prompts), prompts + len(examination.prompts)
+    recomputes = settings.rollout.cache == "recompute"
+    return _requests(settings, task, asked, prompts, recomputes=recomputes)
+
+
+def _evaluations(settings: RunSettings, task: Task, slots: int) -> Requests:
+    """Describes the requests to the trainer's engine."""
+    return _requests(settings, task, wiring.examination(settings, task).prompts, slots)
+
+
+def _requests(
+    settings: RunSettings,
+    task: Task,
+    asked: Iterable[Prompt],
+    prompts: int,
+    recomputes: bool = False,
+) -> Requests:
+    sampling, plays = wiring.sampling(settings, task), settings.plays
+    # Environments say how long prompts are.
+    any_length = frozenset(range(1, task.row_tokens))
+    return Requests(
+        prompt_tokens=any_length if plays else task.prompt_lengths(asked),
+        prompts=prompts,
+        new_tokens=sampling.max_new_tokens,
+        stop_ids=len(sampling.stop_ids),
+        changes=sampled_changes(settings, task),
+        held=plays,
+        sets_aside=plays and settings.environment.aside_bytes > 0,
+        recomputes=recomputes,
+    )
