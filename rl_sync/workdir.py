@@ -129,6 +129,11 @@ class Workdir:
         return self._at("judgements.jsonl")
 
     @property
+    def rollouts(self) -> Path:
+        """Completions that were trained on; see `rl_sync.observe.rollouts`."""
+        return self._at("rollouts")
+
+    @property
     def trace(self) -> Path:
         """The run's spans for a trace viewer."""
         return self._at("trace.json")
@@ -143,4 +148,5 @@ class Workdir:
         """Files that an attempt at a run leaves behind, and the next one moves aside."""
         folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
-        return self.config, *folders, *records, self.judgements
+        others = (self.judgements, self.rollouts)
+        return self.config, *folders, *records, *others

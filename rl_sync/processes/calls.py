@@ -103,6 +103,33 @@ class Verdict(NamedTuple):
 
 
 @record
+class Judgements(NamedTuple):
+    """Judgements of groups, in columns with an entry a completion, group after group.
+
+    Attributes:
+      counts: the number of completions of each group, in the order in which they were written, a
+        greedy one last; 0 for a group whose judgements are not known any more.
+      scores: None for those that could not be judged.
+      whys, components, answers: see `rl_sync.rewards.judgement.Judgement`.
+      endings: the ends of their episodes; None without an environment.
+    """
+
+    counts: list[int]
+    scores: list[float | None]
+    whys: list[str]
+    components: list[dict[str, float]]
+    answers: list[str | None]
+    endings: list[Ending | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskJudgements(Call[Judgements]):
+    """Asks for the judgements of groups that no step has trained on for the last time."""
+
+    lease_ids: list[int]
+
+
+@record
 class Pending(NamedTuple):
     """Completions are still being judged.
 

@@ -95,6 +95,7 @@ class MasterServer:
             calls.AskVerdicts.answered_by(
                 lambda call: self._judging.verdicts(call.ticket, call.poll_secs)
             ),
+            calls.AskJudgements.answered_by(lambda call: self._judging.of_leases(call.lease_ids)),
             calls.Screen.answered_by(self._screen),
             calls.Claim.answered_by(self._claim),
             calls.Happened.answered_by(self._happened),

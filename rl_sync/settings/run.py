@@ -28,6 +28,7 @@ from rl_sync.settings.evaluation import EXPLORERS, EvaluationSettings
 from rl_sync.settings.launch import LaunchSettings
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.settings.model import ModelSettings
+from rl_sync.settings.observe import ObserveSettings
 from rl_sync.settings.rollout import RolloutSettings
 from rl_sync.settings.sections import (
     ExplorerSettings,
@@ -116,6 +117,9 @@ class RunSettings:
     )
     checkpoint: SnapshotSettings = section(
         SnapshotSettings, "Snapshots of the trainer, from which a run goes on.", free="always"
+    )
+    observe: ObserveSettings = section(
+        ObserveSettings, "Records of what the policy writes.", free="always"
     )
     launch: LaunchSettings = section(
         LaunchSettings, "Start, watch and end of the run's processes.", free="always"

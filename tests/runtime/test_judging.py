@@ -8,6 +8,7 @@ import pytest
 
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.processes.calls import Pending, Verdict, Written
+from rl_sync.processes.messages import decode, encode
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.runtime.judging import Judging
@@ -89,6 +90,21 @@ def test_metrics_are_of_the_groups_of_a_step(tmp_path):
     desk("1", lease=4)
     desk.judging.forget([4, 5])
     assert desk.judging.metrics([4], []) == {"reward/unjudged": 0.0}
+
+
+def test_judgements_of_groups_can_be_had_until_they_are_forgotten(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1", "?", lease=1)
+    desk("0", lease=3)
+    found = desk.judging.of_leases([3, 2, 1])
+    assert found.counts == [1, 0, 2]
+    assert found.scores == [0.0, 1.0, None]
+    assert found.whys == ["as told", "as told", "too hard"]
+    assert found.components == [{"main": 0.0, "extra": 0.5}, {"main": 1.0, "extra": 0.5}, {}]
+    assert found.answers == found.endings == [None] * 3
+    assert decode(encode(found)) == found
+    desk.judging.metrics([1], [1])
+    assert desk.judging.of_leases([1, 3]).counts == [0, 1]
 
 
 @pytest.mark.parametrize(("record", "count"), [("all", 3), ("unjudged", 1), ("none", 0)])
