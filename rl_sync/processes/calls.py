@@ -20,6 +20,7 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.ending import Ending, Fault
+from rl_sync.observe.alarms import Alarm
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.attendance import Silence
 from rl_sync.processes.messages import record
@@ -32,6 +33,7 @@ for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsJudged, GroupsRefused),
     *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
     *(FailedEpisode, Ending, Fault, RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
+    Alarm,
 ):
     record(_class)
 

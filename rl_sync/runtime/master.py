@@ -26,9 +26,10 @@ from rl_sync.actors.events import (
     StopRequested,
     Ticked,
 )
-from rl_sync.observe import accuracy
+from rl_sync.observe import accuracy, alarms
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.processes import calls
 from rl_sync.processes.attendance import Attendance
@@ -66,6 +67,7 @@ class MasterServer:
         self._state = master.MasterState(wiring.master_settings(settings))
         self._ledger = Ledger(settings.workdir)
         self._metrics = MetricsWriter(settings.workdir)
+        self._watch = alarms.Watch(settings.alarm_limits)
         self._meeting = MeetingPoint()
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = "start", ""
@@ -173,6 +175,8 @@ class MasterServer:
         except RecordsError as error:
             self._fail(str(error))
         self._metrics.resume(call.step, call.warm_up)
+        for line in read_metrics(self._settings.workdir, "rl"):
+            self._watch.add(line)
         self._evaluations.resume(call.step)
 
     def _begin(self, call: calls.Begin) -> None:
@@ -232,6 +236,7 @@ class MasterServer:
         over = {*event.lease_ids, *event.left_out} - {*event.kept}
         metrics = {**call.metrics, **self._judging.metrics(event.lease_ids, over)}
         self._metrics.write("rl", event.step, metrics)
+        self._watch.add(metrics)
         self._add(Result(rl={"step": event.step, **call.metrics}))
 
     def _decide_transfer(self, call: calls.DecideTransfer) -> None:
@@ -298,6 +303,7 @@ class MasterServer:
         del call
         settings = self._settings
         with self._changed:
+            raised = tuple(alarms.raised(self._watch.evidence()))
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == "warm-up":
                 step, steps = 0, settings.warm_up.steps
@@ -313,6 +319,8 @@ class MasterServer:
                 elapsed_secs=time.monotonic() - self._started,
                 message=self._message,
                 loss=loss,
+                alarms=raised,
+                examples=self._judging.examples() if alarms.are_of_completions(raised) else (),
             )
 
     def _fail(self, reason: str) -> None:

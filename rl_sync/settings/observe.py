@@ -32,6 +32,12 @@ class ObserveSettings:
         above=0,
         greatest=1,
     )
+    alarm_steps: int = setting(
+        5,
+        "Trainer steps in a row with the same trouble, such as no reward, after which the run gives"
+        " an alarm.",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         check(self, "observe")

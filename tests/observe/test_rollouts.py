@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from rl_sync.observe import rollouts
+from rl_sync.observe.garble import escaped, has_unprintable
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.rollouts import Rollout, Selection, digest, groups_of, parts, read_rollouts
 from tests.observe.full_disk import files_of_at_most
@@ -123,3 +124,17 @@ def test_a_record_is_plain_json(tmp_path):
     _recorded(tmp_path, 1)
     (line, _) = parts(tmp_path)[0].path.read_text().splitlines()
     assert json.loads(line)["step"] == 1
+
+
+@pytest.mark.parametrize("text", ["plain", "two\nlines\tand", "日本　語 – ’é 🤖‍🔧", ""])
+def test_text_of_any_language_can_be_printed(text):
+    assert not has_unprintable(text)
+
+
+@pytest.mark.parametrize("text", ["\x1b[31m", "a\x00", "\ufffd", "\x9b", "\ue000"])
+def test_control_characters_and_bytes_that_are_no_text_cannot(text):
+    assert has_unprintable(text)
+
+
+def test_characters_that_would_disturb_a_terminal_are_escaped():
+    assert escaped("a\x1b[2J\r\u202eb\n\tü\ufffd") == "a\\x1b[2J\\r\\u202eb\n\tü\ufffd"

@@ -33,6 +33,12 @@ def test_every_completion_that_was_trained_on_is_recorded_once_with_its_judgemen
             assert "".join(one.tokens) == one.completion
 
 
+def test_a_run_without_any_reward_gives_an_alarm_in_its_report(runs):
+    run = runs.get("--config.sync.mode=asynchronous", EMBEDDED)
+    assert not any(one.reward for one in read_rollouts(run.workdir))
+    assert "ALARM since trainer step 5: No completion earned a reward in the last 5" in run.output
+
+
 def test_an_episode_that_failed_is_recorded_without_a_reward(runs):
     run = runs.get(
         *FAULTY,

@@ -36,7 +36,8 @@ class Scripted:
     def one(self, text):
         if text == "?":
             return Judgement.unknown("too hard")
-        return Judgement(float(text), "as told", {"main": float(text), "extra": 0.5})
+        score = float(text.rstrip("\x00"))
+        return Judgement(score, "as told", {"main": score, "extra": 0.5})
 
     def close(self):
         pass
@@ -84,6 +85,7 @@ def test_metrics_are_of_the_groups_of_a_step(tmp_path):
         "reward/main": pytest.approx(2 / 3),
         "reward/extra": 0.5,
         "reward/unjudged": 1.0,
+        "unprintable_fraction": 0.0,
     }
     assert desk.judging.metrics([1], []) == {"reward/unjudged": 0.0}
     assert desk.judging.metrics([3], []) == desk.judging.metrics([3], [3])
@@ -105,6 +107,19 @@ def test_judgements_of_groups_can_be_had_until_they_are_forgotten(tmp_path):
     assert decode(encode(found)) == found
     desk.judging.metrics([1], [1])
     assert desk.judging.of_leases([1, 3]).counts == [0, 1]
+
+
+def test_the_last_completions_are_examples_and_what_cannot_be_printed_is_counted(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1\x00", "0", lease=1)
+    desk("5", held_out=True, lease=NO_LEASE)
+    assert desk.judging.metrics([1], [1])["unprintable_fraction"] == 0.5
+    desk("2", "3", lease=2)
+    assert desk.judging.examples() == (
+        "'1+1=' → '0': as told",
+        "'1+1=' → '2': as told",
+        "'1+1=' → '3': as told",
+    )
 
 
 @pytest.mark.parametrize(("record", "count"), [("all", 3), ("unjudged", 1), ("none", 0)])
