@@ -50,6 +50,8 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
     if step is not None:
         entries["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
+    if workdir.rollouts.is_dir():
+        entries["rollouts"] = f"python -m launcher rollouts --workdir={quoted}"
     entries |= {
         "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",

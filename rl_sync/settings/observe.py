@@ -14,7 +14,7 @@ class ObserveSettings:
     rollouts: bool = setting(
         True,
         "Records the completions that are trained on, in rollouts/ in the work directory;"
-        " `rl_sync.observe.rollouts` reads them.",
+        " `python -m launcher rollouts` shows them.",
     )
     rollout_bytes: int = setting(
         256 << 20,

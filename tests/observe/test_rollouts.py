@@ -1,12 +1,15 @@
 """Records of rollouts: parts, what readers find in them, and disks that cannot take them."""
 
+import dataclasses
 import json
 import re
+from pathlib import Path
 
 import orjson
 import pytest
 
 from rl_sync.observe import rollouts
+from rl_sync.observe.alarms import ALARMS
 from rl_sync.observe.garble import escaped, has_unprintable
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.rollouts import Rollout, Selection, digest, groups_of, parts, read_rollouts
@@ -138,3 +141,12 @@ def test_control_characters_and_bytes_that_are_no_text_cannot(text):
 
 def test_characters_that_would_disturb_a_terminal_are_escaped():
     assert escaped("a\x1b[2J\r\u202eb\n\tü\ufffd") == "a\\x1b[2J\\r\\u202eb\n\tü\ufffd"
+
+
+def test_the_page_has_every_field_and_every_alarm():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "rollouts.md").read_text()
+    fields = {name for line in page.splitlines() if line.startswith("| `")
+              for name in re.findall(r"`(\w+)`", line.split("|")[1])}  # fmt: skip
+    assert fields == {field.name for field in dataclasses.fields(Rollout)}
+    for kind in ALARMS:
+        assert f"| {kind.name} | {kind.condition} | {kind.advice} |" in page
