@@ -129,6 +129,16 @@ class Workdir:
         return self._at("judgements.jsonl")
 
     @property
+    def rollouts(self) -> Path:
+        """Completions that were trained on; see `rl_sync.observe.rollouts`."""
+        return self._at("rollouts")
+
+    @property
+    def restarts(self) -> Path:
+        """Every restart of a role; see `rl_sync.observe.alarms`."""
+        return self._at("restarts.jsonl")
+
+    @property
     def trace(self) -> Path:
         """The run's spans for a trace viewer."""
         return self._at("trace.json")
@@ -143,4 +153,5 @@ class Workdir:
         """Files that an attempt at a run leaves behind, and the next one moves aside."""
         folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
-        return self.config, *folders, *records, self.judgements
+        others = (self.judgements, self.rollouts, self.restarts)
+        return self.config, *folders, *records, *others

@@ -20,6 +20,8 @@ def test_files_have_the_names_that_users_and_earlier_runs_know():
         "tensorboard": workdir.tensorboard,
         "ledger.jsonl": workdir.ledger,
         "consumed.jsonl": workdir.consumed,
+        "rollouts": workdir.rollouts,
+        "restarts.jsonl": workdir.restarts,
         "timeline.png": workdir.timeline[0],
         "trace.json": workdir.trace,
     }
@@ -35,4 +37,4 @@ def test_a_new_attempt_leaves_what_is_the_users_own_and_what_was_moved_aside():
     workdir = Workdir("/runs/mine")
     kept = {workdir.lock, workdir.secret, workdir.earlier, *workdir.timeline, workdir.trace}
     assert not kept & set(workdir.of_attempt)
-    assert len(set(workdir.of_attempt)) == 12
+    assert len(set(workdir.of_attempt)) == 14

@@ -3,6 +3,7 @@
 python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchronous …]
 python -m launcher plan --config=configs/arithmetic.py
 python -m launcher timeline --workdir=runs/… [--steps=1:8]
+python -m launcher rollouts --workdir=runs/… [--step=12] [--sort=reward] [--grep=…] [--json]
 python -m launcher eval --workdir=runs/… [--step=best] [--config.evaluation.samples=8 …]
 python -m launcher eval --config=configs/arithmetic.py --model=…
 python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16] [--step=best]
@@ -53,6 +54,8 @@ def _execute(arguments: command_line.Arguments) -> int:
     # What each command needs loads only once the command line is known to make sense.
     if arguments.command == "timeline":
         return _timeline(arguments.flags)
+    if arguments.command == "rollouts":
+        return _rollouts(arguments.flags)
     if arguments.command == "export":
         return _export(arguments.flags)
     if arguments.command == "settings":
@@ -139,6 +142,12 @@ def _timeline(flags: Mapping[str, str]) -> int:
     for path in (*pictures, trace):
         print(path)
     return 0
+
+
+def _rollouts(flags: Mapping[str, str]) -> int:
+    from launcher import rollouts
+
+    return rollouts.show(flags)
 
 
 def _export(flags: Mapping[str, str]) -> int:

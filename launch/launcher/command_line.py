@@ -54,6 +54,11 @@ COMMANDS = {
         ("workdir", "out", "steps"),
         "--workdir=runs/… --steps=1:8",
     ),
+    "rollouts": Command(
+        "Shows what the policy wrote, and how it was judged, also while it runs.",
+        ("workdir", "step", "prompt", "lease", "reward", "grep", "sort", "limit", "json"),
+        "--workdir=runs/… --step=12 --sort=reward --grep='wait|hmm'",
+    ),
     "eval": Command(
         "Measures a policy on held-out problems: a run's snapshot, or a checkpoint.",
         (CONFIG, "workdir", "model", "step", "out"),
@@ -80,8 +85,8 @@ FLAGS = {
     CONFIG: ("FILE", "A config file; configs/ has some. run, plan, eval, reward."),
     "workdir": (
         "DIRECTORY",
-        "The work directory of a run, whose times plan forecasts from. timeline, eval, export,"
-        " plan.",
+        "The work directory of a run, whose times plan forecasts from. timeline, rollouts, eval,"
+        " export, plan.",
     ),
     "out": (
         "PATH",
@@ -89,7 +94,22 @@ FLAGS = {
         " evaluation, evaluation.json if not set. timeline, eval.",
     ),
     "model": ("DIRECTORY", "A checkpoint, as model.path takes it. eval."),
-    "step": ("STEP", "The step of a snapshot, or best; the newest if not set. eval, export."),
+    "step": (
+        "STEP",
+        "The step of a snapshot, or best; the newest if not set. eval, export. A trainer step, or"
+        " FIRST:LAST. rollouts.",
+    ),
+    "prompt": ("ID", "The number of a problem, whose completions are shown. rollouts."),
+    "lease": ("ID", "The lease of a group, whose completions are shown. rollouts."),
+    "reward": ("LEAST:GREATEST", "Bounds of the reward, such as 0:0.5, 1: or :0. rollouts."),
+    "grep": ("PATTERN", "A regular expression, found in a prompt or a completion. rollouts."),
+    "sort": (
+        "FIELD",
+        "The order: step, reward, advantage, tokens, staleness or logprob; with a - in front from"
+        " the greatest on. rollouts.",
+    ),
+    "limit": ("N", "The most lines of a table, or completions. rollouts."),
+    "json": ("", "Prints all records that fit as JSON lines. rollouts."),
     "steps": ("FIRST:LAST", "The trainer steps to draw, such as 3:8, 3: or all. timeline."),
     "to": ("DIRECTORY", "A new directory for the checkpoint. export."),
     "dtype": (
@@ -126,7 +146,8 @@ class Arguments(NamedTuple):
     Attributes:
       command: a key of `COMMANDS`.
       config: the config with the settings that were given; None where there is none.
-      flags: the values of the other flags that were given, paths with their home directory.
+      flags: the values of the other flags that were given, paths with their home directory; `True`
+        or `False` for those that take none.
       words: those after the command, with spaces between them.
     """
 
@@ -152,7 +173,7 @@ def help_text() -> str:
     lines = [f"usage: {_PROGRAM} [COMMAND] [FLAGS]", "", "commands:"]
     lines += [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
     lines += ["", "flags:"]
-    entries = {f"--{name}={value}": text for name, (value, text) in FLAGS.items()}
+    entries = {f"--{name}={value}".rstrip("="): text for name, (value, text) in FLAGS.items()}
     entries["--config.NAME=VALUE"] = (
         "Changes a setting; `settings` lists them all. run, plan, eval, reward."
     )
@@ -250,8 +271,10 @@ def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def _define(config: ConfigDict | None, words: Sequence[str]) -> flags.FlagValues:
     """Defines the flags of a command line."""
     values = flags.FlagValues()
-    for name, (_, text) in FLAGS.items():
-        if name != CONFIG:
+    for name, (value, text) in FLAGS.items():
+        if not value:
+            flags.DEFINE_bool(name, False, text, flag_values=values)
+        elif name != CONFIG:
             flags.DEFINE_string(name, None, text, flag_values=values)
     if config is None:
         return values

@@ -10,8 +10,9 @@ from typing import Any
 from launcher import workdir as work
 from launcher.plan import describe
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.observe import accuracy
+from rl_sync.observe import accuracy, alarms
 from rl_sync.observe import summary as span_summary
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import read_spans
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.results import Balance, Result, Summary
@@ -37,6 +38,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     lines = ["", *_accuracy(result, settings.algorithm)]
     if warning := unsolved.alarm(settings, result.evaluations):
         lines.append(warning)
+    lines += _alarms(settings, result)
     lines += _throughput(settings)
     if settings.explorers:
         lines.append(_account(balance))
@@ -48,6 +50,8 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
     if step is not None:
         entries["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
+    if workdir.rollouts.is_dir():
+        entries["rollouts"] = f"python -m launcher rollouts --workdir={quoted}"
     entries |= {
         "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",
@@ -89,6 +93,21 @@ def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
             f" logprobs of trainer and explorers were over {gap.limit:g} nats apart, at most"
             f" {gap.greatest:.3f}: data too stale, or two engines that compute differently."
         )
+    return lines
+
+
+def _alarms(settings: RunSettings, result: Result) -> list[str]:
+    """Returns the alarms of the run's metrics; the logprob gap has a line already."""
+    try:
+        steps = read_metrics(settings.workdir, "rl")
+    except (OSError, ValueError):
+        return []
+    told = (alarms.LOGPROB_GAP,) if result.logprob_gap is not None else ()
+    periods = alarms.history(steps, settings.alarm_limits)
+    periods = [one for one in periods if one.alarm.name not in told]
+    lines = alarms.describe(periods, steps[-1]["step"] if steps else 0)
+    restarts = alarms.Evidence(alarms.Limits(), restarts=alarms.read_restarts(settings.workdir))
+    lines += [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -18,7 +19,9 @@ from launcher.processes import RunFailedError, RunProcesses
 from launcher.supervisor import Death, Supervisor, likeliest_first
 from launcher.vigil import Vigil
 from rl_sync.actors.events import ExplorerDied, StopRequested
+from rl_sync.observe import alarms
 from rl_sync.observe.display import LiveDisplay, RunStatus
+from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.calls import AskStatus, Close, Happened
 from rl_sync.processes.hosts import check_own
@@ -131,13 +134,23 @@ class LocalRun:
                 return False
             self._processes.start_programs([program])
             why = next(death for death in deaths if role_of(death.name) == program)
+            self._record_restart(program, str(why))
             print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
         return True
+
+    def _record_restart(self, role: str, why: str) -> None:
+        with contextlib.suppress(OSError):  # Nothing relies on it.
+            lines = JsonLinesWriter(self._workdir.restarts, vital=False)
+            lines.write({"time": time.time(), "role": role, "why": why})
+            lines.close()
 
     def _status(self) -> RunStatus | None:
         assert self._master is not None
         try:
-            self._last = self._master.call(AskStatus(), _ANSWER_SECS)
+            status = self._master.call(AskStatus(), _ANSWER_SECS)
+            restarts = alarms.Evidence(alarms.Limits(), restarts=self._restarts)
+            more = tuple(alarms.raised(restarts))
+            self._last = dataclasses.replace(status, alarms=(*status.alarms, *more))
             return self._last
         except (PeerLostError, RemoteError):
             return None  # Not up yet; if it had died, the supervisor would know.

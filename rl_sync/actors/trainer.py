@@ -197,6 +197,7 @@ class Trainer:
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
         `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end.
+        Metrics are scalars, but for the `advantages` of trajectories.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params

@@ -25,6 +25,9 @@ from rl_sync.types import Rows, TrainBatch
 
 Metrics = dict[str, Float[Array, ""]]
 
+ADVANTAGES_NAME = "advantages"
+"""The one metric that has a value for each trajectory: the mean of its tokens' advantages."""
+
 
 def give(
     algorithm: Algorithm,
@@ -49,7 +52,8 @@ def give(
 
     Returns:
       (estimate, weights, metrics): advantages, with returns where there are values; weights, 0 for
-      trajectories that are left out of the loss and 1 for others; and what describes the batch.
+      trajectories that are left out of the loss and 1 for others; and what describes the batch,
+      with the mean advantage of each trajectory as `ADVANTAGES_NAME`.
     """
     rows, rewards = batch.rows, batch.rewards
     mask, sequences = rows.completion_mask, rows.sequences
@@ -79,6 +83,8 @@ def give(
         elif algorithm.whiten:
             whitened = jnp.where(mask, whiten(estimate.advantages, mask), 0.0)
             estimate = estimate._replace(advantages=whitened)
+        total = trajectory_totals(estimate.advantages, mask, sequences, rewards.size)
+        of_trajectories = total / jnp.maximum(lengths, 1)
     else:
         if algorithm.turn_discount < 1:
             discount = returns.at_turns(1.0, algorithm.turn_discount, mask)
@@ -90,6 +96,7 @@ def give(
         estimate = Estimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
     metrics |= _trajectory_metrics(batch.rewards, lengths, cut, group_size)
+    metrics[ADVANTAGES_NAME] = of_trajectories
     return estimate, weights, metrics
 
 

@@ -17,6 +17,7 @@ from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import map_rows
 from rl_sync.learning.objective import Experience, Metrics
 from rl_sync.learning.train_state import TrainState
+from rl_sync.models.sharding import constrain
 from rl_sync.types import Params, TrainBatch
 
 
@@ -75,6 +76,8 @@ class Preparation:
             values=values,
             kl_coefficient=state.kl_coefficient,
         )
+        # Each process of the trainer can read it whole.
+        metrics[credit.ADVANTAGES_NAME] = constrain(metrics[credit.ADVANTAGES_NAME])
         if ref_logprobs is not None:
             weight = state.kl_coefficient
             metrics["kl_coefficient"] = jnp.float32(

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rl_sync.observe.alarms import Alarm
+from rl_sync.observe.garble import escaped
 from rl_sync.observe.looks import LOOKS
 from rl_sync.observe.spans import SYNC_KINDS, SpanKind
 from rl_sync.roles import is_explorer
@@ -60,6 +62,8 @@ class RunStatus:
       elapsed_secs: the time since the start of the run.
       message: a message on a line of its own; empty for none.
       loss: the loss of the phase's last step; None if the phase has no loss.
+      alarms: those that hold.
+      examples: completions that an alarm is about, one line each.
     """
 
     phase: str
@@ -71,6 +75,8 @@ class RunStatus:
     elapsed_secs: float = 0.0
     message: str = ""
     loss: float | None = None
+    alarms: tuple[Alarm, ...] = ()
+    examples: tuple[str, ...] = ()
 
 
 def describe_activity(role: RoleStatus) -> str:
@@ -111,7 +117,7 @@ def plain_line(status: RunStatus) -> str:
 
 
 def render(status: RunStatus) -> RenderableType:
-    """Lays the status out for rich: a heading, a line a role, the buffer, and a message."""
+    """Lays the status out for rich: a heading, a line a role, the buffer, a message, alarms."""
     heading = Table.grid(padding=(0, 2))
     heading.add_row(
         Text(status.phase, style="bold"),
@@ -139,6 +145,8 @@ def render(status: RunStatus) -> RenderableType:
     lines: list[RenderableType] = [heading, table]
     if status.message:
         lines.append(Text(status.message, style="italic"))
+    lines += [Text(f"ALARM: {alarm.text}", style="bold red") for alarm in status.alarms]
+    lines += [Text(f"  {escaped(one)}", style="dim") for one in status.examples]
     return Group(*lines)
 
 
@@ -146,7 +154,8 @@ class LiveDisplay:
     """Shows a run while it runs: a context manager with `update`.
 
     On a terminal the lines are redrawn in place, and the last ones stay. Elsewhere a plain line is
-    printed at most every `plain_every_secs`, or immediately when the phase or the message changes.
+    printed at most every `plain_every_secs`, or immediately when the phase or the message changes,
+    and an alarm when it is raised.
     """
 
     def __init__(
@@ -164,6 +173,7 @@ class LiveDisplay:
         self._printed_secs = 0.0
         self._printed: RunStatus | None = None
         self._latest: RunStatus | None = None
+        self._raised: set[str] = set()
 
     def __enter__(self) -> LiveDisplay:
         if self._live is not None:
@@ -182,9 +192,19 @@ class LiveDisplay:
         if self._live is not None:
             self._live.update(render(status))
             return
+        self._warn(status)
         due = self._clock() - self._printed_secs >= self._plain_every_secs
         if self._printed is None or due or _turned(self._printed, status):
             self._print(status)
+
+    def _warn(self, status: RunStatus) -> None:
+        """Prints alarms that were not there before, with their examples."""
+        new = [alarm for alarm in status.alarms if alarm.name not in self._raised]
+        self._raised = {alarm.name for alarm in status.alarms}
+        lines = [f"ALARM: {alarm.text}" for alarm in new]
+        lines += [f"  {escaped(one)}" for one in status.examples if new]
+        for line in lines:
+            self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _print(self, status: RunStatus) -> None:
         self.console.print(plain_line(status), soft_wrap=True, markup=False, highlight=False)

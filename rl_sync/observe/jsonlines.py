@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +75,31 @@ class JsonLinesWriter:
 
     def write_all(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Appends objects, at once; raises what `write` raises."""
-        lines = [
-            json.dumps(plain(record), separators=(",", ":"), allow_nan=False) + "\n"
-            for record in records
-        ]
+        self.write_encoded(
+            [
+                json.dumps(plain(record), separators=(",", ":"), allow_nan=False).encode()
+                for record in records
+            ]
+        )
+
+    def write_encoded(self, lines: Sequence[bytes]) -> int:
+        """Appends objects that are encoded already, without line breaks, at once.
+
+        Returns:
+          The number of bytes; 0 if they could not be written.
+
+        Raises:
+          ValueError, RecordsError: as `write`.
+        """
+        encoded = b"".join(line + b"\n" for line in lines)
         with self._lock:
             try:
-                self._append("".join(lines).encode())
+                self._append(encoded)
             except OSError as error:
                 self._give_up(error, len(lines))
-            else:
-                self._recovered()
+                return 0
+            self._recovered()
+        return len(encoded)
 
     def close(self) -> None:
         """Closes the file; closing twice is fine."""

@@ -226,6 +226,12 @@ _LENGTHS = (
         verl="response_length/clip_ratio",
     ),
     Metric(
+        "unprintable_fraction",
+        "Share of completions with characters that cannot be printed.",
+        normal="0",
+        alarm="above 0.1: the policy writes garbage, or the tokenizer is another one",
+    ),
+    Metric(
         "num_tokens",
         "Tokens of prompts and completions that the run has trained on so far.",
         unit="tokens",

@@ -20,6 +20,7 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.ending import Ending, Fault
+from rl_sync.observe.alarms import Alarm
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.attendance import Silence
 from rl_sync.processes.messages import record
@@ -32,6 +33,7 @@ for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsJudged, GroupsRefused),
     *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
     *(FailedEpisode, Ending, Fault, RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
+    Alarm,
 ):
     record(_class)
 
@@ -100,6 +102,33 @@ class Verdict(NamedTuple):
 
     score: float | None
     solved: bool
+
+
+@record
+class Judgements(NamedTuple):
+    """Judgements of groups, in columns with an entry a completion, group after group.
+
+    Attributes:
+      counts: the number of completions of each group, in the order in which they were written, a
+        greedy one last; 0 for a group whose judgements are not known any more.
+      scores: None for those that could not be judged.
+      whys, components, answers: see `rl_sync.rewards.judgement.Judgement`.
+      endings: the ends of their episodes; None without an environment.
+    """
+
+    counts: list[int]
+    scores: list[float | None]
+    whys: list[str]
+    components: list[dict[str, float]]
+    answers: list[str | None]
+    endings: list[Ending | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskJudgements(Call[Judgements]):
+    """Asks for the judgements of groups that no step has trained on for the last time."""
+
+    lease_ids: list[int]
 
 
 @record

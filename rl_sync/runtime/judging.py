@@ -7,11 +7,13 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rl_sync.ending import REASONS, Ending
+from rl_sync.observe.alarms import UNPRINTABLE
+from rl_sync.observe.garble import has_unprintable
 from rl_sync.observe.jsonlines import JsonLinesWriter
-from rl_sync.processes.calls import Pending, Verdict, Written
+from rl_sync.processes.calls import Judgements, Pending, Verdict, Written
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable, example_rows
 from rl_sync.rewards.settings import RewardSettings
@@ -47,6 +49,14 @@ class Judge(Protocol):
         ...
 
 
+class _Judged(NamedTuple):
+    """A completion of a group that is not trained on yet."""
+
+    judgement: Judgement
+    ending: Ending | None
+    is_garbled: bool
+
+
 class Judging:
     """Judges the completions of a task's problems.
 
@@ -71,7 +81,8 @@ class Judging:
         self._lock = threading.Lock()
         self._window: collections.deque[bool] = collections.deque(maxlen=_WINDOW)
         self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
-        self._by_lease: dict[int, list[tuple[Judgement, Ending | None]]] = {}
+        self._latest: collections.deque[tuple[str, str, str]] = collections.deque(maxlen=_EXAMPLES)
+        self._by_lease: dict[int, list[_Judged]] = {}
         self._desk = concurrent.futures.ThreadPoolExecutor(_TICKETS, thread_name_prefix="judging")
         self._pending: dict[int, concurrent.futures.Future[list[Verdict]]] = {}
         self._tickets = 0
@@ -139,11 +150,32 @@ class Judging:
         self._clerk.submit(self._write, items, judged)
         return judged
 
+    def of_leases(self, lease_ids: Sequence[int]) -> Judgements:
+        """Returns the judgements of groups, as long as they are not forgotten."""
+        with self._lock:
+            groups = [[*self._by_lease.get(lease, ())] for lease in lease_ids]
+        both = [one for group in groups for one in group]
+        return Judgements(
+            counts=[len(group) for group in groups],
+            scores=[one.judgement.score for one in both],
+            whys=[one.judgement.why for one in both],
+            components=[{**one.judgement.components} for one in both],
+            answers=[one.judgement.answer for one in both],
+            endings=[one.ending for one in both],
+        )
+
+    def examples(self) -> tuple[str, ...]:
+        """Describes the last completions of training problems that were judged, one line each."""
+        with self._lock:
+            latest = [*self._latest]
+        return tuple(f"{_shown(asked)} → {_shown(text)}: {why}" for asked, text, why in latest)
+
     def metrics(self, trained: Iterable[int], over: Iterable[int]) -> dict[str, float]:
         """Returns the mean of each component over a step's groups, and forgets them.
 
-        Of episodes also the mean of turns, segments and their own metrics, and for each reason the
-        share of those that ended for it.
+        Also the share of completions with text that cannot be printed; of episodes the mean of
+        turns, segments and their own metrics, and for each reason the share of those that ended
+        for it.
 
         Args:
           trained: the lease ids of the groups.
@@ -152,11 +184,12 @@ class Judging:
         with self._lock:
             both = [one for lease in trained for one in self._by_lease.get(lease, ())]
         self.forget(over)
-        judged = [one for one, _ in both]
+        judged = [one.judgement for one in both]
         means = _means(
             {f"reward/{name}": value for name, value in one.components.items()} for one in judged
         )
-        means |= _means(_described(ending) for _, ending in both if ending is not None)
+        means |= _means(_described(one.ending) for one in both if one.ending is not None)
+        means |= _means({UNPRINTABLE: float(one.is_garbled)} for one in both)
         return means | {"reward/unjudged": float(sum(not one.is_known for one in judged))}
 
     def forget(self, leases: Iterable[int]) -> None:
@@ -181,9 +214,12 @@ class Judging:
         return solves(judgement, self._main)
 
     def _count(self, prompt: Prompt, item: Written, one: Judgement) -> None:
+        garbled = has_unprintable(item.text)
         with self._lock:
             if item.lease_id != NO_LEASE:
-                self._by_lease.setdefault(item.lease_id, []).append((one, item.ending))
+                judged = _Judged(one, item.ending, garbled)
+                self._by_lease.setdefault(item.lease_id, []).append(judged)
+                self._latest.append((prompt.text, item.text, one.why))
             self._window.append(one.is_known)
             if not one.is_known:
                 self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")

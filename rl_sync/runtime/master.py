@@ -26,9 +26,10 @@ from rl_sync.actors.events import (
     StopRequested,
     Ticked,
 )
-from rl_sync.observe import accuracy
+from rl_sync.observe import accuracy, alarms
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.observe.progress import Progress
 from rl_sync.processes import calls
@@ -68,6 +69,7 @@ class MasterServer:
         self._ledger = Ledger(settings.workdir)
         self._metrics = MetricsWriter(settings.workdir)
         self._progress = Progress(settings.workdir)
+        self._watch = alarms.Watch(settings.alarm_limits)
         self._meeting = MeetingPoint()
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = "start", ""
@@ -97,6 +99,7 @@ class MasterServer:
             calls.AskVerdicts.answered_by(
                 lambda call: self._judging.verdicts(call.ticket, call.poll_secs)
             ),
+            calls.AskJudgements.answered_by(lambda call: self._judging.of_leases(call.lease_ids)),
             calls.Screen.answered_by(self._screen),
             calls.Claim.answered_by(self._claim),
             calls.Happened.answered_by(self._happened),
@@ -175,6 +178,8 @@ class MasterServer:
             self._fail(str(error))
         self._metrics.resume(call.step, call.warm_up)
         self._progress.resume()
+        for line in read_metrics(self._settings.workdir, "rl"):
+            self._watch.add(line)
         self._evaluations.resume(call.step)
 
     def _begin(self, call: calls.Begin) -> None:
@@ -236,6 +241,7 @@ class MasterServer:
         judged = self._judging.metrics(event.lease_ids, over)
         metrics = {**call.metrics, **judged, **self._progress.step(call.metrics)}
         self._metrics.write("rl", event.step, metrics)
+        self._watch.add(metrics)
         self._add(Result(rl={"step": event.step, **call.metrics}))
 
     def _decide_transfer(self, call: calls.DecideTransfer) -> None:
@@ -304,6 +310,7 @@ class MasterServer:
         del call
         settings = self._settings
         with self._changed:
+            raised = tuple(alarms.raised(self._watch.evidence()))
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == "warm-up":
                 step, steps = 0, settings.warm_up.steps
@@ -319,6 +326,8 @@ class MasterServer:
                 elapsed_secs=time.monotonic() - self._started,
                 message=self._message,
                 loss=loss,
+                alarms=raised,
+                examples=self._judging.examples() if alarms.are_of_completions(raised) else (),
             )
 
     def _fail(self, reason: str) -> None:

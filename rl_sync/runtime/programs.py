@@ -13,6 +13,7 @@ from rl_sync.actors.reward_trainer import RewardTrainer
 from rl_sync.actors.trainer import Trainer
 from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
+from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.spans import SpanKind, sync_kind
 from rl_sync.processes.calls import AskNewest
 from rl_sync.processes.resources import Addresses, Resources
@@ -41,6 +42,8 @@ from rl_sync.runtime.listing import (
 from rl_sync.runtime.pair_evaluation import PairEvaluator
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.playing import playing
+from rl_sync.runtime.recording import RolloutRecorder
+from rl_sync.runtime.scribe import Scribe
 from rl_sync.runtime.stepping import DemonstrationsOf
 from rl_sync.runtime.trainer import TrainerLoop
 from rl_sync.runtime.warm_up import WarmUp
@@ -111,6 +114,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             processes=resources.processes,
             demonstrations=demonstrations_of(settings, task),
             compile_threads=ahead.threads,
+            recorder=_recorder(session, task),
         ).run()
         ahead.close()
         replay.close()
@@ -175,6 +179,19 @@ def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | N
     rows, seed = settings.algorithm.expert_rows, settings.seed
     # A word more than the warm-up's, so that step t draws others than its t-th batch.
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
+
+
+def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] | None:
+    """From the step that a run goes on from to its recorder of rollouts; None for a run without."""
+    settings = session.settings
+    if not (settings.observe.rollouts and settings.explorers):
+        return None
+    return lambda start: RolloutRecorder(
+        settings.observe,
+        parts=RolloutParts(settings.workdir, start),
+        scribe=Scribe(task, wiring.sampling(settings, task).stop_ids),
+        ask=session.call_alone,
+    )
 
 
 def run_explorer(

@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from rl_sync.actors.events import BatchTrained
 from rl_sync.actors.trainer import Metrics, TrainState
 from rl_sync.learning.batching import Batching
+from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.progress import sizes
 from rl_sync.observe.spans import SpanKind
@@ -20,6 +22,7 @@ from rl_sync.processes.calls import Fail, Report, Trained
 from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.processes.session import Session
 from rl_sync.runtime.compilation import CompiledSteps
+from rl_sync.runtime.recording import RolloutRecorder
 from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.ledger import ConsumptionRecord
 from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
@@ -27,6 +30,13 @@ from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
 DemonstrationsOf = Callable[[int], Demonstrations]
 PlaceBatch = Callable[[Callable[[], TrainBatch]], TrainBatch]
 _log = logging.getLogger(__name__)
+
+
+class _Measured(NamedTuple):
+    """The metrics of a step, and the advantage of each trajectory where the loss has some."""
+
+    values: dict[str, float]
+    advantages: Float[np.ndarray, " trajectories"] | None
 
 
 class Stepping:
@@ -42,6 +52,7 @@ class Stepping:
       place: has a batch laid out, and puts it on the devices; see `BatchPlacer.place`.
       consumed: where to record what each step has consumed.
       demonstrations: from a step to those that it learns from beside its groups; None for none.
+      recorder: records what was trained on; None where nothing does.
     """
 
     def __init__(
@@ -52,7 +63,9 @@ class Stepping:
         place: PlaceBatch,
         consumed: ConsumptionRecord,
         demonstrations: DemonstrationsOf | None = None,
+        recorder: RolloutRecorder | None = None,
     ):
+        self._recorder = recorder
         self._session, self._batching = session, batching
         self._steps, self._place = steps, place
         self._consumed, self._demonstrations = consumed, demonstrations
@@ -118,15 +131,17 @@ class Stepping:
         if self._reported is not None:
             self._reported.result()
 
-    def _watch(self, attributes: dict[str, Any], dispatched: Future[Metrics]) -> dict[str, float]:
+    def _watch(self, attributes: dict[str, Any], dispatched: Future[Metrics]) -> _Measured:
         started = time.monotonic()
         with self._session.spans.span(SpanKind.TRAIN, **attributes):
-            values = {name: float(value) for name, value in dispatched.result().items()}
+            metrics = dict(dispatched.result())
+            advantages = metrics.pop(ADVANTAGES_NAME, None)
+            values = {name: float(value) for name, value in metrics.items()}
         values["step_secs"] = time.monotonic() - started
         values["tokens_per_sec"] = attributes["tokens"] / values["step_secs"]
         updates = self._session.settings.optimizer.updates_per_batch
         values["staleness_max_updates"] = values["staleness_max"] * updates
-        return values
+        return _Measured(values, None if advantages is None else np.asarray(advantages))
 
     def _report(
         self,
@@ -135,9 +150,12 @@ class Stepping:
         *,
         left_out: list[int],
         kept: Sequence[int],
-        ready: Future[dict[str, float]],
+        ready: Future[_Measured],
     ) -> None:
-        values = ready.result() | sizes(groups)
+        # While the step is computed: the master forgets judgements once it is trained.
+        chosen = self._recorder.choose(groups) if self._recorder else None
+        values, advantages = ready.result()
+        values |= sizes(groups)
         at_end = int(values.pop("skipped_at_end"))
         self._session.facts.update(
             step=step,
@@ -153,6 +171,8 @@ class Stepping:
             self._compare(step, values["logprob_gap"])
         updates = self._session.settings.optimizer.updates_per_batch
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
+        if self._recorder and chosen:
+            self._recorder.record(step, chosen, advantages)
         try:
             self._consumed.write(step, groups)
         except RecordsError as error:

@@ -25,6 +25,7 @@ from rl_sync.runtime.batches import Reader
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Measure, await_evaluations
 from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.recording import RolloutRecorder
 from rl_sync.runtime.shares import BatchPlacer
 from rl_sync.runtime.stepping import DemonstrationsOf, Stepping
 from rl_sync.runtime.warm_up import WarmUp
@@ -68,6 +69,8 @@ class TrainerLoop:
       demonstrations: see `Stepping`.
       compile_threads: threads that compile the step for all shapes of batches; 0 for one thread,
         and for the largest batch alone.
+      recorder: from the step that the run goes on from to the recorder of rollouts; None where
+        nothing records them.
     """
 
     session: Session
@@ -82,6 +85,7 @@ class TrainerLoop:
     processes: Sequence[int]
     demonstrations: DemonstrationsOf | None = None
     compile_threads: int = 0
+    recorder: Callable[[int], RolloutRecorder] | None = None
     _steps: CompiledSteps = dataclasses.field(init=False)
 
     def run(self) -> None:
@@ -103,8 +107,15 @@ class TrainerLoop:
         workdir = self.session.settings.workdir
         consumed = ConsumptionRecord(workdir if self.session.leads else None, start)
         placer = BatchPlacer(self.session, self.trainer, self.processes)
+        recorder = self.recorder(start) if self.recorder and self.session.leads else None
         stepping = Stepping(
-            self.session, self.batching, self._steps, placer.place, consumed, self.demonstrations
+            self.session,
+            self.batching,
+            self._steps,
+            placer.place,
+            consumed,
+            self.demonstrations,
+            recorder,
         )
         ending, whole = "the run ended", True
         broken: Exception | None = None
@@ -135,6 +146,8 @@ class TrainerLoop:
             _log.error("The trainer cannot go on, and saves what it has: %s", error)
             ending, broken = "the trainer could not go on", error
         stepping.settle()
+        if recorder is not None:
+            recorder.close()
         if reader is not None and broken is None:
             reader.close(ending)
         self._finish(state)

@@ -20,6 +20,7 @@ from rl_sync.environments.settings import SEGMENT, EnvironmentSettings
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.observe.alarms import Limits
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.roles import TRAINER, explorer_name
 from rl_sync.schedule import MODES, SyncSchedule, resolve
@@ -28,6 +29,7 @@ from rl_sync.settings.evaluation import EXPLORERS, EvaluationSettings
 from rl_sync.settings.launch import LaunchSettings
 from rl_sync.settings.meshes import ShardingSettings
 from rl_sync.settings.model import ModelSettings
+from rl_sync.settings.observe import ObserveSettings
 from rl_sync.settings.rollout import RolloutSettings
 from rl_sync.settings.sections import (
     ExplorerSettings,
@@ -116,6 +118,9 @@ class RunSettings:
     )
     checkpoint: SnapshotSettings = section(
         SnapshotSettings, "Snapshots of the trainer, from which a run goes on.", free="always"
+    )
+    observe: ObserveSettings = section(
+        ObserveSettings, "Records of what the policy writes, and alarms.", free="always"
     )
     launch: LaunchSettings = section(
         LaunchSettings, "Start, watch and end of the run's processes.", free="always"
@@ -284,6 +289,15 @@ class RunSettings:
         if self.evaluation.by is not None:
             return self.evaluation.by == EXPLORERS
         return self.schedule.pull == "latest" and not self.checkpoint.best and self.explorers > 0
+
+    @property
+    def alarm_limits(self) -> Limits:
+        """The settings that alarms depend on."""
+        return Limits(
+            steps=self.observe.alarm_steps,
+            group_size=self.trainer.group_size,
+            logprob_gap=self.algorithm.logprob_gap_alarm,
+        )
 
     @property
     def meets(self) -> bool:

@@ -1,9 +1,13 @@
+import contextlib
 import dataclasses
 
 from launcher.report import _accuracy, final_report
 
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.processes.results import Balance, Result, Summary
+from rl_sync.observe.jsonlines import JsonLinesWriter
+from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.processes.results import Balance, LogprobGap, Result, Summary
+from rl_sync.workdir import Workdir
 from tests.runtime.test_unsolved import CHECKPOINT
 from tests.settings.changed import settings_with
 
@@ -30,6 +34,26 @@ def test_the_final_report_warns_of_a_checkpoint_that_solved_nothing_before_rl(tm
     lines = final_report(settings, Summary(result, balance)).splitlines()
     assert lines[1] == "Held-out accuracy before RL: 0.0% of 50 problems"
     assert lines[2].startswith("ALARM: the model solved none of 50 held-out problems before RL")
+
+
+def test_the_final_report_has_the_alarms_of_the_run(tmp_path):
+    settings = settings_with(sync__mode="asynchronous", observe__alarm_steps=2)
+    settings = dataclasses.replace(settings, workdir=str(tmp_path))
+    balance = Balance(0, 0, 0, 0, {}, 0, {})
+    gap = LogprobGap(1, 1, 9.0, 0.5)
+    with MetricsWriter(tmp_path) as metrics:
+        for step in (1, 2, 3):
+            values = {"reward_min": 0.0, "reward_max": 0.0, "reward_mean": 0.0, "logprob_gap": 9.0}
+            metrics.write("rl", step, values)
+    with contextlib.closing(JsonLinesWriter(Workdir(tmp_path).restarts)) as restarts:
+        restarts.write({"role": "explorer1"})
+    told = final_report(settings, Summary(Result(logprob_gap=gap), balance))
+    alarms = [line for line in told.splitlines() if line.startswith("ALARM")]
+    assert alarms[0].startswith("ALARM: in 1 steps, the first of them 1, the logprobs of trainer")
+    assert alarms[1].startswith("ALARM since trainer step 2: No completion earned a reward in the")
+    assert alarms[2].startswith("ALARM: Roles died and were started again: explorer1 1×.")
+    assert len(alarms) == 3
+    assert "rollouts:" not in told, "it has none"
 
 
 def test_the_final_report_says_how_many_episodes_failed_and_for_what(tmp_path):

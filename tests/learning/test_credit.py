@@ -40,6 +40,22 @@ def test_every_trajectory_of_whole_groups_has_its_advantage_and_counts():
     assert (metrics["groups_without_spread"], metrics["left_out_fraction"]) == (0.5, 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, [0.5, -0.5, 0, 0]),
+        # Rewards at the last tokens, discounted by a half: the mean of 1, ½ and so on.
+        ({"advantage": "reinforce_pp", "discount": 0.5, "whiten": False}, None),
+    ],
+)
+def test_the_advantage_of_a_trajectory_is_the_mean_of_its_tokens(change, expected):
+    given, _, metrics = _give(**change)
+    means = np.where(MASK, given.advantages, 0).sum(axis=1) / MASK.sum(axis=1)
+    np.testing.assert_allclose(metrics[credit.ADVANTAGES_NAME], means, atol=1e-6)
+    if expected is not None:
+        np.testing.assert_allclose(means, expected)
+
+
 def test_overlong_completions_have_their_reward_lowered():
     """A margin of 2 of 3 tokens: −½ at 2 tokens, −1 at 3, nothing at 1."""
     given, _, metrics = _give(overlong_tokens=2)

@@ -8,6 +8,7 @@ from matplotlib.colors import to_rgba
 from rich.console import Console
 from rich.style import Style
 
+from rl_sync.observe.alarms import Alarm
 from rl_sync.observe.display import (
     LiveDisplay,
     RoleStatus,
@@ -139,6 +140,24 @@ def test_a_new_phase_and_a_new_message_are_printed_at_once():
     lines = file.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[-1].endswith("done [1/2]")
+
+
+ALARM = Alarm("no reward", "No completion earned a reward. Read [them].")
+ALARMED = dataclasses.replace(STATUS, alarms=(ALARM,), examples=("'1+1=' → '\x1b': wrong",))
+
+
+def test_an_alarm_is_printed_when_it_is_raised_and_when_it_comes_back():
+    display, _, file = _plain_display()
+    with display:
+        for status in (STATUS, ALARMED, dataclasses.replace(ALARMED, step=13), STATUS, ALARMED):
+            display.update(status)
+    lines = [line for line in file.getvalue().splitlines() if not line.startswith("[1:23]")]
+    assert lines == ["ALARM: " + ALARM.text, "  '1+1=' → '\\x1b': wrong"] * 2
+
+
+def test_on_a_terminal_alarms_stay_below_the_roles():
+    *_, alarm, example = _text(ALARMED).splitlines()
+    assert (alarm, example) == ("ALARM: " + ALARM.text, "  '1+1=' → '\\x1b': wrong")
 
 
 def test_on_a_terminal_the_last_state_stays():

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.rollouts import read_rollouts
 from rl_sync.observe.spans import SpanKind
 from rl_sync.storage.ledger import read_consumed
 from rl_sync.workdir import Workdir
@@ -100,6 +101,10 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
     every = list(range(1, steps + 1))
     assert [step["step"] for step in run.consumed] == every
     assert [line["step"] for line in read_metrics(workdir, "rl")] == every
+    recorded = [(one.step, one.lease) for one in read_rollouts(workdir) if one.sample == 0]
+    assert sorted(set(recorded)) == sorted(recorded), "a group was recorded twice"
+    trained_on = {(s["step"], g["lease_id"]) for s in run.consumed for g in s["groups"]}
+    assert set(recorded) == trained_on
     assert [span.step for span in run.spans(SpanKind.TRAIN)] == every
     leased, trained, dropped = (run.leases(event) for event in ("leased", "trained", "dropped"))
     assert set(leased.values()) == set(run.leases("buffered").values()) == {1}

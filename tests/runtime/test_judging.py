@@ -8,6 +8,7 @@ import pytest
 
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.processes.calls import Pending, Verdict, Written
+from rl_sync.processes.messages import decode, encode
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.runtime.judging import Judging
@@ -35,7 +36,8 @@ class Scripted:
     def one(self, text):
         if text == "?":
             return Judgement.unknown("too hard")
-        return Judgement(float(text), "as told", {"main": float(text), "extra": 0.5})
+        score = float(text.rstrip("\x00"))
+        return Judgement(score, "as told", {"main": score, "extra": 0.5})
 
     def close(self):
         pass
@@ -83,12 +85,41 @@ def test_metrics_are_of_the_groups_of_a_step(tmp_path):
         "reward/main": pytest.approx(2 / 3),
         "reward/extra": 0.5,
         "reward/unjudged": 1.0,
+        "unprintable_fraction": 0.0,
     }
     assert desk.judging.metrics([1], []) == {"reward/unjudged": 0.0}
     assert desk.judging.metrics([3], []) == desk.judging.metrics([3], [3])
     desk("1", lease=4)
     desk.judging.forget([4, 5])
     assert desk.judging.metrics([4], []) == {"reward/unjudged": 0.0}
+
+
+def test_judgements_of_groups_can_be_had_until_they_are_forgotten(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1", "?", lease=1)
+    desk("0", lease=3)
+    found = desk.judging.of_leases([3, 2, 1])
+    assert found.counts == [1, 0, 2]
+    assert found.scores == [0.0, 1.0, None]
+    assert found.whys == ["as told", "as told", "too hard"]
+    assert found.components == [{"main": 0.0, "extra": 0.5}, {"main": 1.0, "extra": 0.5}, {}]
+    assert found.answers == found.endings == [None] * 3
+    assert decode(encode(found)) == found
+    desk.judging.metrics([1], [1])
+    assert desk.judging.of_leases([1, 3]).counts == [0, 1]
+
+
+def test_the_last_completions_are_examples_and_what_cannot_be_printed_is_counted(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1\x00", "0", lease=1)
+    desk("5", held_out=True, lease=NO_LEASE)
+    assert desk.judging.metrics([1], [1])["unprintable_fraction"] == 0.5
+    desk("2", "3", lease=2)
+    assert desk.judging.examples() == (
+        "'1+1=' → '0': as told",
+        "'1+1=' → '2': as told",
+        "'1+1=' → '3': as told",
+    )
 
 
 @pytest.mark.parametrize(("record", "count"), [("all", 3), ("unjudged", 1), ("none", 0)])

@@ -24,6 +24,7 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.processes import calls
 from rl_sync.processes.calls import (
     AskEvaluations,
+    AskJudgements,
     AskKeptSnapshots,
     AskLease,
     AskNewest,
@@ -275,6 +276,23 @@ def test_a_run_whose_ledger_cannot_be_written_is_stopped_and_says_why(master, tm
 def test_every_call_of_the_master_is_answered(master):
     kinds = {one for one in vars(calls).values() if isinstance(one, type) and issubclass(one, Call)}
     assert kinds - {Call} == set(master._answers)
+
+
+def test_troubles_of_so_many_steps_are_in_the_status_with_completions(master):
+    master(Judge([Written(0, False, 3, "no", [1], False)] * 2))
+    deadline = time.monotonic() + 10
+    while master(AskJudgements([3, 4])).counts != [2, 0]:
+        assert time.monotonic() < deadline
+    nothing = {"reward_min": 0.0, "reward_max": 0.0, "reward_mean": 0.0}
+    for step in range(1, 6):
+        status = master(AskStatus())
+        assert (status.alarms, status.examples) == ((), ())
+        master(Trained(BatchTrained(step, ()), nothing))
+    status = master(AskStatus())
+    assert [alarm.name for alarm in status.alarms] == ["no reward"]
+    assert len(status.examples) == 2
+    assert "→ 'no': " in status.examples[0]
+    assert decode(encode(status)) == status
 
 
 def test_what_is_reported_of_a_run_adds_up(program, master):

@@ -43,8 +43,9 @@ class Run:
         )
         self.alarms, self.left_out, self.kept = [], [], []
         self.skipped, self.failures = {}, []
-        self.facts = {}
-        self.stepping = Stepping(self, self, self, self.place, self)
+        self.facts, self.has_advantages = {}, False
+        self.recorded = []
+        self.stepping = Stepping(self, self, self, self.place, self, recorder=self)
 
     def batch(self, groups):
         return TrainBatch(groups, groups)
@@ -57,7 +58,9 @@ class Run:
             self.computations.append(Computation())
             names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
             skipped = {"skipped_updates": 0.0, "skipped_at_end": 0.0} | self.skipped
-            return state + 1, dict.fromkeys(names, self.computations[-1]) | skipped
+            advantages = {"advantages": [0.5, -0.5]} if self.has_advantages else {}
+            metrics = dict.fromkeys(names, self.computations[-1]) | skipped | advantages
+            return state + 1, metrics
 
         return compiled
 
@@ -71,6 +74,13 @@ class Run:
                 self.kept.append(kept)
             case Report(Result(logprob_gap=LogprobGap() as gap)):
                 self.alarms.append(gap)
+
+    def choose(self, groups):
+        self.chosen = [group.lease_id for group in groups], len(self.events)
+        return self.chosen
+
+    def record(self, step, chosen, advantages):
+        self.recorded.append((step, *chosen, advantages))
 
     def write(self, step, groups):
         self.events.append(("consumed", step, [group.lease_id for group in groups]))
@@ -111,6 +121,22 @@ def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when
     run.computations[1].done.set()
     run.stepping.settle()
     assert [event[:2] for event in run.events[2:]] == [("trained", 2), ("consumed", 2)]
+
+
+@pytest.mark.parametrize("has_advantages", [True, False])
+def test_what_is_recorded_is_chosen_before_the_step_is_over_and_has_its_advantages(
+    run, has_advantages
+):
+    run.has_advantages = has_advantages
+    run.stepping.take(0, 1, _groups(1), [])
+    wait_for(lambda: hasattr(run, "chosen"))
+    assert run.recorded == run.events == []
+    run.computations[0].done.set()
+    run.stepping.settle()
+    ((step, leases, events_before, advantages),) = run.recorded
+    assert (step, leases, events_before) == (1, [10, 11], 0)
+    assert (advantages is not None) is has_advantages
+    assert not has_advantages or advantages.tolist() == [0.5, -0.5]
 
 
 def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_before(run, tmp_path):
