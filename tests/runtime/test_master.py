@@ -287,7 +287,7 @@ def test_troubles_of_so_many_steps_are_in_the_status_with_completions(master):
     for step in range(1, 6):
         status = master(AskStatus())
         assert (status.alarms, status.examples) == ((), ())
-        master(Trained(BatchTrained(step, ()), nothing))
+        master(Trained(BatchTrained(step, ()), nothing, {}))
     status = master(AskStatus())
     assert [alarm.name for alarm in status.alarms] == ["no reward"]
     assert len(status.examples) == 2

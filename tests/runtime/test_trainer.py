@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl_sync.observe.spans import sync_kind
+from rl_sync.observe.spans import SpanRecorder, sync_kind
 from rl_sync.processes.calls import Trained
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
@@ -88,7 +88,7 @@ def loop_of(tmp_path, offers, calls):
             algorithm=SimpleNamespace(logprob_gap_alarm=1.0),
             optimizer=SimpleNamespace(updates_per_batch=1),
         ),
-        spans=SimpleNamespace(span=lambda *_, **attributes: contextlib.nullcontext(attributes)),
+        spans=SpanRecorder(None, "trainer"),
         facts={},
         leads=True,
         check=lambda: None,
