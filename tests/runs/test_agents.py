@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from rl_sync.observe.metrics import read_metrics
 from tests.runs.conftest import EMBEDDED, flags
 
@@ -19,6 +21,7 @@ AGENT = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_the_conversations_and_the_outcomes_of_an_agent(runs):
     run = runs.get(*AGENT)
     steps = read_metrics(run.workdir, "rl")

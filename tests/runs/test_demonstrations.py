@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rl_sync.observe.metrics import read_metrics
 from tests.runs.test_dynamic_sampling import EASY
 
 TASK = tuple(f"--config.task.arithmetic.{name}={value}" for name, value in EASY.items())
 
 
+@pytest.mark.slow
 def test_a_supervised_run_trains_on_demonstrations_alone_and_learns(runs):
     run = runs.get(
         *TASK,

@@ -37,7 +37,11 @@ def replacements(run: RunRecord) -> dict[int, int]:
     return {lease["lease_id"]: lease["replacement"] for leases in leased for lease in leases}
 
 
-@pytest.mark.parametrize("flags", [EXACT, ASYNCHRONOUS], ids=["exact", "asynchronous"])
+@pytest.mark.parametrize(
+    "flags",
+    [EXACT, pytest.param(ASYNCHRONOUS, marks=pytest.mark.slow)],
+    ids=["exact", "asynchronous"],
+)
 def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
     run = runs.get(*flags)
     settings, schedule = run.settings, run.settings.schedule

@@ -98,6 +98,7 @@ def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
     assert list(Workdir(workdir).snapshots.glob("snapshot_*")), "the trainer is whole"
 
 
+@pytest.mark.slow
 def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(started, runs):
     flags = (
         "--config.sync.mode=synchronous",
@@ -142,6 +143,7 @@ def test_a_work_directory_that_another_run_holds_is_refused(started):
     assert process.poll() is None, "the first run was disturbed"
 
 
+@pytest.mark.slow
 def test_a_stopped_explorer_holds_nobody_up(started):
     """One of two explorers hangs: the other one and the trainer go on without it."""
     process, workdir = started("--config.sync.mode=multi_explorer", "--config.master.lease_secs=3")

@@ -3,6 +3,8 @@
 import collections
 import json
 
+import pytest
+
 from rl_sync.actors.admission import EPISODE_FAILED
 from tests.runs.conftest import EMBEDDED, launch
 from tests.runs.living import ended, processes_of
@@ -20,6 +22,7 @@ FAULTY = (
 )
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_costs_its_own_episodes(runs):
     run = runs.get(
         *FAULTY,

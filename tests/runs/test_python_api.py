@@ -1,5 +1,6 @@
 """The interface from Python: the examples of docs/python.md, and what goes wrong."""
 
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,7 @@ def test_the_examples_of_the_page_run(finished, tmp_path, monkeypatch, capsys):
     source = "\n".join(blocks).replace("configs/arithmetic.py", str(ROOT / CONFIG))
     source = source.replace(HUB_NAME, str(tmp_path / "checkpoint"))
     source = source.replace('{"trainer.steps": 20}', str({"trainer.steps": 2, **QUICK}))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # The config imports tests.
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(source, "docs/python.md", "exec"), names)

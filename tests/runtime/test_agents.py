@@ -242,7 +242,12 @@ def _assert_ended(processes):
     ("limit_secs", "options", "why"),
     [
         (4.0, "", "sent no request for 4 s"),
-        (40.0, ", deadline_secs=12", "ran longer than deadline_secs=12"),
+        pytest.param(
+            40.0,
+            ", deadline_secs=12",
+            "ran longer than deadline_secs=12",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_agent_that_hangs_is_killed_with_all_that_it_started(

@@ -35,7 +35,13 @@ def question(text):
     return f"<{delimiter}>\n{text}\n</{delimiter}>?"
 
 
-@pytest.mark.parametrize(("chat", "verdicts"), [("no", (" yes", " no")), ("auto", ("yes", "no"))])
+@pytest.mark.parametrize(
+    ("chat", "verdicts"),
+    [
+        pytest.param("no", (" yes", " no"), marks=pytest.mark.slow),
+        ("auto", ("yes", "no")),
+    ],
+)
 def test_the_score_is_the_share_of_yes(chat, verdicts):
     config, params = golden.load(LLAMA)
     tokenizer = pretrained.load(str(LLAMA), chat, None)

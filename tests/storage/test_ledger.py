@@ -63,7 +63,7 @@ def train(master, step):
     """Takes one step on the groups of one lease; returns their ids."""
     lease_ids = lease(master)
     master(Happened(GroupsBuffered(lease_ids)))
-    master(Trained(BatchTrained(step, lease_ids), {"reward": float(step)}))
+    master(Trained(BatchTrained(step, lease_ids), {"reward": float(step)}, {}))
     master(Happened(VersionPublished(step)))
     return lease_ids
 

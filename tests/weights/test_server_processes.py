@@ -101,7 +101,11 @@ def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(trainer, st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("returns", [True, False], ids=["that returns", "that is gone"])
+@pytest.mark.parametrize(
+    "returns",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["that returns", "that is gone"],
+)
 def test_what_the_dead_never_fetched_goes(returns):
     publisher = ServerPublisher(LIKE, host=HOST, reader_expiry_secs=60.0 if returns else 0.0)
     publisher.publish(0, make_params(0))
