@@ -12,12 +12,16 @@ from tests.runs import tiny
 
 pytestmark = pytest.mark.aot
 
+# XLA finds no tiles for the smallest products on GPUs.
+SIZES = {"embed_dim": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "mlp_dim": 256}
+
 
 @pytest.mark.parametrize("name", ["v5e:2x2", "h100:4"])
 def test_every_program_has_its_memory_and_the_mode_its_pace(name, devices):
     devices(name)
     config = tiny.get_config()
     config.trainer.mesh.fsdp = 2
+    config.model.update(SIZES)
     settings = read_settings({**config.to_dict(), "workdir": "none"})
     text = describe_compiled(settings, wiring.load_task(settings), name)
     for program in ("step", "prefill", "insert", "decode"):
