@@ -1,9 +1,9 @@
 """Weights for tokens that another, older policy drew: pieces that any loss can be multiplied with.
 
 They compare a policy with the behavior policy by κ = π / π_behavior at the tokens drawn, and are
-constants: no gradient flows through them. A weight of 0 takes a token out of the sum, not out of
-the count that the sum is divided by, so that rejecting some does not inflate the rest. For
-`sequences` see `rl_sync.algorithms.sequences`.
+constants: no gradient flows through them. A token with weight 0 is rejected: it adds nothing to the
+sum of the loss, but still counts in the number of tokens that divides the sum. So the other tokens
+keep their weight. For `sequences` see `rl_sync.algorithms.sequences`.
 """
 
 from __future__ import annotations
