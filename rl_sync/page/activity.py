@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 from rl_sync.observe.looks import LOOKS
 from rl_sync.observe.resumption import RESUMED_AT
 from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind
-from rl_sync.observe.summary import WORK_KINDS, Interval, clipped, of_kind, union, union_secs
+from rl_sync.observe.summary import (
+    WORK_KINDS,
+    Interval,
+    clipped,
+    of_kind,
+    uncovered,
+    union,
+    union_secs,
+)
 from rl_sync.page.tail import Tail, is_inside
 from rl_sync.roles import TRAINER, role_order
 from rl_sync.workdir import Workdir
@@ -106,7 +114,9 @@ class Activity:
         work, syncs = of_kind(recent, *WORK_KINDS), of_kind(recent, *SYNC_KINDS)
         busy = union_secs(work)
         by_reason: dict[tuple[str, str], list[Span]] = {}
-        for span in of_kind(recent, SpanKind.WAIT):
+        # One thread may wait for the next batch while another works: the role does not wait then.
+        idle = [part for w in of_kind(recent, SpanKind.WAIT) for part in uncovered(w, work)]
+        for span in idle:
             named = span.attributes.get("reason", "something"), span.attributes.get("for_whom", "")
             by_reason.setdefault(named, []).append(span)
         waits = [Wait(*named, union_secs(of) / wall) for named, of in by_reason.items()]

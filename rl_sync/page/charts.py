@@ -63,12 +63,12 @@ def chart(series: Sequence[Series], *, bound: float | None = None, x_unit: str =
     x = _Scale(x_low, x_high if x_high > x_low else x_low + 1, _LEFT, WIDTH - _RIGHT)
     y = _Scale(ticks[0], ticks[-1], HEIGHT - _BOTTOM, _TOP)
     parts = [_axes(x, y, ticks, x_unit)]
+    parts += [_curve(one, x, y) for one in drawn if one.points]
     if bound is not None:
         parts.append(
             f'<line class="bound" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(bound)}"'
             f' y2="{y(bound)}"/>'
         )
-    parts += [_curve(one, x, y) for one in drawn if one.points]
     scales = " ".join(f"{number:.10g}" for number in (*x, *y))
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'

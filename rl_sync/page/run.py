@@ -34,11 +34,17 @@ class Run:
         self.flow = Flow(workdir)
         self.samples = Samples(workdir)
 
-    def refresh(self) -> None:
-        """Reads what is new; several threads may call it."""
+    def refresh(self, *, samples: bool = True) -> None:
+        """Reads what is new; several threads may call it.
+
+        Args:
+          samples: whether to read records of rollouts, which are much larger than all others.
+        """
         with self._lock:
-            for part in (self.progress, self.activity, self.flow, self.samples):
+            for part in (self.progress, self.activity, self.flow):
                 part.refresh()
+            if samples:
+                self.samples.refresh()
 
     @property
     def last_secs(self) -> float:

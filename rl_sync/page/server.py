@@ -31,6 +31,7 @@ LOOPBACK = "127.0.0.1"
 FRAGMENT = "x-fragment"
 """The header of a request for the inside of a view alone."""
 
+_VIEWS_OF_SAMPLES = ("rollouts", "group")
 _POLL_SECS = 1.0
 _KEEP_ALIVE_SECS = 15.0
 _MOST_PIXELS = 4096
@@ -111,7 +112,7 @@ class _Site:
 
     def timeline_data(self, request: Request) -> Response:
         run, given = self._run(request), request.query_params
-        run.refresh()
+        run.refresh(samples=False)
         pixels = min(max(_whole(given, "width") or 800, 1), _MOST_PIXELS)
         start, end = _real(given, "start"), _real(given, "end")
         return JSONResponse(views.timeline(run, start, end, pixels))
@@ -141,7 +142,7 @@ class _Site:
         """Reads what is new, and fills the template of a view, or its inside alone."""
         run, stamp = self._run(request), self.stamp()
         for one in self._runs:
-            one.refresh()
+            one.refresh(samples=one is run and view in _VIEWS_OF_SAMPLES)
         context = {
             "view": view,
             "number": self._runs.index(run),

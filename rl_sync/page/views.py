@@ -40,7 +40,7 @@ class Figure(NamedTuple):
 
 
 def overview(runs: Sequence[Run]) -> dict[str, Any]:
-    """How far runs have come, alarms, the main curves, and what the roles do."""
+    """Progress of the runs: their steps, alarms, main curves, and the activity of their roles."""
     figures = [_figure(runs, RL, name) for name in _TOP]
     figures.insert(1, _figure(runs, EVALUATION, "accuracy"))
     return {"runs": [_head(run) for run in runs], "figures": figures}

@@ -74,7 +74,7 @@ def test_a_role_tells_whom_it_waits_for(tmp_path):
     append(
         Workdir(tmp_path).spans_of("explorer1"),
         span | {"attributes": {"version": 3}},
-        span | {"start": 106.0, "end": 110.0, "kind": "wait", "attributes": wait},
+        span | {"start": 105.0, "end": 110.0, "kind": "wait", "attributes": wait},
         {"resumed_at": 1, "began": 5.0},
         {"kind": "no such kind", "start": 1, "end": 2},
     )
