@@ -45,6 +45,7 @@ ALLOWED = {
     "replay": {"types", "models"},
     "weights": {"types", "models"},
     "observe": {"types", "models"},
+    "page": {"schedule", "observe"},
     "actors": LOWEST | SIDE - {"replay", "observe"} | {"environments"},
     "settings": LOWEST - {"types"}
     | {"tasks", "rewards", "environments", "weights", "replay", "observe"},

@@ -4,6 +4,7 @@ python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchrono
 python -m launcher plan --config=configs/arithmetic.py
 python -m launcher timeline --workdir=runs/… [--steps=1:8]
 python -m launcher rollouts --workdir=runs/… [--step=12] [--sort=reward] [--grep=…] [--json]
+python -m launcher page --workdir=runs/…[,runs/…] [--host=…] [--port=…]
 python -m launcher eval --workdir=runs/… [--step=best] [--config.evaluation.samples=8 …]
 python -m launcher eval --config=configs/arithmetic.py --model=…
 python -m launcher export --workdir=runs/… --to=… [--dtype=bfloat16] [--step=best]
@@ -56,6 +57,8 @@ def _execute(arguments: command_line.Arguments) -> int:
         return _timeline(arguments.flags)
     if arguments.command == "rollouts":
         return _rollouts(arguments.flags)
+    if arguments.command == "page":
+        return _page(arguments.flags)
     if arguments.command == "export":
         return _export(arguments.flags)
     if arguments.command == "settings":
@@ -148,6 +151,12 @@ def _rollouts(flags: Mapping[str, str]) -> int:
     from launcher import rollouts
 
     return rollouts.show(flags)
+
+
+def _page(flags: Mapping[str, str]) -> int:
+    from launcher import page
+
+    return page.serve(flags)
 
 
 def _export(flags: Mapping[str, str]) -> int:

@@ -59,6 +59,11 @@ COMMANDS = {
         ("workdir", "step", "prompt", "lease", "reward", "grep", "sort", "limit", "json"),
         "--workdir=runs/… --step=12 --sort=reward --grep='wait|hmm'",
     ),
+    "page": Command(
+        "Serves a page on runs: curves, rollouts, the timeline, live or later. It only reads.",
+        ("workdir", "host", "port"),
+        "--workdir=runs/…",
+    ),
     "eval": Command(
         "Measures a policy on held-out problems: a run's snapshot, or a checkpoint.",
         (CONFIG, "workdir", "model", "step", "out"),
@@ -85,8 +90,8 @@ FLAGS = {
     CONFIG: ("FILE", "A config file; configs/ has some. run, plan, eval, reward."),
     "workdir": (
         "DIRECTORY",
-        "The work directory of a run, whose times plan forecasts from. timeline, rollouts, eval,"
-        " export, plan.",
+        "The work directory of a run, whose times plan forecasts from; of page several, with commas"
+        " between them. timeline, rollouts, page, eval, export, plan.",
     ),
     "out": (
         "PATH",
@@ -126,8 +131,11 @@ FLAGS = {
         "TARGET",
         "Accelerators to propose meshes and batch shapes for, as --compile names them. plan.",
     ),
-    "host": ("ADDRESS", "The address to serve at; only this machine's own if not set. reward."),
-    "port": ("PORT", "The port to serve at; any free one if not set. reward."),
+    "host": (
+        "ADDRESS",
+        "The address to serve at; only this machine's own if not set. page, reward.",
+    ),
+    "port": ("PORT", "The port to serve at; any free one if not set. page, reward."),
     "secret-path": (
         "FILE",
         "The secret that the runs share, made if there is none; reward.secret_path if not set."

@@ -22,11 +22,12 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
       ValueError: a line is not a JSON object; the message gives its number.
     """
     found = read_json_lines(Workdir(workdir).metrics, strict=False)
-    lines = standing(found, _is_void)
+    lines = standing(found, is_void)
     return [line for line in lines if phase is None or line.get("phase") == phase]
 
 
-def _is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
+def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
+    """Says whether a later mark of a resumption makes a line of metrics void."""
     if line["phase"] == "warm_up":
         return WARM_UP in mark and line["step"] > mark[WARM_UP]
     # Before the first trainer step there is an evaluation, after the warm-up.

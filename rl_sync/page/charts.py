@@ -1,0 +1,153 @@
+"""Curves as SVG, drawn on the server: they need no script to be seen."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 360, 170
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
+_BUCKETS = 160
+
+
+class Series(NamedTuple):
+    """A curve.
+
+    Attributes:
+      name: for its legend.
+      points: x and y; those with None or a number that is not finite are left out.
+      colour: the number of its colour.
+      is_stepped: whether a value stays until the next one.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+    colour: int = 0
+    is_stepped: bool = False
+
+
+class _Scale(NamedTuple):
+    """Maps numbers between `low` and `high` to pixels."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.first + share * (self.last - self.first), 1)
+
+
+def chart(series: Sequence[Series], *, bound: float | None = None, x_unit: str = "step") -> Markup:
+    """Draws curves into one pair of axes.
+
+    Args:
+      bound: a level to mark by a dashed line; None for none.
+      x_unit: the name of the horizontal axis.
+
+    Returns:
+      An SVG element; a paragraph if there is no point to draw.
+    """
+    drawn = [one._replace(points=_finite(one.points)) for one in series]
+    points = list(itertools.chain.from_iterable(one.points for one in drawn))
+    if not points:
+        return Markup('<p class="nothing">nothing yet</p>')
+    x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
+    levels = [y for _, y in points if y is not None] + ([] if bound is None else [bound])
+    ticks = nice_ticks(min(levels), max(levels))
+    x = _Scale(x_low, x_high if x_high > x_low else x_low + 1, _LEFT, WIDTH - _RIGHT)
+    y = _Scale(ticks[0], ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    parts = [_axes(x, y, ticks, x_unit)]
+    parts += [_curve(one, x, y) for one in drawn if one.points]
+    if bound is not None:
+        parts.append(
+            f'<line class="bound" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(bound)}"'
+            f' y2="{y(bound)}"/>'
+        )
+    scales = " ".join(f"{number:.10g}" for number in (*x, *y))
+    return Markup(
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
+        f' data-scales="{scales}" data-unit="{escape(x_unit)}">{"".join(parts)}</svg>'
+    )
+
+
+def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Returns round numbers, evenly spaced, that enclose two numbers."""
+    if high <= low:
+        pad = abs(low) * 0.1 or 1.0
+        low, high = low - pad, high + pad
+    rough = (high - low) / (most - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def thinned(
+    points: Sequence[tuple[float, float]], buckets: int = _BUCKETS
+) -> list[tuple[float, float]]:
+    """Keeps the least and the greatest of each stretch, so that no peak is lost."""
+    if len(points) <= 2 * buckets:
+        return list(points)
+    kept: list[tuple[float, float]] = []
+    for number in range(buckets):
+        part = points[number * len(points) // buckets : (number + 1) * len(points) // buckets]
+        ends = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
+        kept += sorted(ends)
+    return [points[0], *kept[1:-1], points[-1]]
+
+
+def _finite(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    return [(x, float(y)) for x, y in points if y is not None and math.isfinite(y)]
+
+
+def _axes(x: _Scale, y: _Scale, ticks: Sequence[float], x_unit: str) -> str:
+    lines = []
+    for tick in ticks:
+        lines.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>'
+            f'<text class="tick" x="{_LEFT - 4}" y="{y(tick) + 3}" text-anchor="end">'
+            f"{short(tick)}</text>"
+        )
+    for value, anchor in ((x.low, "start"), (x.high, "end")):
+        lines.append(
+            f'<text class="tick" x="{x(value)}" y="{HEIGHT - 6}" text-anchor="{anchor}">'
+            f"{short(value)}</text>"
+        )
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    lines.append(
+        f'<text class="tick" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">'
+        f"{escape(x_unit)}</text>"
+    )
+    return "".join(lines)
+
+
+def _curve(series: Series, x: _Scale, y: _Scale) -> str:
+    points = [(a, b) for a, b in series.points if b is not None]
+    if series.is_stepped:
+        corners = [(after[0], before[1]) for before, after in itertools.pairwise(points)]
+        points = [p for pair in itertools.zip_longest(points, corners) for p in pair if p]
+    else:
+        points = thinned(points)
+    places = " ".join(f"{x(a)},{y(b)}" for a, b in points)
+    name, colour = escape(series.name), series.colour % 8
+    if len(points) == 1:
+        at = f'cx="{x(points[0][0])}" cy="{y(points[0][1])}"'
+        return f'<circle class="run{colour}" {at} r="3"><title>{name}</title></circle>'
+    return (
+        f'<polyline class="run{colour}" points="{places}" data-name="{name}">'
+        f"<title>{name}</title></polyline>"
+    )
+
+
+def short(value: float) -> str:
+    """Writes a number in few characters."""
+    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        mantissa, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else ("", "")
+        return f"{mantissa}e{int(exponent)}" if mantissa else f"{value:.3g}"
+    return f"{value:.4g}"

@@ -1,0 +1,231 @@
+"""Values for the template of each view of the page."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from rl_sync.observe.looks import LOOKS
+from rl_sync.observe.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, WARM_UP, find
+from rl_sync.observe.rollouts import Rollout
+from rl_sync.page import text
+from rl_sync.page.activity import newest_version
+from rl_sync.page.charts import Series, chart
+from rl_sync.page.run import Run
+from rl_sync.page.samples import Query
+
+PAGE_ROWS = 100
+"""Completions on one page of the table."""
+
+MOST_WHOLE = 64
+"""Completions that are shown whole at once."""
+
+_TOP = ("reward_mean", "staleness_max", "entropy", "completion_tokens_mean", "gradient_norm")
+_OTHERS = "Others"
+_RECENT_STEPS = 50
+_PHASES = {RL: "Trainer steps", EVALUATION: "Evaluations", WARM_UP: "Warm-up"}
+
+
+class Figure(NamedTuple):
+    """A chart with its name and the sentence of the catalog."""
+
+    name: str
+    meaning: str
+    normal: str
+    svg: Markup
+
+
+def overview(runs: Sequence[Run]) -> dict[str, Any]:
+    """Progress of the runs: their steps, alarms, main curves, and the activity of their roles."""
+    figures = [_figure(runs, RL, name) for name in _TOP]
+    figures.insert(1, _figure(runs, EVALUATION, "accuracy"))
+    return {"runs": [_head(run) for run in runs], "figures": figures}
+
+
+def _head(run: Run) -> dict[str, Any]:
+    rl, progress = run.progress.of_phase(RL), run.progress
+    evaluations = [line for line in progress.of_phase(EVALUATION) if "accuracy" in line]
+    last = rl[-1] if rl else {}
+    step = last.get("step", 0)
+    periods = progress.periods
+    return {
+        "name": run.name,
+        "mode": progress.setting("sync", "mode"),
+        "step": step,
+        "steps": progress.setting("trainer", "steps"),
+        "warm_up": None if rl else len(progress.of_phase(WARM_UP)),
+        "last_secs": run.last_secs,
+        "reward": last.get("reward_mean"),
+        "accuracy": evaluations[-1]["accuracy"] if evaluations else None,
+        "staleness": last.get("staleness_max"),
+        "bound": progress.staleness_bound,
+        "tokens_per_sec": last.get("tokens_per_sec"),
+        "buffered": run.flow.now.buffered,
+        "alarms": [one for one in periods if one.last_step == step],
+        "passed": [one for one in periods if one.last_step != step],
+        "roles": run.activity.now(),
+        "newest": newest_version(run.activity),
+    }
+
+
+def curves(runs: Sequence[Run]) -> dict[str, Any]:
+    """All metrics of the runs, in the order of the catalog."""
+    sections = []
+    for phase, title in _PHASES.items():
+        names = {name for run in runs for line in run.progress.of_phase(phase) for name in line}
+        by_part: dict[str, list[str]] = collections.defaultdict(list)
+        for name in sorted(names - set(LINE_FIELDS), key=lambda name: _place(phase, name)):
+            by_part[_place(phase, name)[2]].append(name)
+        for part, members in by_part.items():
+            figures = [_figure(runs, phase, name) for name in members]
+            sections.append((f"{title}: {part}", figures))
+    return {"sections": sections}
+
+
+@functools.cache
+def _place(phase: str, name: str) -> tuple[int, int, str, str]:
+    """Returns the place of a metric in the catalog: a sort key, with the title of its part."""
+    metric = find(phase, name)
+    for number, (title, part) in enumerate(METRICS[phase].items()):
+        if metric in part:
+            return number, part.index(metric), title, name
+    return len(METRICS[phase]), 0, _OTHERS, name
+
+
+def _figure(runs: Sequence[Run], phase: str, name: str) -> Figure:
+    series = [
+        Series(
+            run.name,
+            [(line["step"], _plain(line.get(name))) for line in run.progress.of_phase(phase)],
+            colour=number,
+        )
+        for number, run in enumerate(runs)
+    ]
+    bounds = {run.progress.staleness_bound for run in runs} - {None}
+    bound = max(filter(None, bounds), default=0) if bounds else None
+    metric = find(phase, name)
+    unit = f" ({metric.unit})" if metric and metric.unit else ""
+    return Figure(
+        name,
+        metric.meaning + unit if metric else "",
+        metric.normal if metric else "",
+        chart(series, bound=bound if name == "staleness_max" else None),
+    )
+
+
+def _plain(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def flow(run: Run) -> dict[str, Any]:
+    """Where groups are, why they were dropped, staleness of tokens, and versions in use."""
+    moments = run.flow.moments
+    start = moments[0].secs if moments else 0.0
+    names = {"buffered": "in the buffer", "generating": "being generated"}
+    now = [
+        Series(words, [(m.secs - start, getattr(m, name)) for m in moments], colour, True)
+        for colour, (name, words) in enumerate(names.items())
+    ]
+    sums = [
+        Series(name, [(m.secs - start, getattr(m, name)) for m in moments], colour, True)
+        for colour, name in enumerate(("trained", "dropped"))
+    ]
+    versions = [
+        Series(role, [(s - start, v) for s, v in run.activity.versions(role)], colour, True)
+        for colour, role in enumerate(run.activity.roles)
+    ]
+    ages, recent = run.flow.staleness, collections.Counter[int]()
+    for step in sorted(ages)[-_RECENT_STEPS:]:
+        recent += ages[step]
+    newest = newest_version(run.activity)
+    return {
+        "flow": run.flow,
+        "bound": run.progress.staleness_bound,
+        "ages": sorted(recent.items()),
+        "most": max(recent.values(), default=1),
+        "tokens": sum(recent.values()),
+        "recent_steps": min(_RECENT_STEPS, len(ages)),
+        "newest": newest,
+        "roles": [one for one in run.activity.now() if one.version is not None],
+        "now_chart": chart(now, x_unit="s"),
+        "sums_chart": chart(sums, x_unit="s"),
+        "versions_chart": chart([one for one in versions if one.points], x_unit="s"),
+        "legends": [[one.name for one in of] for of in (now, sums, versions)],
+        "staleness": [_figure([run], RL, name) for name in ("staleness_max", "staleness_mean")],
+    }
+
+
+def table(run: Run, query: Query, page: int) -> dict[str, Any]:
+    """A page of the table of completions."""
+    found = run.samples.find(query)
+    pages = max(1, -(-len(found.rows) // PAGE_ROWS))
+    page = min(max(page, 1), pages)
+    return {
+        "rows": found.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
+        "count": len(found.rows),
+        "all": run.samples.count,
+        "is_cut": found.is_cut,
+        "page": page,
+        "pages": pages,
+    }
+
+
+def group(run: Run, step: int, lease: int) -> dict[str, Any]:
+    """The completions of one group, whole."""
+    found = run.samples.find(Query(step, step, lease=lease, sort="step")).rows
+    return _whole(run, list(run.samples.wholes(found[:MOST_WHOLE])), len(found))
+
+
+def history(run: Run, prompt_id: int) -> dict[str, Any]:
+    """The completions of one problem over the steps, whole; the last ones if there are many."""
+    found = run.samples.find(Query(prompt_id=prompt_id, sort="step")).rows
+    return _whole(run, list(run.samples.wholes(found[-MOST_WHOLE:])), len(found))
+
+
+def _whole(run: Run, rollouts: list[Rollout], count: int) -> dict[str, Any]:
+    return {
+        "rollouts": [(one, text.tokens(one)) for one in rollouts],
+        "first": rollouts[0] if rollouts else None,
+        "count": count,
+    }
+
+
+def timeline(run: Run, start: float | None, end: float | None, pixels: int) -> dict[str, Any]:
+    """The blocks of a window of the run, in seconds since its start, for the canvas.
+
+    Args:
+      start, end: the window, in seconds since the start; None for the run's own.
+      pixels: the width of the picture.
+    """
+    first, last = run.activity.period
+    low, high = first + (start or 0.0), last if end is None else first + end
+    lanes = [
+        [role, [[k, s - first, e - first, *more] for k, s, e, *more in blocks]]
+        for role in run.activity.roles
+        for blocks in [run.activity.lane(role, low, high, pixels)]
+    ]
+    return {
+        "duration": last - first,
+        "lanes": lanes,
+        "buffer": _level(run, first, (low, high), pixels),
+        "looks": {kind: [look.words, look.colour] for kind, look in LOOKS.items()},
+    }
+
+
+def _level(
+    run: Run, origin: float, window: tuple[float, float], pixels: int
+) -> list[tuple[float, int]]:
+    """The buffer's groups over a window, once a pixel: seconds since the origin, and groups."""
+    low, high = window
+    width = max(high - low, 1e-9) / max(pixels, 1)
+    columns: dict[int, tuple[float, int]] = {}
+    for moment in run.flow.moments:
+        if moment.secs > high:
+            break
+        column = max(-1, int((moment.secs - low) // width))
+        columns[column] = (moment.secs - origin, moment.buffered)
+    return list(columns.values())

@@ -1,0 +1,84 @@
+"""Looks at a page with Chromium; run by test_browser.py, in an environment with playwright alone.
+
+python browser.py ADDRESS WORKDIR [PICTURES]
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+VIEWS = ("", "curves", "rollouts", "group?step=2&lease=4", "timeline", "flow")
+QUICK_SECS = 3.0
+
+
+def main(address: str, workdir: str, pictures: str | None = None) -> None:
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
+        errors: list[str] = []
+        first = browser.new_page()
+        first.goto(address)  # The server reads the files, and Chromium starts.
+        first.goto(address + "rollouts")
+        for scheme, width in (("light", 1280), ("dark", 390)):
+            context = browser.new_context(
+                color_scheme=scheme, viewport={"width": width, "height": 900}
+            )
+            page = context.new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on("console", lambda said: errors.append(said.text))
+            for view in VIEWS:
+                begun = time.monotonic()
+                page.goto(address + view)
+                expect(page.locator("#live.on")).to_be_visible()
+                assert time.monotonic() - begun < QUICK_SECS, view
+                wide = page.evaluate("document.documentElement.scrollWidth")
+                assert wide <= width, f"{view} is {wide} px wide"
+                if pictures:
+                    page.wait_for_timeout(300)
+                    page.screenshot(path=f"{pictures}/{scheme}-{view.split('?')[0] or 'main'}.png")
+        check(page, address, Path(workdir))
+        assert not errors, errors
+        browser.close()
+
+
+def check(page, address: str, workdir: Path) -> None:
+    # The overview follows the run.
+    page.goto(address)
+    expect(page.locator("#step0")).to_have_text("1000")
+    line = {"phase": "rl", "step": 1001, "time": time.time(), "reward_mean": 0.5}
+    with open(workdir / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+    expect(page.locator("#step0")).to_have_text("1001", timeout=8000)
+    # The table is filtered without a reload.
+    page.goto(address + "rollouts")
+    page.fill("[name=text]", "2000+1")
+    page.click("text=Show")
+    expect(page.locator("table.rows tbody tr")).to_have_count(2)
+    # Tokens change their colours.
+    page.goto(address + "group?step=2&lease=4")
+    unlikely = page.locator(".tokens .l8").first
+    colour = "one => getComputedStyle(one).backgroundColor"
+    by_logprob = unlikely.evaluate(colour)
+    page.click("button[data-colour=version]")
+    assert unlikely.evaluate(colour) != by_logprob
+    # The timeline is drawn, and zooms.
+    page.goto(address + "timeline")
+    expect(page.locator("#looks")).to_contain_text("train")
+    painted = """() => {
+        const one = document.getElementById('timeline');
+        const data = one.getContext('2d').getImageData(0, 0, one.width, one.height).data;
+        const seen = new Set();
+        for (let i = 0; i < data.length; i += 4) seen.add(`${data[i]},${data[i+1]},${data[i+2]}`);
+        return seen.has('247,201,72') && seen.has('87,167,115');
+    }"""
+    assert page.evaluate(painted), "The colours of rollout and train are missing."
+    before = page.locator("#window").inner_text()
+    page.locator("#timeline").press("+")
+    assert page.locator("#window").inner_text() != before
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,185 @@
+import asyncio
+
+import pytest
+from starlette.testclient import TestClient
+
+from rl_sync.page.run import open_runs
+from rl_sync.page.server import changes, make_app
+from rl_sync.workdir import Workdir
+from tests.page.small_run import append, metrics, rollout, write_run, write_step
+
+TOKEN = "a-token"
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    path = write_run(tmp_path_factory.mktemp("page") / "run")
+    write_step(path, 5, completion=HOSTILE, prompt=HOSTILE, why=HOSTILE, tokens=[HOSTILE, HOSTILE])
+    return path
+
+
+def client_of(*workdirs, **more):
+    return TestClient(make_app(open_runs(workdirs), **more), base_url="http://127.0.0.1:1")
+
+
+@pytest.fixture(scope="module")
+def client(workdir):
+    return client_of(workdir)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("/", "trainer step <b"),
+        ("/", "explorer1"),
+        ("/curves", "Mean reward of the batch"),
+        ("/rollouts?text=4%2B1", "2 of 20 recorded completions"),
+        ("/rollouts?sort=-reward&from=2&to=3&least=1", "4 of 20 recorded completions"),
+        ("/group?step=2&lease=4", "token 1, id 6, logprob -9.000, version 2, not learned from"),
+        ("/prompt?prompt=4", "Problem 4 over the steps"),
+        ("/timeline", "<canvas"),
+        ("/flow", "The bound is 2 trainer steps."),
+        ("/static/page.js", "EventSource"),
+    ],
+)
+def test_a_view_shows_the_run(client, address, said):
+    response = client.get(address)
+    assert response.status_code == 200
+    assert said in response.text
+
+
+@pytest.mark.parametrize("address", ["/rollouts", "/group?step=5&lease=10", "/prompt?prompt=10"])
+def test_what_the_policy_wrote_is_escaped(client, address):
+    text = client.get(address).text
+    assert HOSTILE not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_names_of_directories_are_escaped(tmp_path):
+    (tmp_path / "<b>").mkdir()
+    (tmp_path / "c").mkdir()
+    assert "<b>&" not in client_of(tmp_path / "<b>", tmp_path / "c").get("/").text
+    assert "&lt;b&gt;" in client_of(tmp_path / "<b>", tmp_path / "c").get("/").text
+
+
+def test_every_view_of_an_empty_directory_can_be_seen(tmp_path):
+    client = client_of(tmp_path)
+    for address in ("/", "/curves", "/rollouts", "/timeline", "/flow", "/data/timeline"):
+        assert client.get(address).status_code == 200, address
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("/?run=1", 404),
+        ("/?run=-1", 404),
+        ("/rollouts?from=x", 400),
+        ("/rollouts?sort=path", 400),
+        ("/group?step=1", 400),
+        ("/static/..%2Frun.py", 404),
+        ("/static/../../run.py", 404),
+        ("/config.json", 404),
+    ],
+)
+def test_other_addresses_are_refused(client, address, status):
+    assert client.get(address).status_code == status
+
+
+def test_runs_are_overlaid(workdir, tmp_path):
+    other = write_run(tmp_path / "other")
+    text = client_of(workdir, other).get("/curves").text
+    figure = text[text.index("reward_mean</figcaption>") :]
+    figure = figure[: figure.index("</svg>")]
+    assert 'data-name="run"' in figure
+    assert 'data-name="other"' in figure
+
+
+def test_a_fragment_is_the_inside_of_a_view_alone(client):
+    response = client.get("/flow", headers={"X-Fragment": "1"})
+    assert "<html" not in response.text
+    assert "The bound is 2" in response.text
+    assert response.headers["x-stamp"]
+
+
+def test_the_timeline_has_lanes_and_the_buffer(client):
+    data = client.get("/data/timeline?width=400&start=10&end=14").json()
+    lanes = dict(data["lanes"])
+    assert [*lanes] == ["explorer1", "trainer"]
+    kinds = {block[0] for blocks in lanes.values() for block in blocks}
+    assert {"rollout", "train"} <= kinds <= data["looks"].keys()
+    assert all(10 <= b[1] < b[2] <= 14 for blocks in lanes.values() for b in blocks)
+    assert data["looks"]["train"] == ["train", "#57A773"]
+
+
+def test_other_names_in_the_host_header_are_refused(client):
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+        assert client.get("/", headers={"host": host}).status_code == 421, host
+    for host in ("localhost:5", "127.0.0.1", "[::1]:8", "192.168.0.9:1"):
+        assert client.get("/", headers={"host": host}).status_code == 200, host
+
+
+def test_the_page_can_only_be_read(client):
+    assert client.post("/").status_code == 405
+
+
+def test_responses_forbid_all_that_is_loaded_from_elsewhere(client):
+    headers = client.get("/").headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "http://" not in client.get("/").text
+
+
+def test_a_token_is_asked_for_once(workdir):
+    client = client_of(workdir, token=TOKEN)
+    assert client.get("/").status_code == 401
+    assert client.get("/static/page.js").status_code == 401
+    assert client.get("/?token=wrong").status_code == 401
+    assert client.get("/", headers={"cookie": b"rl_sync_page=\xfc"}).status_code == 401
+    response = client.get(f"/rollouts?token={TOKEN}&from=2", follow_redirects=False)
+    assert response.headers["location"] == "/rollouts?from=2"
+    assert "HttpOnly" in response.headers["set-cookie"]
+    assert client.get("/").status_code == 200
+
+
+def test_a_token_does_not_lead_to_another_host(workdir):
+    response = client_of(workdir, token=TOKEN).get(
+        f"http://127.0.0.1:1//evil.example/?token={TOKEN}", follow_redirects=False
+    )
+    assert response.headers["location"] == "/evil.example/"
+
+
+def test_events_tell_of_each_change():
+    stamps = iter(["a", "a", "b", "b", "b", "b"])
+
+    async def take(count):
+        stream = changes(lambda: next(stamps), poll_secs=0.001, keep_alive_secs=0.002)
+        return [await anext(stream) for _ in range(count)]
+
+    retry, first, second, quiet = asyncio.run(take(4))
+    assert retry.startswith("retry:")
+    assert first == "event: change\ndata: a\n\n"
+    assert second == "event: change\ndata: b\n\n"
+    assert quiet.startswith(":")
+
+
+def test_a_view_is_as_new_as_the_files(tmp_path):
+    path = write_run(tmp_path / "run")
+    client = client_of(path)
+    assert 'id="step0">4<' in client.get("/").text
+    append(Workdir(path).metrics, metrics(5))
+    append(Workdir(path).rollouts / "step-00000009.jsonl", rollout(9, 99))
+    assert 'id="step0">5<' in client.get("/").text
+    assert "99/0" in client.get("/rollouts").text
+
+
+def test_nothing_is_written(tmp_path):
+    path = write_run(tmp_path / "run")
+    before = {one: one.stat() for one in path.rglob("*")}
+    client = client_of(path)
+    for address in ("/", "/curves", "/rollouts?text=1", "/flow", "/data/timeline"):
+        client.get(address)
+    after = {one: one.stat() for one in path.rglob("*")}
+    assert {p: (s.st_size, s.st_mtime_ns) for p, s in before.items()} == {
+        p: (s.st_size, s.st_mtime_ns) for p, s in after.items()
+    }
