@@ -182,8 +182,8 @@ FAULTS = {
     "exit": ("raised", "SystemExit: 3"),
     "die": ("died", "ended with exit code 3"),
     "crash": ("died", "killed by SIGSEGV"),
-    "sleep": ("time-out", "step took longer than 1.5 s"),
-    "loop": ("time-out", "step took longer than 1.5 s"),
+    "sleep": ("time-out", "step took longer than 3 s"),
+    "loop": ("time-out", "step took longer than 3 s"),
     "memory": ("memory", "MemoryError"),
     "none": ("nonsense", "must return a Turn or an Outcome"),
     "nan": ("nonsense", "finite number"),
@@ -201,7 +201,7 @@ FAULTS = {
 @linux
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_a_fault_costs_its_own_episode_alone(method):
-    limits = {"workers": 3, "limit_secs": 1.5, "memory_bytes": 256 << 20}
+    limits = {"workers": 3, "limit_secs": 3.0, "memory_bytes": 256 << 20}
     with hosting("Hostile", **limits) as host:
         (process,) = begun(host, -1)
         for episode, (text, (kind, why)) in enumerate(FAULTS.items()):
