@@ -76,8 +76,10 @@ def _spread(runs: list[list[int]]) -> Iterator[int]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Writes a number, and – for none."""
-    return "–" if value is None else f"{value:.{digits}g}"
+    """Writes a number with some digits, all of them of large ones, and – for none."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def ago(secs: float) -> str:

@@ -6,7 +6,7 @@ from rl_sync.page.charts import Series, chart, nice_ticks, thinned
 from rl_sync.page.flow import Flow
 from rl_sync.page.run import open_runs
 from rl_sync.page.samples import Query
-from rl_sync.page.text import tokens, visible
+from rl_sync.page.text import number, tokens, visible
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, ledger, metrics, rollout, write_run, write_step
 
@@ -188,3 +188,11 @@ def test_ticks_are_round_and_enclose_the_values():
         ticks = nice_ticks(low, high)
         assert ticks[0] <= low <= high <= ticks[-1] + 1e-15
         assert 2 <= len(ticks) <= 8
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(None, "–"), (0.98051, "0.981"), (12.345, "12.3"), (-10321.7, "-10,322"), (2e-7, "2e-07")],
+)
+def test_numbers_are_short_and_large_ones_are_whole(value, written):
+    assert number(value) == written
