@@ -184,9 +184,9 @@ class LocalRun:
             [member.name for member in members_of(self._settings)],
             self._supervisor,
             self._status,
-            lambda: len(self._signals) > signals,
-            self._settings.launch.stop_secs,
-            most_secs,
+            is_interrupted=lambda: len(self._signals) > signals,
+            stop_secs=self._settings.launch.stop_secs,
+            most_secs=most_secs,
         )
         if why_not:
             print(f"Not waiting any more: {why_not}.", flush=True)

@@ -147,7 +147,14 @@ class Reading:
         parts = dict(_computations(self.text))
         around = _loops(parts)
         return [
-            Operation(found[1], found[3], _shapes(found[2]), around[name], _is_fused(name), line)
+            Operation(
+                name=found[1],
+                kind=found[3],
+                shapes=_shapes(found[2]),
+                loops=around[name],
+                fused=_is_fused(name),
+                line=line,
+            )
             for name, lines in parts.items()
             for line in lines
             if (found := _LINE.match(line))

@@ -122,7 +122,7 @@ def _plain(value: Any) -> float | None:
 
 
 def flow(run: Run) -> dict[str, Any]:
-    """Where groups are, why they were dropped, staleness of tokens, and versions in use."""
+    """Data of the view on groups: their places, reasons of drops, staleness, versions in use."""
     moments = run.flow.moments
     start = moments[0].secs if moments else 0.0
     names = {"buffered": "in the buffer", "generating": "being generated"}

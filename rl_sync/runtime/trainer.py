@@ -112,10 +112,10 @@ class TrainerLoop:
             self.session,
             self.batching,
             self._steps,
-            placer.place,
-            consumed,
-            self.demonstrations,
-            recorder,
+            place=placer.place,
+            consumed=consumed,
+            demonstrations=self.demonstrations,
+            recorder=recorder,
         )
         ending, whole = "the run ended", True
         broken: Exception | None = None

@@ -23,7 +23,10 @@ class ObserveSettings:
         least=0,
     )
     rollout_share: float = setting(
-        0.02, "Share of the groups whose records are kept after that.", least=0, greatest=1
+        0.02,
+        "Share of the groups that are recorded once the records have `observe.rollout_bytes`.",
+        least=0,
+        greatest=1,
     )
     rollout_time: float = setting(
         0.005,

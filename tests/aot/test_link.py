@@ -12,7 +12,18 @@ from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.weights.link import Link
 from tests.models.meshes import RULES
 
-MODEL = ModelConfig(64_000, 2048, 4, 16, 4, 128, 8192, 256, tie_embeddings=False, dtype="bfloat16")
+MODEL = ModelConfig(
+    vocab_size=64_000,
+    embed_dim=2048,
+    num_layers=4,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=128,
+    mlp_dim=8192,
+    max_length=256,
+    tie_embeddings=False,
+    dtype="bfloat16",
+)
 BUCKET_BYTES = 32 * 2**20
 ROUTES = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 
