@@ -12,11 +12,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from rl_sync.learning.shared_prompts import Places, branches, learned_lengths
 from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
@@ -35,6 +35,18 @@ _PADDING: dict[str, Any] = {
     "policy_versions": -1,
 }
 _EPISODE_PADDING: dict[str, Any] = {"turn_rewards": 0.0, "segments": -1, "positions": 0}
+
+
+Source = Int[np.ndarray, "B T"] | None
+"""The token at each position of a batch: its index in the flattened trajectories, -1 for padding.
+None where row i is trajectory i."""
+
+
+class Placed(NamedTuple):
+    """A batch, and where its tokens are."""
+
+    batch: TrainBatch
+    source: Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,20 +152,24 @@ class Batching:
 
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
+        return self.placed(groups).batch
+
+    def placed(self, groups: list[Group]) -> Placed:
+        """Lays out the groups of a step as `batch` does, and tells where their tokens are."""
         named = [*_PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
-        columns, packing = self._in_rows(_stack(groups, named))
+        columns, packing, source = self._in_rows(_stack(groups, named))
         fields: dict[str, Any] = {**columns, "packing": packing}
         names = ["rewards"]
         names += ["baselines"] if self.with_baselines else []
         names += ["truncated"] if self.of_episodes else []
         of_trajectories: dict[str, Any] = _stack(groups, names)
-        return TrainBatch(Rows(**fields), **of_trajectories)
+        return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 
     def demonstrations(self, drawn: Demonstrations) -> Demonstrations:
         """Lays out demonstrations, one a row so far and as many as a batch has trajectories."""
-        columns, packing = self._in_rows(
+        columns, packing, _ = self._in_rows(
             {"tokens": np.asarray(drawn.tokens), "completion_mask": np.asarray(drawn.mask)}
         )
         fields: dict[str, Any] = {"tokens": columns["tokens"], "mask": columns["completion_mask"]}
@@ -161,21 +177,21 @@ class Batching:
 
     def _in_rows(
         self, columns: dict[str, np.ndarray]
-    ) -> tuple[dict[str, np.ndarray], Packing | None]:
+    ) -> tuple[dict[str, np.ndarray], Packing | None, Source]:
         """Lays out columns that have one trajectory a row."""
         segments = columns.pop("segments", None)
         if self.kind == "padded":
-            return columns, _unpacked(segments)
+            return columns, _unpacked(segments), None
         lengths = _lengths(columns["completion_mask"])
         if self.kind == "bucketed":
             width = _bucket(int(lengths.max()), self.row_tokens, _TILE_TOKENS)
             cut = {name: values[:, :width] for name, values in columns.items()}
-            return cut, _unpacked(None if segments is None else segments[:, :width])
+            return cut, _unpacked(None if segments is None else segments[:, :width]), None
         if self.kind == "shared":
             return self._share(columns)
         stride = columns["tokens"].shape[1]
         source = self._pack(lengths, stride)
-        return _gather(columns, source), _packing(source, stride, segments)
+        return _gather(columns, source), _packing(source, stride, segments), source
 
     def _pack(
         self, lengths: Int[np.ndarray, " trajectories"], stride: int
@@ -209,7 +225,9 @@ class Batching:
         widths = {_tiled(share * most, most) for share in _WIDTHS}
         return [width for width in sorted(widths) if width >= self.row_tokens]
 
-    def _share(self, columns: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Packing]:
+    def _share(
+        self, columns: dict[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], Packing, Source]:
         """Lays out columns in rows in which completions of one prompt share it.
 
         Of some widths of rows it takes the one with the fewest positions in all.
@@ -217,7 +235,7 @@ class Batching:
         filled = (self._fill(columns, width) for width in self._shared_widths)
         places = min(filled, key=lambda places: places.source.size)
         laid_out = _gather(columns, places.source)
-        return laid_out, places.packing(laid_out["completion_mask"])
+        return laid_out, places.packing(laid_out["completion_mask"]), places.source
 
     def _fill(self, columns: dict[str, np.ndarray], width: int) -> Places:
         """Chooses a token for each position of rows of some width, update by update.
@@ -247,6 +265,27 @@ def default_row_tokens(row_tokens: int) -> int:
     two trajectories, or some short groups.
     """
     return max(SHARED_ROW_TOKENS, 2 * row_tokens)
+
+
+def taken_back(
+    values: Float[np.ndarray, "B T"], source: Source, shape: tuple[int, int]
+) -> Float[np.ndarray, "N S"]:
+    """Inverts a layout: gives the values of a batch's rows to the trajectories' own tokens.
+
+    Args:
+      values: one for each position of the batch.
+      source: of the batch; see `Placed`.
+      shape: (N, S) of the groups that were laid out.
+
+    Returns:
+      The value of each token of each trajectory; NaN for those that no row has.
+    """
+    found = np.full(shape, np.nan, values.dtype)
+    if source is None:
+        found[:, : values.shape[1]] = values
+    else:
+        found.reshape(-1)[source[source >= 0]] = values[source >= 0]
+    return found
 
 
 def lay_out(drawn: Demonstrations, kind: str) -> Demonstrations:

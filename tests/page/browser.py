@@ -64,6 +64,15 @@ def check(page, address: str, workdir: Path) -> None:
     by_logprob = unlikely.evaluate(colour)
     page.click("button[data-colour=version]")
     assert unlikely.evaluate(colour) != by_logprob
+    token = page.locator(".tokens span").first
+    found = set()
+    for name, classes in (("ratio", "u3"), ("entropy", "e4"), ("advantage", "g2")):
+        page.click(f"button[data-colour={name}]")
+        expect(page.locator(f".key.{name}")).to_be_visible()
+        assert classes in token.get_attribute("class").split()
+        found.add(token.evaluate(colour))
+    page.click("button[data-colour=nothing]")
+    assert token.evaluate(colour) not in found
     # The timeline is drawn, and zooms.
     page.goto(address + "timeline")
     expect(page.locator("#looks")).to_contain_text("train")

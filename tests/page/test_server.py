@@ -36,7 +36,7 @@ def client(workdir):
         ("/curves", "Mean reward of the batch"),
         ("/rollouts?text=4%2B1", "2 of 20 recorded completions"),
         ("/rollouts?sort=-reward&from=2&to=3&least=1", "4 of 20 recorded completions"),
-        ("/group?step=2&lease=4", "token 1, id 6, logprob -9.000, version 2, not learned from"),
+        ("/group?step=2&lease=4", "token 1, id 6, logprob -9, version 2, not learned from"),
         ("/prompt?prompt=4", "Problem 4 over the steps"),
         ("/timeline", "<canvas"),
         ("/flow", "The bound is 2 trainer steps."),
