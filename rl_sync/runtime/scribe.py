@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 from jaxtyping import Bool, Float, Int
 
-from rl_sync.learning.batching import Source, taken_back
 from rl_sync.learning.credit import TOKEN_ADVANTAGES
 from rl_sync.learning.objective import TOKEN_ENTROPIES, TOKEN_RATIOS
+from rl_sync.learning.rows import Source, taken_back
 from rl_sync.observe.rollouts import ENVIRONMENT, POLICY, Rollout
 from rl_sync.processes.calls import Judgements
 from rl_sync.tasks.task import Task

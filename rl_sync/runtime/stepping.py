@@ -13,8 +13,9 @@ from jaxtyping import Array
 
 from rl_sync.actors.events import BatchTrained
 from rl_sync.actors.trainer import Metrics, TrainState
-from rl_sync.learning.batching import Batching, Source
+from rl_sync.learning.batching import Batching
 from rl_sync.learning.credit import ADVANTAGES_NAME
+from rl_sync.learning.rows import Source
 from rl_sync.models.placement import addressable
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.progress import sizes
