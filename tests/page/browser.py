@@ -17,6 +17,7 @@ from playwright.sync_api import expect, sync_playwright
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 VIEWS = ("", "curves", "rollouts", "group?step={}&lease={}", "timeline", "flow")
 QUICK_SECS = 1.0
+BOTTOM = "Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)"
 
 
 def main(address: str, server: str, workdir: str, pictures: str, *group: str) -> None:
@@ -45,7 +46,11 @@ def main(address: str, server: str, workdir: str, pictures: str, *group: str) ->
                     page.click("button[data-colour=ratio]")
                 page.wait_for_timeout(300)
                 parts = ["page", view.partition("?")[0], scheme.replace("light", "")]
-                page.screenshot(path=f"{pictures}/{'-'.join(filter(None, parts))}.png")
+                used = page.evaluate(BOTTOM)
+                page.screenshot(
+                    path=f"{pictures}/{'-'.join(filter(None, parts))}.png",
+                    clip={"x": 0, "y": 0, "width": width, "height": min(900, used)},
+                )
         if not group:
             check(page, address, Path(workdir))
         assert not errors, errors
