@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +34,7 @@ from rl_sync.processes.messages import decode, encode
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.runtime.recording import Budget, RolloutRecorder
-from rl_sync.runtime.scribe import Scribe
+from rl_sync.runtime.scribe import FIELDS, Figures, Scribe
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -131,6 +133,13 @@ class Master:
         return decode(encode(answer))
 
 
+def figures(metrics: Mapping[str, Any]) -> Figures:
+    """Picks those of a step's records out of its metrics; rows are trajectories here."""
+    return Figures(
+        metrics[ADVANTAGES_NAME], {name: metrics[name] for name in FIELDS & metrics.keys()}
+    )
+
+
 def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) -> list[list[Spent]]:
     """Takes turns without and with records; returns those of each kind."""
     task = wiring.load_task(settings)
@@ -161,7 +170,7 @@ def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) ->
                     state, metrics = step(state, batch)
                     values: dict[str, Any] = jax.device_get(metrics)
                     if chosen is not None:
-                        recorder.record(number + 1, chosen, values[ADVANTAGES_NAME])
+                        recorder.record(number + 1, chosen, functools.partial(figures, values))
                 secs = time.monotonic() - started
                 time.sleep(0.2)  # What is still recorded belongs to this turn.
                 clock.skipped_secs += 0.2 if records else time.monotonic() - started

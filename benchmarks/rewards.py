@@ -34,6 +34,7 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
+from rl_sync.roles import MASTER
 from rl_sync.runtime.delivery import Delivery
 from rl_sync.runtime.judging import Judging
 from rl_sync.tasks.tokenizer import CharacterTokenizer
@@ -131,7 +132,13 @@ class Case:
         self._judges = Judges(reward, settings)
         self._judges.judge([Judgeable({}, Completion(""))] * (2 * workers))  # Warm.
         self._judging = Judging(
-            TASK, self._judges, "slow", settings, Workdir(f"{directory}/{name}"), print
+            TASK,
+            self._judges,
+            "slow",
+            settings,
+            workdir=Workdir(f"{directory}/{name}"),
+            spans=SpanRecorder(None, MASTER),
+            fail=print,
         )
 
     def groups_per_sec(self, seed: int, rollouts: int, rollout_secs: float) -> float:

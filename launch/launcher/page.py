@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from rl_sync.settings.records import ConfigError
 
+IS_AT = "The page is at"
+
 
 def serve(flags: Mapping[str, str]) -> int:
     """Serves the page until it is interrupted.
@@ -38,4 +40,4 @@ def serve(flags: Mapping[str, str]) -> int:
 
 
 def _say(address: str) -> None:
-    print(f"The page is at {address}\nEnd it with Ctrl-C; runs do not notice.", flush=True)
+    print(f"{IS_AT} {address}\nEnd it with Ctrl-C; runs do not notice.", flush=True)

@@ -55,6 +55,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     entries |= {
         "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
         "timeline": f"python -m launcher timeline --workdir={quoted}",
+        "page": f"python -m launcher page --workdir={quoted}",
         "digest": result.digest or "none",
         "spans": workdir.spans,
         "logs": workdir.logs,

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher import report, stopping
 from launcher import workdir as work
+from launcher.beside import PageBeside
 from launcher.processes import RunFailedError, RunProcesses
 from launcher.supervisor import Death, Supervisor, likeliest_first
 from launcher.vigil import Vigil
@@ -92,7 +93,7 @@ class LocalRun:
         ready, shown = False, 0.0
         roles = [member.name for member in members_of(self._settings)]
         started = time.monotonic()
-        with LiveDisplay() as display:
+        with LiveDisplay() as display, self._page() as page:
             while self._supervisor.living(roles):
                 # A server that never was ready knows why, and what to do.
                 ready = ready or self._processes.replay_ready(time.monotonic() - started)
@@ -104,11 +105,19 @@ class LocalRun:
                 if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
                     display.update(status)
                     shown = time.monotonic()
+                if page is not None and (news := page.news()):
+                    print(f"\n{news}")
                 time.sleep(_LOOK_SECS)
         if self._signals:
             self._give_up()
         elif deaths := self._supervisor.deaths():
             self._fail(deaths)
+
+    def _page(self) -> contextlib.AbstractContextManager[PageBeside | None]:
+        launch = self._settings.launch
+        if not launch.page:
+            return contextlib.nullcontext()
+        return PageBeside(self._workdir, launch.page_port)
 
     def _start_again(self, deaths: Sequence[Death]) -> bool:
         """Restarts dead explorers; returns False if the run cannot go on without the dead.

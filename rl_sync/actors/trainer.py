@@ -17,7 +17,7 @@ from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.forward import Forward
-from rl_sync.learning.objective import Experience, Metrics
+from rl_sync.learning.objective import Experience, Metrics, OfTokens
 from rl_sync.learning.opt_state import Descent, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
@@ -197,7 +197,9 @@ class Trainer:
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
         `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end.
-        Metrics are scalars, but for the `advantages` of trajectories.
+        Metrics are scalars, but for the `advantages` of trajectories, and for figures of tokens in
+        the batch's rows: `token_ratios` and `token_entropies`, and `token_advantages` where
+        tokens have advantages of their own. Those outside the completion mask mean nothing.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
@@ -209,8 +211,8 @@ class Trainer:
 
         def update(
             learned: Learned, shares: tuple[Experience, Demonstrations | None]
-        ) -> tuple[Learned, Metrics]:
-            return self._update.take(
+        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
+            learned, metrics, of_tokens = self._update.take(
                 learned,
                 *shares,
                 frozen,
@@ -218,12 +220,14 @@ class Trainer:
                 kl_coefficient=state.kl_coefficient,
                 learns=learns,
             )
+            return learned, (metrics, of_tokens)
 
         learned = Learned(trained, state.opt_state, state.critic)
-        (trained, opt_state, critic), of_updates = jax.lax.scan(update, learned, shares)
+        learned, (of_updates, of_tokens) = jax.lax.scan(update, learned, shares)
+        trained, opt_state, critic = learned
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
-        metrics = self._summary(of_updates) | of_batch
+        metrics = self._summary(of_updates) | of_batch | jax.tree.map(_whole_batch, of_tokens)
         metrics["skipped_updates"] = skipped.sum()
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         rate = self.optimizer.rate(self._policy_updates)
@@ -358,3 +362,8 @@ class Trainer:
             max_completion_tokens=self.max_completion_tokens,
             microbatch_rows=self.microbatch_rows,
         )
+
+
+def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:
+    """Puts the rows of updates one behind the other, where they are sharded."""
+    return constrain(of_updates.reshape(-1, *of_updates.shape[2:]), "batch", "length")

@@ -12,12 +12,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from rl_sync.learning.rows import (
+    PADDING,
+    Source,
+    first_fit_decreasing,
+    gather,
+    packing_of,
+    unpacked,
+)
 from rl_sync.learning.shared_prompts import Places, branches, learned_lengths
 from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
@@ -28,13 +36,13 @@ SHARED_ROW_TOKENS = 512
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 _WIDTHS = (1 / 2, 3 / 4, 1)
 _TILE_TOKENS = 8
-_PADDING: dict[str, Any] = {
-    "tokens": 0,
-    "completion_mask": False,
-    "behavior_logprobs": 0.0,
-    "policy_versions": -1,
-}
-_EPISODE_PADDING: dict[str, Any] = {"turn_rewards": 0.0, "segments": -1, "positions": 0}
+
+
+class Placed(NamedTuple):
+    """A batch, and where its tokens are."""
+
+    batch: TrainBatch
+    source: Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,20 +148,24 @@ class Batching:
 
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
-        named = [*_PADDING]
+        return self.placed(groups).batch
+
+    def placed(self, groups: list[Group]) -> Placed:
+        """Lays out the groups of a step as `batch` does, and tells where their tokens are."""
+        named = [*PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
-        columns, packing = self._in_rows(_stack(groups, named))
+        columns, packing, source = self._in_rows(_stack(groups, named))
         fields: dict[str, Any] = {**columns, "packing": packing}
         names = ["rewards"]
         names += ["baselines"] if self.with_baselines else []
         names += ["truncated"] if self.of_episodes else []
         of_trajectories: dict[str, Any] = _stack(groups, names)
-        return TrainBatch(Rows(**fields), **of_trajectories)
+        return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 
     def demonstrations(self, drawn: Demonstrations) -> Demonstrations:
         """Lays out demonstrations, one a row so far and as many as a batch has trajectories."""
-        columns, packing = self._in_rows(
+        columns, packing, _ = self._in_rows(
             {"tokens": np.asarray(drawn.tokens), "completion_mask": np.asarray(drawn.mask)}
         )
         fields: dict[str, Any] = {"tokens": columns["tokens"], "mask": columns["completion_mask"]}
@@ -161,21 +173,21 @@ class Batching:
 
     def _in_rows(
         self, columns: dict[str, np.ndarray]
-    ) -> tuple[dict[str, np.ndarray], Packing | None]:
+    ) -> tuple[dict[str, np.ndarray], Packing | None, Source]:
         """Lays out columns that have one trajectory a row."""
         segments = columns.pop("segments", None)
         if self.kind == "padded":
-            return columns, _unpacked(segments)
+            return columns, unpacked(segments), None
         lengths = _lengths(columns["completion_mask"])
         if self.kind == "bucketed":
             width = _bucket(int(lengths.max()), self.row_tokens, _TILE_TOKENS)
             cut = {name: values[:, :width] for name, values in columns.items()}
-            return cut, _unpacked(None if segments is None else segments[:, :width])
+            return cut, unpacked(None if segments is None else segments[:, :width]), None
         if self.kind == "shared":
             return self._share(columns)
         stride = columns["tokens"].shape[1]
         source = self._pack(lengths, stride)
-        return _gather(columns, source), _packing(source, stride, segments)
+        return gather(columns, source), packing_of(source, stride, segments), source
 
     def _pack(
         self, lengths: Int[np.ndarray, " trajectories"], stride: int
@@ -209,15 +221,17 @@ class Batching:
         widths = {_tiled(share * most, most) for share in _WIDTHS}
         return [width for width in sorted(widths) if width >= self.row_tokens]
 
-    def _share(self, columns: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Packing]:
+    def _share(
+        self, columns: dict[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], Packing, Source]:
         """Lays out columns in rows in which completions of one prompt share it.
 
         Of some widths of rows it takes the one with the fewest positions in all.
         """
         filled = (self._fill(columns, width) for width in self._shared_widths)
         places = min(filled, key=lambda places: places.source.size)
-        laid_out = _gather(columns, places.source)
-        return laid_out, places.packing(laid_out["completion_mask"])
+        laid_out = gather(columns, places.source)
+        return laid_out, places.packing(laid_out["completion_mask"]), places.source
 
     def _fill(self, columns: dict[str, np.ndarray], width: int) -> Places:
         """Chooses a token for each position of rows of some width, update by update.
@@ -259,26 +273,6 @@ def demonstration_batching(kind: str, count: int, row_tokens: int) -> Batching:
     return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0)
 
 
-def first_fit_decreasing(
-    lengths: Int[np.ndarray, " trajectories"], row_tokens: int
-) -> tuple[Int[np.ndarray, " trajectories"], Int[np.ndarray, " trajectories"]]:
-    """Puts each trajectory, the longest first, into the first row with room for it.
-
-    It takes at most 11/9 of the fewest rows possible, and one more (Johnson 1973). Trajectories of
-    one length keep their order.
-
-    Returns:
-      (row, start): each trajectory's row, and its first position there.
-    """
-    row, start = np.zeros_like(lengths), np.zeros_like(lengths)
-    free = np.full(len(lengths), row_tokens)
-    for i in np.argsort(-lengths, kind="stable"):
-        row[i] = np.argmax(free >= lengths[i])
-        start[i] = row_tokens - free[row[i]]
-        free[row[i]] -= lengths[i]
-    return row, start
-
-
 def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:
     """Counts the tokens of each row up to the last of its completion; no loss needs later ones."""
     behind = np.argmax(mask[:, ::-1], axis=1)
@@ -287,54 +281,6 @@ def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:
 
 def _stack(groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([getattr(group, name) for group in groups]) for name in names}
-
-
-def _gather(
-    columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]
-) -> dict[str, np.ndarray]:
-    padding = _PADDING | _EPISODE_PADDING
-    return {
-        name: np.where(source >= 0, values.reshape(-1)[source], padding[name])
-        for name, values in columns.items()
-    }
-
-
-def _packing(
-    source: Int[np.ndarray, "B T"], stride: int, segments: Int[np.ndarray, "N S"] | None
-) -> Packing:
-    """Describes rows whose tokens are those at `source` of rows of one trajectory each."""
-    fields: dict[str, Any] = {
-        "positions": np.where(source >= 0, source % stride, 0),
-        "trajectories": np.where(source >= 0, source // stride, -1),
-    }
-    if segments is not None:
-        of_rows = _unpacked(segments)
-        assert of_rows is not None
-        parts: dict[str, Any] = {
-            "positions": of_rows.positions,
-            "segments": of_rows.segments,
-        }
-        fields |= _gather(parts, source)
-    return Packing(**fields)
-
-
-def _unpacked(segments: Int[np.ndarray, "N S"] | None) -> Packing | None:
-    """Describes rows of one trajectory each, of several segments; None for rows of one segment."""
-    if segments is None:
-        return None
-    rows, width = segments.shape
-    at = np.broadcast_to(np.arange(width), segments.shape)
-    begins = np.diff(segments, axis=1, prepend=-1) != 0
-    is_there = segments >= 0
-    row = np.arange(rows)[:, None]
-    fields: dict[str, Any] = {
-        "positions": np.where(
-            is_there, at - np.maximum.accumulate(np.where(begins, at, 0), axis=1), 0
-        ),
-        "trajectories": np.where(is_there, row, -1),
-        "segments": np.where(is_there, row * width + segments, -1),
-    }
-    return Packing(**fields)
 
 
 def _fine_bucket(size: int, step: int) -> int:

@@ -27,6 +27,8 @@ Metrics = dict[str, Float[Array, ""]]
 
 ADVANTAGES_NAME = "advantages"
 """The one metric that has a value for each trajectory: the mean of its tokens' advantages."""
+TOKEN_ADVANTAGES = "token_advantages"
+"""The one that has a value for each token, where tokens have advantages of their own."""
 
 
 def give(
@@ -53,7 +55,8 @@ def give(
     Returns:
       (estimate, weights, metrics): advantages, with returns where there are values; weights, 0 for
       trajectories that are left out of the loss and 1 for others; and what describes the batch,
-      with the mean advantage of each trajectory as `ADVANTAGES_NAME`.
+      with the mean advantage of each trajectory as `ADVANTAGES_NAME`, and those of tokens as
+      `TOKEN_ADVANTAGES`.
     """
     rows, rewards = batch.rows, batch.rewards
     mask, sequences = rows.completion_mask, rows.sequences
@@ -65,7 +68,7 @@ def give(
         cut = _is_truncated(rows, lengths, max_tokens, end_ids)
     kept = _kept(algorithm, rewards, cut, group_size)
     weights = to_tokens(kept.astype(jnp.float32), sequences)
-    penalty = jnp.zeros(mask.shape)
+    penalty, token_advantages = jnp.zeros(mask.shape), {}
     if ref_logprobs is not None and algorithm.kl_place == "reward":
         kl = KL_ESTIMATORS[algorithm.kl_estimator](rows.behavior_logprobs, ref_logprobs)
         coefficient = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
@@ -85,6 +88,7 @@ def give(
             estimate = estimate._replace(advantages=whitened)
         total = trajectory_totals(estimate.advantages, mask, sequences, rewards.size)
         of_trajectories = total / jnp.maximum(lengths, 1)
+        token_advantages = {TOKEN_ADVANTAGES: estimate.advantages}
     else:
         if algorithm.turn_discount < 1:
             discount = returns.at_turns(1.0, algorithm.turn_discount, mask)
@@ -94,7 +98,7 @@ def give(
         rewards -= trajectory_totals(penalty, mask, sequences, rewards.size)
         of_trajectories = call(estimator.function, given, rewards=rewards)
         estimate = Estimate(to_tokens(of_trajectories, sequences))
-    metrics = _token_metrics(mask, estimate, weights, values)
+    metrics = _token_metrics(mask, estimate, weights, values) | token_advantages
     metrics |= _trajectory_metrics(batch.rewards, lengths, cut, group_size)
     metrics[ADVANTAGES_NAME] = of_trajectories
     return estimate, weights, metrics

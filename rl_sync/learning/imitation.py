@@ -37,9 +37,11 @@ def mix_in(
     """
     count = demonstrations.mask.sum()
 
-    def loss_of(trained: Params, rows: Demonstrations) -> tuple[Float[Array, ""], Metrics]:
+    def loss_of(
+        trained: Params, rows: Demonstrations
+    ) -> tuple[Float[Array, ""], tuple[Metrics, None]]:
         loss = aggregation.token_mean(losses.sft(logprobs(trained, rows.tokens)), rows.mask, count)
-        return loss, {"demonstration_loss": loss}
+        return loss, ({"demonstration_loss": loss}, None)
 
-    towards, metrics = gradient(loss_of, trained, demonstrations, microbatch_rows)
+    towards, (metrics, _) = gradient(loss_of, trained, demonstrations, microbatch_rows)
     return jax.tree.map(functools.partial(losses.mixed, share=share), descent, towards), metrics

@@ -15,34 +15,46 @@ from rl_sync.types import Params
 Loss = Callable[[Params, Any], tuple[Array, Any]]
 
 
-def gradient(loss: Loss, params: Params, rows: Any, microbatch_rows: int) -> tuple[Params, Any]:
-    """Computes ∇ of a loss by the parameters, and its metrics, a microbatch at a time.
+def gradient(
+    loss: Loss, params: Params, rows: Any, microbatch_rows: int
+) -> tuple[Params, tuple[Any, Any]]:
+    """Computes ∇ of a loss by the parameters, and what comes with it, a microbatch at a time.
 
     Args:
-      loss: makes (loss, metrics) of (params, rows). Each is a sum over constants of all rows, so
-        results for microbatches add up to the result for all.
+      loss: makes (loss, (metrics, of_rows)) of (params, rows). The loss and each metric are sums
+        over constants of all rows, so results for microbatches add up to the result for all.
+        `of_rows` is a pytree of arrays with a leading axis of rows.
       rows: a pytree of arrays with a leading axis of rows.
       microbatch_rows: rows at once, a divisor of all; 0 for all.
+
+    Returns:
+      (gradient, (metrics, of_rows)) of all rows.
     """
     grad = jax.grad(loss, has_aux=True)
     if not microbatch_rows:
         return grad(params, rows)
     parts = _parts(rows, microbatch_rows)
 
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, grad(params, part)), None
+    def add(total: Any, part: Any) -> tuple[Any, Any]:
+        descent, (metrics, of_rows) = grad(params, part)
+        return jax.tree.map(jnp.add, total, (descent, metrics)), of_rows
 
-    like = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], parts))
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    return jax.lax.scan(add, nothing, parts)[0]
+    descent, (metrics, _) = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], parts))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (descent, metrics))
+    (descent, metrics), of_rows = jax.lax.scan(add, nothing, parts)
+    return descent, (metrics, jax.tree.map(_joined, of_rows))
 
 
 def map_rows(function: Callable[[Any], Array], rows: Any, microbatch_rows: int) -> Array:
     """Maps a function of rows, which makes one row of each, a microbatch at a time."""
     if not microbatch_rows:
         return function(rows)
-    mapped = jax.lax.map(function, _parts(rows, microbatch_rows))
-    return mapped.reshape(-1, *mapped.shape[2:])
+    return _joined(jax.lax.map(function, _parts(rows, microbatch_rows)))
+
+
+def _joined(parts: Array) -> Array:
+    """Puts the rows of microbatches one behind the other."""
+    return parts.reshape(-1, *parts.shape[2:])
 
 
 def _parts(rows: Any, microbatch_rows: int) -> Any:

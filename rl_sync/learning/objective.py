@@ -27,6 +27,10 @@ from rl_sync.algorithms.sequences import OfSequence
 from rl_sync.types import Rows
 
 Metrics = dict[str, Float[Array, ""]]
+OfTokens = dict[str, Float[Array, "B T"]]
+TOKEN_RATIOS, TOKEN_ENTROPIES = "token_ratios", "token_entropies"
+"""Figures of each token, beside a step's metrics: π / π_behavior and the entropy, both of the
+policy before the update that learns from the token."""
 STALENESS_KINDS = 5
 QUANTILES = (5, 50, 95)
 _LOG_RATIO_LIMIT = 20.0  # Keeps squares of weights finite in the metrics.
@@ -171,6 +175,19 @@ def policy_loss(
     return loss, {"loss": loss, "policy_loss": policy, **metrics}
 
 
+def of_tokens(logprobs: Float[Array, "B T"], entropy: Float[Array, "B T"], rows: Rows) -> OfTokens:
+    """Computes the figures of each token; those outside the completion mask mean nothing."""
+    log_ratio = _log_ratio(jax.lax.stop_gradient(logprobs), rows.behavior_logprobs)
+    return {
+        TOKEN_RATIOS: jnp.exp(log_ratio),
+        TOKEN_ENTROPIES: jax.lax.stop_gradient(entropy),
+    }
+
+
+def _log_ratio(current: Float[Array, "B T"], behavior: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    return jnp.clip(current - behavior, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+
+
 def _metrics(
     known: Experience,
     totals: Totals,
@@ -187,7 +204,7 @@ def _metrics(
       clipped: whether the loss bounds a token, where it does so at all.
     """
     behavior, mask = known.rows.behavior_logprobs, known.rows.completion_mask
-    log_ratio = jnp.clip(current - behavior, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    log_ratio = _log_ratio(current, behavior)
 
     def mean(values: Array) -> Float[Array, ""]:
         values = jnp.broadcast_to(values, mask.shape)

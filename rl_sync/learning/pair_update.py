@@ -7,7 +7,7 @@ import dataclasses
 from jaxtyping import Array, Float
 
 from rl_sync.learning import pairs
-from rl_sync.learning.objective import Metrics
+from rl_sync.learning.objective import Metrics, OfTokens
 from rl_sync.learning.pairs import Pairs
 from rl_sync.learning.update import Update
 from rl_sync.types import Params
@@ -31,8 +31,9 @@ class PairUpdate(Update):
         frozen: Params,
         known: Pairs,
         totals: int,
-    ) -> tuple[Float[Array, ""], Metrics]:
+    ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
         del critic
         rows = known.rows
         scores = self.forward.scalars(self._held(trained), frozen, rows.tokens, rows.packing)
-        return pairs.pair_loss(scores, known, totals)
+        loss, metrics = pairs.pair_loss(scores, known, totals)
+        return loss, (metrics, {})

@@ -78,6 +78,8 @@ class Preparation:
         )
         # Each process of the trainer can read it whole.
         metrics[credit.ADVANTAGES_NAME] = constrain(metrics[credit.ADVANTAGES_NAME])
+        if (of_tokens := metrics.get(credit.TOKEN_ADVANTAGES)) is not None:
+            metrics[credit.TOKEN_ADVANTAGES] = constrain(of_tokens, "batch", "length")
         if ref_logprobs is not None:
             weight = state.kl_coefficient
             metrics["kl_coefficient"] = jnp.float32(

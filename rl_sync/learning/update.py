@@ -16,7 +16,7 @@ from rl_sync.learning import imitation, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
-from rl_sync.learning.objective import Metrics, policy_loss
+from rl_sync.learning.objective import Metrics, OfTokens, of_tokens, policy_loss
 from rl_sync.learning.opt_state import Descent, all_finite
 from rl_sync.models.placement import constrain_like
 from rl_sync.types import Demonstrations, Params
@@ -62,7 +62,7 @@ class Update:
         sequence_count: int,
         kl_coefficient: Float[Array, ""] | None,
         learns: Bool[Array, ""],
-    ) -> tuple[Learned, Metrics]:
+    ) -> tuple[Learned, Metrics, OfTokens]:
         """Takes one update; `skipped` of its metrics is true where it was not finite.
 
         Args:
@@ -72,16 +72,19 @@ class Update:
           sequence_count: trajectories of the update.
           kl_coefficient: see `TrainState`.
           learns: whether the policy learns yet.
+
+        Returns:
+          What was learned, the metrics, and figures of each token before the update.
         """
         totals = self._totals(share, sequence_count, kl_coefficient)
 
         def loss(
             params: tuple[Params, Params | None], some: Any
-        ) -> tuple[Float[Array, ""], Metrics]:
+        ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
             return self._loss(*params, frozen, some, totals)
 
         params = learned.trained, learned.critic.params if learned.critic else None
-        descent, metrics = gradient(loss, params, share, self.microbatch_rows)
+        descent, (metrics, tokens) = gradient(loss, params, share, self.microbatch_rows)
         if demonstrations is not None:
             plain = dataclasses.replace(self.forward, temperature=1.0)
             mixed, more = imitation.mix_in(
@@ -97,7 +100,8 @@ class Update:
         if learned.critic is not None:
             metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
         finite = all_finite([metrics[name] for name in _DECISIVE if name in metrics])
-        return self._learn(learned, descent, learns, finite), metrics | {"skipped": ~finite}
+        metrics["skipped"] = ~finite
+        return self._learn(learned, descent, learns, finite), metrics, tokens
 
     def _learn(
         self,
@@ -139,16 +143,17 @@ class Update:
         frozen: Params,
         known: Any,
         totals: Any,
-    ) -> tuple[Float[Array, ""], Metrics]:
+    ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
         trained, rows = self._held(trained), known.rows
         if self.critic is not None and critic is not None:
             critic = self.critic.held(critic, self.policy.like)
         found = self.forward.outputs(trained, critic, frozen, rows.tokens, rows.packing)
         loss, metrics = policy_loss(self.algorithm, found.logprobs, found.entropy, known, totals)
+        tokens = of_tokens(found.logprobs, found.entropy, rows)
         if self.critic is None or found.values is None:
-            return loss, metrics
+            return loss, (metrics, tokens)
         of_values, more = value_loss(self.critic.config, found.values, known, totals)
-        return loss + of_values, metrics | more
+        return loss + of_values, (metrics | more, tokens)
 
     def _held(self, trained: Params) -> Params:
         """Keeps trained parameters, and their gradient, in their sharding."""

@@ -81,6 +81,19 @@ def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
+def addressable(array: Array) -> np.ndarray:
+    """Reads an array of numbers into the host's memory, as far as this process's devices hold it.
+
+    Elements that only other processes hold are NaN.
+    """
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    found = np.full(array.shape, np.nan, array.dtype)
+    for shard in array.addressable_shards:
+        found[shard.index] = np.asarray(shard.data)
+    return found
+
+
 def undivided(config: ModelConfig, layout: Layout) -> list[str]:
     """Lists the parameters with an axis that the layout would shard, but whose size is not
     divisible.

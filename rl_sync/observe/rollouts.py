@@ -59,6 +59,11 @@ class Rollout:
       versions: the policy versions of `ids`, as runs [version, tokens]; -1 where the environment
         wrote.
       mask: runs [1 or 0, tokens] of `ids`: 1 where the loss learns from a token.
+      ratios: π / π_behavior of each token, π being the policy before the update that learned from
+        it; rounded to four digits; None where the loss does not learn from a token. Empty if
+        they are not known.
+      entropies: of π's distribution of each token, in nats; likewise.
+      token_advantages: likewise; empty, too, where all tokens have the `advantage`.
     """
 
     step: int
@@ -86,6 +91,9 @@ class Rollout:
     logprobs: list[float | None] = dataclasses.field(default_factory=list)
     versions: list[list[int]] = dataclasses.field(default_factory=list)
     mask: list[list[int]] = dataclasses.field(default_factory=list)
+    ratios: list[float | None] = dataclasses.field(default_factory=list)
+    entropies: list[float | None] = dataclasses.field(default_factory=list)
+    token_advantages: list[float | None] = dataclasses.field(default_factory=list)
 
     @property
     def drawn_tokens(self) -> int:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind
-from rl_sync.roles import TRAINER, is_explorer, role_order
+from rl_sync.roles import MASTER, TRAINER, is_explorer, role_order
 
 Interval = tuple[float, float]
 
@@ -277,6 +277,9 @@ def describe(summary: RunSummary) -> list[str]:
             f"unfinished groups were carried over to the next rollout {summary.carried_over} times"
         )
     for role in summary.roles:
+        if role.role == MASTER:
+            lines.append(f"{MASTER}: judging {role.busy_share:.0%} of the time")
+            continue
         waits = "".join(
             f"; waited {secs:.1f} s for {reason}" for reason, secs in role.wait_secs.items()
         )

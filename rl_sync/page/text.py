@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 import unicodedata
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from rl_sync.observe.rollouts import Rollout
 
 _KEPT = "\n\t"
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_LOGPROB_BOUNDS = (-0.01, -0.05, -0.2, -0.5, -1.0, -2.0, -4.0, -7.0)
-"""Bounds of the colours of log-probabilities, in nats; below the last one is the strongest."""
+_NAT_BOUNDS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 7.0)
+"""Bounds of the colours of −log π and of entropies; above the last one is the strongest."""
+_RATIO_BOUNDS = (0.02, 0.1, 0.2, 0.5)
+"""Of |log ratio|, in nats."""
+_LEAST_RATIO = 1e-6
+_ADVANTAGE_BOUNDS = (0.0, 0.25, 0.75, 1.5)
+"""Of |advantage|."""
 
 VERSION_COLOURS = 6
+
+Value = TypeVar("Value")
 
 
 def visible(text: str) -> str:
@@ -41,32 +49,70 @@ class Token(NamedTuple):
 def tokens(one: Rollout) -> list[Token]:
     """Returns the tokens after the prompt.
 
-    Classes: `l0` (nearly certain) to `l8` by log-probability, `v0` to `v5` by version, `said` for
-    what the environment wrote, and `masked` for tokens that the loss does not learn from.
+    Classes: `l0` (nearly certain) to `l8` by log-probability, `e0` to `e8` by entropy, `u1` to `u4`
+    for ratios above 1 and `d1` to `d4` for those below, `g1` to `g4` for positive advantages and
+    `b1` to `b4` for negative ones, `v0` to `v5` by version, `said` for what the environment wrote,
+    and `masked` for tokens that the loss does not learn from.
     """
     versions, mask = list(_spread(one.versions)), list(_spread(one.mask))
     found = []
     for place, text in enumerate(one.tokens):
-        logprob = one.logprobs[place] if place < len(one.logprobs) else None
-        version = versions[place] if place < len(versions) else -1
+        version = _at(versions, place, -1)
+        learned = bool(_at(mask, place, 1))
         classes, words = [], [f"token {place}"]
         if place < len(one.ids):
             words.append(f"id {one.ids[place]}")
-        if logprob is not None:
-            classes.append(f"l{sum(logprob < bound for bound in _LOGPROB_BOUNDS)}")
-            words.append(f"logprob {logprob:.3f}")
+        for name, of_name in _figures(one, place, learned):
+            classes.append(of_name.colour)
+            words.append(f"{name} {of_name.value:.4g}")
         if version >= 0:
             classes.append(f"v{version % VERSION_COLOURS}")
             words.append(f"version {version}")
         else:
             classes.append("said")
             words.append("written by the environment")
-        if place < len(mask) and not mask[place]:
+        if not learned:
             classes.append("masked")
             words.append("not learned from")
         shown = visible(text).replace("\n", "↵\n") or "∅"
-        found.append(Token(shown, " ".join(classes), ", ".join(words)))
+        found.append(Token(shown, " ".join(filter(None, classes)), ", ".join(words)))
     return found
+
+
+class _Coloured(NamedTuple):
+    """A number, and the class of its colour; empty for none."""
+
+    value: float
+    colour: str
+
+
+def _figures(one: Rollout, place: int, learned: bool) -> Iterator[tuple[str, _Coloured]]:
+    """Yields the numbers that are known of a token, by their names."""
+    if (logprob := _at(one.logprobs, place)) is not None:
+        yield "logprob", _Coloured(logprob, f"l{_level(-logprob, _NAT_BOUNDS)}")
+    if (ratio := _at(one.ratios, place)) is not None:
+        log_ratio = math.log(max(ratio, _LEAST_RATIO))
+        yield "ratio", _Coloured(ratio, _signed(log_ratio, _RATIO_BOUNDS, "u", "d"))
+    if (entropy := _at(one.entropies, place)) is not None:
+        yield "entropy", _Coloured(entropy, f"e{_level(entropy, _NAT_BOUNDS)}")
+    advantage = _at(one.token_advantages, place) if one.token_advantages else one.advantage
+    if advantage is not None and learned:
+        yield "advantage", _Coloured(advantage, _signed(advantage, _ADVANTAGE_BOUNDS, "g", "b"))
+
+
+def _level(value: float, bounds: Sequence[float]) -> int:
+    return sum(value > bound for bound in bounds)
+
+
+def _signed(value: float, bounds: Sequence[float], above: str, below: str) -> str:
+    """Returns the class of a number by its size and its sign; empty for one near 0."""
+    level = _level(abs(value), bounds)
+    return f"{above if value > 0 else below}{level}" if level else ""
+
+
+def _at(values: Sequence[Value], place: int, none: Any = None) -> Value | Any:
+    """Returns the value at a place, where there is one."""
+    return values[place] if place < len(values) else none
 
 
 def _spread(runs: list[list[int]]) -> Iterator[int]:

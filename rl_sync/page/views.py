@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from rl_sync.observe.alarms import are_of_completions
 from rl_sync.observe.looks import LOOKS
 from rl_sync.observe.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, WARM_UP, find
 from rl_sync.observe.rollouts import Rollout
@@ -16,7 +17,7 @@ from rl_sync.page import text
 from rl_sync.page.activity import newest_version
 from rl_sync.page.charts import Series, chart
 from rl_sync.page.run import Run
-from rl_sync.page.samples import Query
+from rl_sync.page.samples import Query, Row
 
 PAGE_ROWS = 100
 """Completions on one page of the table."""
@@ -27,6 +28,7 @@ MOST_WHOLE = 64
 _TOP = ("reward_mean", "staleness_max", "entropy", "completion_tokens_mean", "gradient_norm")
 _OTHERS = "Others"
 _RECENT_STEPS = 50
+_EXAMPLES = 3
 _PHASES = {RL: "Trainer steps", EVALUATION: "Evaluations", WARM_UP: "Warm-up"}
 
 
@@ -43,16 +45,18 @@ def overview(runs: Sequence[Run]) -> dict[str, Any]:
     """Progress of the runs: their steps, alarms, main curves, and the activity of their roles."""
     figures = [_figure(runs, RL, name) for name in _TOP]
     figures.insert(1, _figure(runs, EVALUATION, "accuracy"))
-    return {"runs": [_head(run) for run in runs], "figures": figures}
+    return {"runs": [_head(*one) for one in enumerate(runs)], "figures": figures}
 
 
-def _head(run: Run) -> dict[str, Any]:
+def _head(number: int, run: Run) -> dict[str, Any]:
     rl, progress = run.progress.of_phase(RL), run.progress
     evaluations = [line for line in progress.of_phase(EVALUATION) if "accuracy" in line]
     last = rl[-1] if rl else {}
     step = last.get("step", 0)
     periods = progress.periods
+    now = [one for one in periods if one.last_step == step]
     return {
+        "number": number,
         "name": run.name,
         "mode": progress.setting("sync", "mode"),
         "step": step,
@@ -65,11 +69,22 @@ def _head(run: Run) -> dict[str, Any]:
         "bound": progress.staleness_bound,
         "tokens_per_sec": last.get("tokens_per_sec"),
         "buffered": run.flow.now.buffered,
-        "alarms": [one for one in periods if one.last_step == step],
+        "alarms": now,
+        "examples": _examples(run) if are_of_completions(one.alarm for one in now) else [],
         "passed": [one for one in periods if one.last_step != step],
         "roles": run.activity.now(),
         "newest": newest_version(run.activity),
     }
+
+
+def _examples(run: Run) -> list[Row]:
+    """Returns some completions of the last recorded step, each of another problem if it can be."""
+    run.refresh()
+    last = run.samples.last_step
+    found = run.samples.find(Query(first_step=last, last_step=last, sort="step")).rows
+    of_problems = {row.prompt_id: row for row in reversed(found)}
+    rows = [*dict.fromkeys([*reversed(of_problems.values()), *found])]
+    return rows[:_EXAMPLES]
 
 
 def curves(runs: Sequence[Run]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rl_sync.ending import REASONS, Ending
 from rl_sync.observe.alarms import UNPRINTABLE
 from rl_sync.observe.garble import has_unprintable
 from rl_sync.observe.jsonlines import JsonLinesWriter
+from rl_sync.observe.spans import SpanKind, SpanRecorder
 from rl_sync.processes.calls import Judgements, Pending, Verdict, Written
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable, example_rows
@@ -63,6 +64,7 @@ class Judging:
     Args:
       judge: the workers or servers.
       main: the label of the reward's first term, which says whether a problem is solved.
+      spans: the master's; closed with the judging.
       fail: called with a reason when too many completions cannot be judged.
     """
 
@@ -73,9 +75,11 @@ class Judging:
         main: str,
         settings: RewardSettings,
         workdir: Workdir,
+        spans: SpanRecorder,
         fail: Callable[[str], None],
     ) -> None:
         self._task, self._judge, self._main = task, judge, main
+        self._spans = spans
         self._settings, self._fail = settings, fail
         self._records = JsonLinesWriter(workdir.judgements, vital=False)
         self._lock = threading.Lock()
@@ -141,7 +145,8 @@ class Judging:
             for prompt, item in zip(prompts, items, strict=True)
         ]
         try:
-            judged = self._judge.judge(asked)
+            with self._spans.span(SpanKind.SCORE, completions=len(items)):
+                judged = self._judge.judge(asked)
         except Exception as error:
             self._fail(f"Completions cannot be judged: {error}")
             raise
@@ -204,6 +209,7 @@ class Judging:
         self._judge.close()
         self._clerk.shutdown()
         self._records.close()
+        self._spans.close()
 
     def _prompt(self, item: Written) -> Prompt:
         problems = self._task.held_out if item.held_out else self._task.train

@@ -12,12 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-import numpy as np
-from jaxtyping import Float
-
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.processes.calls import AskJudgements, Judgements
-from rl_sync.runtime.scribe import Chosen, Scribe
+from rl_sync.runtime.scribe import Chosen, Figures, Scribe
 from rl_sync.settings.observe import ObserveSettings
 from rl_sync.types import NO_LEASE, Group
 
@@ -105,20 +102,18 @@ class RolloutRecorder:
                 self._fail("Judgements of rollouts could not be had", error)
         return Chosen(some, judgements)
 
-    def record(
-        self, step: int, chosen: Chosen, advantages: Float[np.ndarray, " trajectories"] | None
-    ) -> None:
+    def record(self, step: int, chosen: Chosen, figures: Callable[[], Figures]) -> None:
         """Has the chosen groups of a step recorded, and does not wait for it.
 
         Args:
-          advantages: of the whole batch, group after group.
+          figures: gives those of the step; called in the recorder's thread.
         """
         if not chosen.groups:
             return
         if not self._behind.acquire(blocking=False):
             self._fail(f"The rollouts of step {step} are not recorded: earlier ones still are")
             return
-        self._thread.submit(self._write, step, chosen, advantages)
+        self._thread.submit(self._write, step, chosen, figures)
 
     def close(self) -> None:
         """Waits until all is written, though not for long, and closes the file."""
@@ -138,12 +133,10 @@ class RolloutRecorder:
         some = [one for one in groups if _place(one[1]) < share]
         return some or [min(groups, key=lambda one: _place(one[1]))]
 
-    def _write(
-        self, step: int, chosen: Chosen, advantages: Float[np.ndarray, " trajectories"] | None
-    ) -> None:
+    def _write(self, step: int, chosen: Chosen, figures: Callable[[], Figures]) -> None:
         started, count = time.thread_time(), 0
         try:
-            lines = self._scribe.lines(step, chosen, advantages)
+            lines = self._scribe.lines(step, chosen, figures())
             count = len(lines)
             self._parts.write(step, lines)
         except Exception as error:

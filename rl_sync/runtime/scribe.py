@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from jaxtyping import Bool, Float, Int
 
+from rl_sync.learning.credit import TOKEN_ADVANTAGES
+from rl_sync.learning.objective import TOKEN_ENTROPIES, TOKEN_RATIOS
+from rl_sync.learning.rows import Source, taken_back
 from rl_sync.observe.rollouts import ENVIRONMENT, POLICY, Rollout
 from rl_sync.processes.calls import Judgements
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import Tokenizer
 from rl_sync.types import Group
 
-_LOGPROB_DIGITS = 4
+_DIGITS = 4
+FIELDS = {
+    TOKEN_RATIOS: "ratios",
+    TOKEN_ENTROPIES: "entropies",
+    TOKEN_ADVANTAGES: "token_advantages",
+}
+"""Figures of tokens among a step's metrics, and the fields of a record that they become."""
 
 
 class Chosen(NamedTuple):
@@ -30,6 +40,24 @@ class Chosen(NamedTuple):
 
     groups: list[tuple[int, Group]]
     judgements: Judgements | None
+
+
+class Figures(NamedTuple):
+    """Figures of a step's batch, for its records.
+
+    Attributes:
+      advantages: of the trajectories of the whole batch, group after group; None if the loss has
+        none.
+      of_tokens: by their names in the step's metrics, in the batch's rows; NaN if not known.
+      source: where the tokens of trajectories are in the rows; see `Placed`.
+    """
+
+    advantages: Float[np.ndarray, " trajectories"] | None = None
+    of_tokens: Mapping[str, Float[np.ndarray, "B T"]] = MappingProxyType({})
+    source: Source = None
+
+
+NO_FIGURES = Figures()
 
 
 class Scribe:
@@ -48,18 +76,16 @@ class Scribe:
         self,
         step: int,
         chosen: Chosen,
-        advantages: Float[np.ndarray, " trajectories"] | None = None,
+        figures: Figures = NO_FIGURES,
     ) -> list[bytes]:
-        """Returns a line of JSON for each trajectory; see `rollouts`.
-
-        Args:
-          advantages: of the whole batch, group after group.
-        """
-        judged = iter(_of_groups(chosen.judgements, [group for _, group in chosen.groups]))
+        """Returns a line of JSON for each trajectory; see `rollouts`."""
+        groups = [group for _, group in chosen.groups]
+        judged = _of_groups(chosen.judgements, groups)
+        found = _figures(figures, chosen.groups)
         return [
             _encoded(one)
-            for at, group in chosen.groups
-            for one in self.rollouts(step, group, next(judged), _share(advantages, at, group))
+            for group, told, some in zip(groups, judged, found, strict=True)
+            for one in self.rollouts(step, group, told, some)
         ]
 
     def rollouts(
@@ -67,15 +93,20 @@ class Scribe:
         step: int,
         group: Group,
         judged: Sequence[dict[str, Any]],
-        advantages: Sequence[float] | None = None,
+        figures: Figures = NO_FIGURES,
     ) -> Iterator[Rollout]:
         """Makes the record of each trajectory of a group.
 
         Args:
           judged: the fields of each that come from its judgement; empty if they are not known.
-          advantages: of each trajectory.
+          figures: of the group alone, in rows of one trajectory each.
         """
         rows = _rows(group)
+        advantages = None if figures.advantages is None else figures.advantages.tolist()
+        of_tokens: dict[str, Any] = {
+            FIELDS[name]: _of_learned(values, group, rows)
+            for name, values in figures.of_tokens.items()
+        }
         tokenizer = self._task.tokenizer
         expected = self._task.train[group.prompt_id].answer
         prompts: dict[tuple[int, ...], str] = {}
@@ -101,6 +132,7 @@ class Scribe:
                 reward=fields.pop("reward", row.reward),
                 baseline=row.baseline,
                 advantage=None if advantages is None else advantages[sample],
+                **{name: values[sample] for name, values in of_tokens.items()},
                 staleness=step - 1 - row.oldest if row.drawn else 0,
                 truncated=self._is_truncated(group, sample, ids),
                 prompt_ids=prompt_ids,
@@ -192,7 +224,7 @@ def _rows(group: Group) -> list[_Row]:
     firsts = np.where(drawn.any(axis=1), drawn.argmax(axis=1), ends).tolist()
     oldest = np.where(drawn, versions, np.iinfo(np.int32).max).min(axis=1).tolist()
     newest = versions.max(axis=1).tolist()
-    logprobs = np.round(group.behavior_logprobs.astype(np.float64), _LOGPROB_DIGITS).tolist()
+    logprobs = np.round(group.behavior_logprobs.astype(np.float64), _DIGITS).tolist()
     baselines = [None] * len(counts) if group.baselines is None else group.baselines.tolist()
     tokens, rewards = group.tokens.tolist(), group.rewards.tolist()
     rows = []
@@ -250,12 +282,39 @@ def _judged(judgements: Judgements, i: int) -> dict[str, Any]:
     return fields
 
 
-def _share(
-    advantages: Float[np.ndarray, " trajectories"] | None, at: int, group: Group
-) -> Sequence[float] | None:
-    """Returns the advantages of the group at a place of the batch."""
-    size = len(group.tokens)
-    return None if advantages is None else advantages[at * size : (at + 1) * size].tolist()
+def _figures(figures: Figures, chosen: Sequence[tuple[int, Group]]) -> Iterator[Figures]:
+    """Yields the figures of each group, in rows of one trajectory each."""
+    of_tokens = {}
+    if figures.advantages is not None:
+        shape = len(figures.advantages), chosen[0][1].tokens.shape[1]
+        of_tokens = {
+            name: taken_back(values, figures.source, shape)
+            for name, values in figures.of_tokens.items()
+        }
+    for at, group in chosen:
+        size = len(group.tokens)
+        share = slice(at * size, (at + 1) * size)
+        yield Figures(
+            None if figures.advantages is None else figures.advantages[share],
+            {name: values[share] for name, values in of_tokens.items()},
+        )
+
+
+def _of_learned(
+    values: Float[np.ndarray, "G T"], group: Group, rows: Sequence[_Row]
+) -> list[list[float | None]]:
+    """Returns the values of each trajectory's tokens, None for those that no loss learns from.
+
+    A trajectory of which nothing is known has an empty list.
+    """
+    known = group.completion_mask & np.isfinite(values)
+    rounded = np.round(values.astype(np.float64), _DIGITS).tolist()
+    found: list[list[float | None]] = []
+    for i, row in enumerate(rows):
+        part = slice(row.first, row.end)
+        mine = known[i, part]
+        found.append(_where(mine, rounded[i][part]) if mine.any() else [])
+    return found
 
 
 def _runs(values: Int[np.ndarray, " T"]) -> list[list[int]]:

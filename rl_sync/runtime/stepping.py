@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array
 
 from rl_sync.actors.events import BatchTrained
 from rl_sync.actors.trainer import Metrics, TrainState
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.credit import ADVANTAGES_NAME
+from rl_sync.learning.rows import Source
+from rl_sync.models.placement import addressable
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.progress import sizes
 from rl_sync.observe.spans import SpanKind
@@ -23,20 +25,22 @@ from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.processes.session import Session
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.recording import RolloutRecorder
+from rl_sync.runtime.scribe import FIELDS, Figures
 from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.ledger import ConsumptionRecord
 from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
 
 DemonstrationsOf = Callable[[int], Demonstrations]
+_ARRAYS = (ADVANTAGES_NAME, *FIELDS)
 PlaceBatch = Callable[[Callable[[], TrainBatch]], TrainBatch]
 _log = logging.getLogger(__name__)
 
 
 class _Measured(NamedTuple):
-    """The metrics of a step, and the advantage of each trajectory where the loss has some."""
+    """The metrics of a step: numbers, and arrays of its trajectories and tokens."""
 
     values: dict[str, float]
-    advantages: Float[np.ndarray, " trajectories"] | None
+    arrays: Mapping[str, Array]
 
 
 class Stepping:
@@ -93,7 +97,16 @@ class Stepping:
         Raises:
           Exception: whatever the step before failed with.
         """
-        batch = self._place(lambda: self._laid_out(step, groups))
+        sources: list[Source] = []  # In the process that lays the batch out.
+
+        def laid_out() -> TrainBatch:
+            batch, source = self._batching.placed(groups)
+            sources.append(source)
+            if self._demonstrations is None:
+                return batch
+            return batch._replace(demonstrations=self._demonstrations(step))
+
+        batch = self._place(laid_out)
         versions = [group.policy_versions[group.completion_mask] for group in groups]
         attributes = {
             "step": step,
@@ -114,17 +127,11 @@ class Stepping:
         dispatched.set_result(metrics)
         before = self._reported
         self._reported = self._reporter.submit(
-            self._report, step, groups, left_out=left_out, kept=kept, ready=ready
+            self._report, step, groups, sources, left_out=left_out, kept=kept, ready=ready
         )
         if before is not None:
             before.result()
         return state
-
-    def _laid_out(self, step: int, groups: list[Group]) -> TrainBatch:
-        batch = self._batching.batch(groups)
-        if self._demonstrations is None:
-            return batch
-        return batch._replace(demonstrations=self._demonstrations(step))
 
     def settle(self) -> None:
         """Waits until every step is computed and reported; raises what one failed with."""
@@ -134,19 +141,20 @@ class Stepping:
     def _watch(self, attributes: dict[str, Any], dispatched: Future[Metrics]) -> _Measured:
         started = time.monotonic()
         with self._session.spans.span(SpanKind.TRAIN, **attributes):
-            metrics = dict(dispatched.result())
-            advantages = metrics.pop(ADVANTAGES_NAME, None)
-            values = {name: float(value) for name, value in metrics.items()}
+            metrics = dispatched.result()
+            arrays = {name: metrics[name] for name in _ARRAYS if name in metrics}
+            values = {name: float(metrics[name]) for name in metrics.keys() - arrays.keys()}
         values["step_secs"] = time.monotonic() - started
         values["tokens_per_sec"] = attributes["tokens"] / values["step_secs"]
         updates = self._session.settings.optimizer.updates_per_batch
         values["staleness_max_updates"] = values["staleness_max"] * updates
-        return _Measured(values, None if advantages is None else np.asarray(advantages))
+        return _Measured(values, arrays)
 
     def _report(
         self,
         step: int,
         groups: list[Group],
+        sources: Sequence[Source],
         *,
         left_out: list[int],
         kept: Sequence[int],
@@ -154,7 +162,7 @@ class Stepping:
     ) -> None:
         # While the step is computed: the master forgets judgements once it is trained.
         chosen = self._recorder.choose(groups) if self._recorder else None
-        values, advantages = ready.result()
+        values, arrays = ready.result()
         values |= sizes(groups)
         at_end = int(values.pop("skipped_at_end"))
         self._session.facts.update(
@@ -172,7 +180,7 @@ class Stepping:
         updates = self._session.settings.optimizer.updates_per_batch
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
         if self._recorder and chosen:
-            self._recorder.record(step, chosen, advantages)
+            self._recorder.record(step, chosen, lambda: _figures(arrays, sources))
         try:
             self._consumed.write(step, groups)
         except RecordsError as error:
@@ -194,6 +202,13 @@ class Stepping:
         greatest = max(before.greatest, gap)
         self._apart = before._replace(steps=before.steps + 1, greatest=greatest)
         self._session.tell(Report(Result(logprob_gap=self._apart)))
+
+
+def _figures(arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
+    """Reads a step's figures from the devices, as far as this process can."""
+    of_tokens = {name: addressable(arrays[name]) for name in FIELDS if name in arrays}
+    advantages = arrays.get(ADVANTAGES_NAME)
+    return Figures(None if advantages is None else np.asarray(advantages), of_tokens, *sources)
 
 
 def _leases(groups: list[Group]) -> list[int]:

@@ -12,12 +12,14 @@ from rl_sync.environments.catalog import gives_rewards
 from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import Call, require_fit
+from rl_sync.observe.spans import SpanRecorder
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.secret import read_secret
 from rl_sync.rewards.catalog import is_quick
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
+from rl_sync.roles import MASTER
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.runtime.evaluation import Examination
 from rl_sync.runtime.judging import Judge, Judging
@@ -207,6 +209,7 @@ def judging(
         main=Rubric(task.reward).labels[0],
         settings=settings.reward,
         workdir=Workdir(settings.workdir),
+        spans=SpanRecorder(Workdir(settings.workdir).spans_of(MASTER), MASTER),
         fail=fail,
     )
     made.start()

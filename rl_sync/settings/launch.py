@@ -81,6 +81,15 @@ class LaunchSettings:
         implied="half of the machine's cores on accelerators, but at most 8; 0 on CPUs",
     )
 
+    page: bool = setting(
+        False,
+        "Serves a page on the run while it goes on, at an address that is printed;"
+        " `python -m launcher page` serves it at any time.",
+    )
+    page_port: int = setting(
+        0, "Port of that page on this machine; 0 for any free one.", least=0, greatest=65535
+    )
+
     @property
     def elsewhere(self) -> dict[str, str]:
         """The machines of processes that do not run on this one, by the processes' names."""

@@ -14,7 +14,7 @@ from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.placement import move
 from rl_sync.storage.snapshots import load_snapshot, save_snapshot
 from tests.actors.tiny import OPTIMIZER
-from tests.actors.training import ALGORITHM, UNEVEN, batch_of
+from tests.actors.training import ALGORITHM, UNEVEN, batch_of, comparable
 from tests.models import tiny
 from tests.models.meshes import layout
 
@@ -128,6 +128,9 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     assert (batch.rows.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
     expected, expected_metrics = one.step(_placed(one, params), batch_of(UNEVEN, **drawn))
     found, metrics = mesh.compile_step(mesh.like(), batch)(_placed(mesh, params), batch)
+    metrics = comparable(metrics, batch)
+    expected_metrics = comparable(expected_metrics, batch_of(UNEVEN, **drawn))
+    assert ("token_advantages" in metrics) == ALGORITHMS[name].needs_values
     for key, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), expected.params, params)

@@ -99,6 +99,20 @@ def batch_of(lengths=(3, 4, 4) * 5 + (3,), kind="padded", updates=1, microbatch_
     return batching.batch([group_of(lengths, **fields)])
 
 
+def comparable(metrics, batch):
+    """Makes figures of tokens those of the learned ones, in one order for all layouts."""
+    rows = batch.rows
+    mask = np.asarray(rows.completion_mask)
+    row, at = np.indices(mask.shape)
+    if rows.packing is not None:
+        row, at = rows.packing.trajectories, rows.packing.positions
+    order = np.lexsort((np.asarray(at)[mask], np.asarray(row)[mask]))
+    return {
+        name: np.asarray(value)[mask][order] if np.ndim(value) == 2 else value
+        for name, value in metrics.items()
+    }
+
+
 def with_rows(batch, **changes):
     return batch._replace(rows=batch.rows._replace(**changes))
 

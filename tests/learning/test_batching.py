@@ -10,9 +10,9 @@ from rl_sync.learning.batching import (
     MIXED,
     Batching,
     demonstration_batching,
-    first_fit_decreasing,
     lay_out,
 )
+from rl_sync.learning.rows import first_fit_decreasing
 from rl_sync.types import Demonstrations, Group
 
 T = 32

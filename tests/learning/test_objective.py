@@ -71,6 +71,10 @@ def _step(algorithm, layout, parts=None, order=IN_ORDER):
     ]
     gradient = jnp.concatenate([gradient for gradient, _ in results])
     metrics = jax.tree.map(lambda *x: sum(x)[None], *(metrics for _, metrics in results))
+    if (of_tokens := of_batch.get(credit.TOKEN_ADVANTAGES)) is not None:
+        whole = np.zeros(MASK.shape)
+        whole[MASK[order]] = np.asarray(of_tokens)[np.asarray(mask)]
+        of_batch[credit.TOKEN_ADVANTAGES] = whole
     return gradient, objective.summary(metrics) | of_batch
 
 
@@ -98,7 +102,9 @@ def test_the_order_of_groups_changes_nothing(name):
     moved = jax.tree.map(lambda x: x[order], PADDED)
     others, others_metrics = _step(algorithm, moved, order=order)
     np.testing.assert_allclose(others, gradient[order], atol=1e-6)
-    metrics[credit.ADVANTAGES_NAME] = metrics[credit.ADVANTAGES_NAME][order]
+    for key in (credit.ADVANTAGES_NAME, credit.TOKEN_ADVANTAGES):
+        if key in metrics:
+            metrics[key] = metrics[key][order]
     for key, value in metrics.items():
         np.testing.assert_allclose(others_metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
 

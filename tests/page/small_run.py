@@ -46,6 +46,8 @@ def rollout(step: int, lease: int, sample: int = 0, **more: Any) -> dict[str, An
         "logprobs": [-0.001, -9.0],
         "versions": [[step - 1, 1], [step, 1]],
         "mask": [[1, 1], [0, 1]],
+        "ratios": [1.3, None],
+        "entropies": [0.9, None],
     }
     return {"step": step, "lease": lease, "sample": sample, **values, **more}
 

@@ -36,7 +36,7 @@ def client(workdir):
         ("/curves", "Mean reward of the batch"),
         ("/rollouts?text=4%2B1", "2 of 20 recorded completions"),
         ("/rollouts?sort=-reward&from=2&to=3&least=1", "4 of 20 recorded completions"),
-        ("/group?step=2&lease=4", "token 1, id 6, logprob -9.000, version 2, not learned from"),
+        ("/group?step=2&lease=4", "token 1, id 6, logprob -9, version 2, not learned from"),
         ("/prompt?prompt=4", "Problem 4 over the steps"),
         ("/timeline", "<canvas"),
         ("/flow", "The bound is 2 trainer steps."),
@@ -84,6 +84,21 @@ def test_every_view_of_an_empty_directory_can_be_seen(tmp_path):
 )
 def test_other_addresses_are_refused(client, address, status):
     assert client.get(address).status_code == status
+
+
+def test_an_alarm_about_completions_shows_three_of_them(tmp_path):
+    path = write_run(tmp_path / "run", steps=8)
+    assert "examples" not in client_of(path).get("/").text
+    append(Workdir(path).metrics, *(metrics(step, reward_max=0.0) for step in range(9, 12)))
+    for step in (9, 10):
+        write_step(path, step, completion=HOSTILE, why="no number at the end")
+    text = client_of(path).get("/").text
+    table = text[text.index('class="examples"') : text.index("</table>")]
+    assert table.count("<tr><td") == 3
+    assert table.count("no number at the end") == 3
+    assert "step=10" in table
+    assert HOSTILE not in table
+    assert table.index("lease=20") < table.index("lease=21"), "they are of other problems first"
 
 
 def test_runs_are_overlaid(workdir, tmp_path):

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import math
+
+import numpy as np
+import pytest
+
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.rollouts import groups_of, read_rollouts
 from tests.runs.conftest import EMBEDDED
 from tests.runs.test_environments import FAULTY
@@ -31,6 +38,26 @@ def test_every_completion_that_was_trained_on_is_recorded_once_with_its_judgemen
             assert one.advantage is not None
             assert 0 <= one.staleness <= bound
             assert "".join(one.tokens) == one.completion
+
+
+def test_the_figures_of_tokens_add_up_to_the_metrics_of_their_steps(runs):
+    run = runs.get("--config.sync.mode=asynchronous", EMBEDDED)
+    of_steps = collections.defaultdict(list)
+    for one in read_rollouts(run.workdir):
+        assert len(one.ratios) == len(one.entropies) == len(one.ids)
+        of_steps[one.step].append(one)
+    metrics = read_metrics(run.workdir, "rl")
+    assert len(metrics) == len(of_steps)
+    updates = run.settings.optimizer.updates_per_batch
+    for line in metrics:
+        shares = np.array_split(np.array(of_steps[line["step"]], object), updates)
+        gaps, entropies = [], []
+        for share in shares:
+            gaps.append(np.mean([abs(math.log(ratio)) for one in share for ratio in one.ratios]))
+            entropies.append(np.mean([value for one in share for value in one.entropies]))
+        assert gaps[0] == pytest.approx(line["logprob_gap"], abs=1e-4)
+        assert np.mean(entropies) == pytest.approx(line["entropy"], abs=1e-4)
+    assert max(line["logprob_gap"] for line in metrics) > 1e-3
 
 
 def test_a_run_without_any_reward_gives_an_alarm_in_its_report(runs):

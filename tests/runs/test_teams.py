@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from rl_sync.observe.rollouts import read_rollouts
 from rl_sync.observe.spans import sync_kind
 from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
 
@@ -93,6 +94,18 @@ def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machin
     assert steps == [1, 2, 3, 4], "a step is recorded once, by the first process"
     assert {span.role for span in teams.spans()} == {span.role for span in alone.spans()}
     assert teams.spans(sync_kind(transfer), role="explorer1")
+    _assert_same_figures(teams, alone)
+
+
+def _assert_same_figures(teams: RunRecord, alone: RunRecord) -> None:
+    """Checks that the trainer's first process knows the figures of its own rows' tokens."""
+    pairs = zip(read_rollouts(teams.workdir), read_rollouts(alone.workdir), strict=True)
+    known = []
+    for one, whole in pairs:
+        assert len(whole.ratios) == len(whole.ids)
+        assert one.ratios in ([], whole.ratios)
+        known.append(bool(one.ratios))
+    assert 0.25 < sum(known) / len(known) < 0.75
 
 
 @pytest.mark.slow

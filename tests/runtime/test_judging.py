@@ -7,10 +7,12 @@ import types
 import pytest
 
 from rl_sync.observe.jsonlines import read_json_lines
+from rl_sync.observe.spans import SpanRecorder, read_spans
 from rl_sync.processes.calls import Pending, Verdict, Written
 from rl_sync.processes.messages import decode, encode
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.settings import RewardSettings
+from rl_sync.roles import MASTER
 from rl_sync.runtime.judging import Judging
 from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
@@ -52,6 +54,7 @@ class Desk:
             main="main",
             settings=RewardSettings(**settings),
             workdir=Workdir(workdir),
+            spans=SpanRecorder(Workdir(workdir).spans_of(MASTER), MASTER),
             fail=self.failures.append,
         )
 
@@ -61,6 +64,16 @@ class Desk:
         while isinstance(answer := self.judging.verdicts(ticket, 1.0), Pending):
             pass
         return answer
+
+
+def test_each_batch_of_completions_is_a_span_of_the_master(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1", "0.5", "?")
+    desk("1")
+    desk.judging.close()
+    first, second = read_spans(tmp_path)
+    assert (first.role, first.kind, first.attributes) == ("master", "score", {"completions": 3})
+    assert second.attributes == {"completions": 1}
 
 
 def test_verdicts_come_once_with_what_the_main_term_says(tmp_path):

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from rl_sync.ending import Ending
+from rl_sync.learning.batching import Batching
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.rollouts import read_rollouts
 from rl_sync.processes.calls import Judgements
 from rl_sync.runtime.recording import Budget, RolloutRecorder
-from rl_sync.runtime.scribe import Chosen, Scribe
+from rl_sync.runtime.scribe import NO_FIGURES, Chosen, Figures, Scribe
 from rl_sync.settings.observe import ObserveSettings
 from rl_sync.tasks.tokenizer import EOS_ID, CharacterTokenizer
 from rl_sync.types import NO_LEASE, Group, Prompt
@@ -60,15 +61,18 @@ def _judgements(*counts, endings=None, scores=None):
     )
 
 
-def _records(groups, judgements=None, advantages=None, step=5):
+def _records(groups, judgements=None, figures=NO_FIGURES, step=5):
     chosen = Chosen(groups, judgements)
-    lines = Scribe(TASK, (EOS_ID,)).lines(step, chosen, advantages)
+    lines = Scribe(TASK, (EOS_ID,)).lines(step, chosen, figures)
     return [json.loads(line) for line in lines]
 
 
 def test_a_record_says_what_was_written_how_it_was_judged_and_what_the_step_made_of_it():
     advantages = np.array([9, 9, -0.5, 0.5], np.float32)
-    first, other = _records([(1, _group("2E", "333"))], _judgements(2), advantages)
+    nothing = np.full((2, 9), np.nan)
+    ratios = np.concatenate([nothing, [[5.0] * 4 + [1.00004, 0.5] + [7.0] * 3, nothing[0]]])
+    figures = Figures(advantages, {"token_ratios": ratios, "token_entropies": ratios / 10})
+    first, other = _records([(1, _group("2E", "333"))], _judgements(2), figures)
     assert first == {
         "step": 5, "lease": 7, "ordinal": 7, "prompt_id": 0, "explorer": 1, "sample": 0,
         "prompt": "1+1=", "expected": "2", "completion": "2", "turns": None,
@@ -76,8 +80,32 @@ def test_a_record_says_what_was_written_how_it_was_judged_and_what_the_step_made
         "baseline": None, "advantage": -0.5, "staleness": 1, "truncated": False, "episode": None,
         "prompt_ids": TOKENIZER.encode("1+1="), "ids": [4, EOS_ID], "tokens": ["2", ""],
         "logprobs": [-0.1235, -0.1235], "versions": [[3, 2]], "mask": [[1, 2]],
+        "ratios": [1.0, 0.5], "entropies": [0.1, 0.05], "token_advantages": [],
     }  # fmt: skip
     assert (other["completion"], other["truncated"], other["advantage"]) == ("333", True, 0.5)
+    assert (other["ratios"], other["entropies"]) == ([], []), "they are not known"
+
+
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])
+def test_figures_of_tokens_find_their_tokens_in_every_layout(kind):
+    groups = [_group("2E", "333", lease=1), _group("45E", "E", lease=2)]
+    placed = Batching(kind, 4, 9, 2, 0).placed(groups)
+    rows = placed.batch.rows
+    figures = Figures(np.zeros(4), {"token_advantages": rows.tokens * 1.0}, placed.source)
+    assert np.isin(EOS_ID, rows.tokens), "a figure is the token's number"
+    records = _records([(1, groups[1]), (0, groups[0])], None, figures)
+    assert [one["lease"] for one in records] == [2, 2, 1, 1]
+    assert [one["token_advantages"] for one in records] == [one["ids"] for one in records]
+    assert all(one["ids"] for one in records)
+
+
+def test_tokens_that_no_loss_learns_from_and_figures_that_are_not_finite_are_none():
+    group = _group("2E>>5", truncated=np.array([False]))
+    group.completion_mask[0, 6:8], group.policy_versions[0, 6:8] = False, -1
+    ratios = np.arange(9.0)[None]
+    ratios[0, 5] = np.nan
+    (one,) = _records([(0, group)], None, Figures(np.zeros(1), {"token_ratios": ratios}))
+    assert one["ratios"] == [4.0, None, None, None, 8.0]
 
 
 def test_the_greedy_completion_of_a_group_has_a_judgement_and_no_record():
@@ -143,6 +171,11 @@ def test_a_text_with_half_a_surrogate_pair_is_recorded():
     assert json.loads(line)["expected"] == "\ud800"
 
 
+def nothing():
+    """Figures of a step that are not known."""
+    return NO_FIGURES
+
+
 class Parts:
     """Holds each step until it is told to go on."""
 
@@ -170,7 +203,7 @@ def test_nothing_waits_for_the_disk_and_a_step_that_it_cannot_take_is_left_out(c
     chosen = recorder.choose([_group("2E", "3E")])
     started = time.monotonic()
     for step in (1, 2, 3, 4):
-        recorder.record(step, chosen, None)
+        recorder.record(step, chosen, nothing)
     assert time.monotonic() - started < 2.0
     assert parts.written == []
     parts.go_on.release(2)
@@ -187,7 +220,7 @@ def test_what_fails_is_told_of_once_and_hurts_nobody(tmp_path, caplog):
     recorder = _recorder(RolloutParts(tmp_path), ask=lost)
     chosen = recorder.choose([_group("2E", "3E")])
     for step, some in ((1, chosen), (2, chosen._replace(groups=[(0, None)])), (3, chosen)):
-        recorder.record(step, some, None)
+        recorder.record(step, some, nothing)
         recorder._thread.submit(lambda: None).result()  # No step is left out.
     recorder.close()
     assert [one.step for one in read_rollouts(tmp_path)] == [1, 1, 3, 3]
@@ -252,7 +285,7 @@ def test_of_steps_that_are_too_quick_a_part_is_recorded(tmp_path):
     assert 8 <= len(chosen.groups) <= 12
     budget.share = 0.0
     assert len(recorder.choose(groups).groups) == 1
-    recorder.record(1, chosen, None)
+    recorder.record(1, chosen, nothing)
     recorder.close()
     assert budget.spent[0] == 2 * len(chosen.groups) == len(list(read_rollouts(tmp_path)))
     assert budget.spent[1] > 0

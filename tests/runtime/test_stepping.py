@@ -5,10 +5,12 @@ import threading
 import time
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rl_sync.actors.events import BatchTrained
+from rl_sync.learning.batching import Placed
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.spans import SpanKind, SpanRecorder, read_spans
 from rl_sync.processes.calls import Fail, Report, Trained
@@ -16,6 +18,8 @@ from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.runtime.stepping import Stepping
 from rl_sync.types import NO_LEASE, Group, TrainBatch
 from rl_sync.workdir import Workdir
+
+SOURCE = np.array([[4, 5, 1, -1]])
 
 
 class Computation:
@@ -43,12 +47,12 @@ class Run:
         )
         self.alarms, self.left_out, self.kept = [], [], []
         self.skipped, self.failures = {}, []
-        self.facts, self.has_advantages = {}, False
+        self.facts, self.arrays = {}, {}
         self.recorded = []
         self.stepping = Stepping(self, self, self, self.place, self, recorder=self)
 
-    def batch(self, groups):
-        return TrainBatch(groups, groups)
+    def placed(self, groups):
+        return Placed(TrainBatch(groups, groups), SOURCE)
 
     def place(self, lay_out):
         return lay_out()
@@ -58,8 +62,7 @@ class Run:
             self.computations.append(Computation())
             names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
             skipped = {"skipped_updates": 0.0, "skipped_at_end": 0.0} | self.skipped
-            advantages = {"advantages": [0.5, -0.5]} if self.has_advantages else {}
-            metrics = dict.fromkeys(names, self.computations[-1]) | skipped | advantages
+            metrics = dict.fromkeys(names, self.computations[-1]) | skipped | self.arrays
             return state + 1, metrics
 
         return compiled
@@ -79,8 +82,8 @@ class Run:
         self.chosen = [group.lease_id for group in groups], len(self.events)
         return self.chosen
 
-    def record(self, step, chosen, advantages):
-        self.recorded.append((step, *chosen, advantages))
+    def record(self, step, chosen, figures):
+        self.recorded.append((step, *chosen, figures()))
 
     def write(self, step, groups):
         self.events.append(("consumed", step, [group.lease_id for group in groups]))
@@ -123,20 +126,26 @@ def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when
     assert [event[:2] for event in run.events[2:]] == [("trained", 2), ("consumed", 2)]
 
 
-@pytest.mark.parametrize("has_advantages", [True, False])
-def test_what_is_recorded_is_chosen_before_the_step_is_over_and_has_its_advantages(
-    run, has_advantages
-):
-    run.has_advantages = has_advantages
+OF_TOKENS = {"token_ratios": jnp.ones((1, 4)), "token_entropies": jnp.zeros((1, 4))}
+
+
+@pytest.mark.parametrize("arrays", [{"advantages": jnp.array([0.5, -0.5]), **OF_TOKENS}, {}])
+def test_what_is_recorded_is_chosen_before_the_step_is_over_and_has_its_figures(run, arrays):
+    run.arrays = arrays
     run.stepping.take(0, 1, _groups(1), [])
     wait_for(lambda: hasattr(run, "chosen"))
     assert run.recorded == run.events == []
     run.computations[0].done.set()
     run.stepping.settle()
-    ((step, leases, events_before, advantages),) = run.recorded
+    ((step, leases, events_before, figures),) = run.recorded
     assert (step, leases, events_before) == (1, [10, 11], 0)
-    assert (advantages is not None) is has_advantages
-    assert not has_advantages or advantages.tolist() == [0.5, -0.5]
+    assert figures.source is SOURCE
+    assert figures.of_tokens.keys() == arrays.keys() - {"advantages"}
+    if not arrays:
+        assert figures.advantages is None
+        return
+    assert figures.advantages.tolist() == [0.5, -0.5]
+    assert figures.of_tokens["token_ratios"].tolist() == [[1, 1, 1, 1]]
 
 
 def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_before(run, tmp_path):

@@ -80,7 +80,7 @@ document.addEventListener("click", (event) => {
   }
   const colour = event.target.closest("button[data-colour]");
   if (colour) {
-    main.querySelector(".side").dataset.colour = colour.dataset.colour;
+    main.querySelector(".coloured").dataset.colour = colour.dataset.colour;
     for (const one of main.querySelectorAll("button[data-colour]")) {
       one.setAttribute("aria-pressed", String(one === colour));
     }

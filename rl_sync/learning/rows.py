@@ -1,0 +1,112 @@
+"""Rows of a batch: where the tokens of trajectories stand in them, and back.
+
+Letters in shapes: B rows, T positions, N trajectories, S positions of a trajectory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from rl_sync.types import Packing
+
+PADDING: dict[str, Any] = {
+    "tokens": 0,
+    "completion_mask": False,
+    "behavior_logprobs": 0.0,
+    "policy_versions": -1,
+}
+EPISODE_PADDING: dict[str, Any] = {"turn_rewards": 0.0, "segments": -1, "positions": 0}
+Source = Int[np.ndarray, "B T"] | None
+"""The token at each position of a batch: its index in the flattened trajectories, -1 for padding.
+None where row i is trajectory i."""
+
+
+def taken_back(
+    values: Float[np.ndarray, "B T"], source: Source, shape: tuple[int, int]
+) -> Float[np.ndarray, "N S"]:
+    """Inverts a layout: gives the values of a batch's rows to the trajectories' own tokens.
+
+    Args:
+      values: one for each position of the batch.
+      source: of the batch; see `Placed`.
+      shape: (N, S) of the groups that were laid out.
+
+    Returns:
+      The value of each token of each trajectory; NaN for those that no row has.
+    """
+    found = np.full(shape, np.nan, values.dtype)
+    if source is None:
+        found[:, : values.shape[1]] = values
+    else:
+        found.reshape(-1)[source[source >= 0]] = values[source >= 0]
+    return found
+
+
+def first_fit_decreasing(
+    lengths: Int[np.ndarray, " trajectories"], row_tokens: int
+) -> tuple[Int[np.ndarray, " trajectories"], Int[np.ndarray, " trajectories"]]:
+    """Puts each trajectory, the longest first, into the first row with room for it.
+
+    It takes at most 11/9 of the fewest rows possible, and one more (Johnson 1973). Trajectories of
+    one length keep their order.
+
+    Returns:
+      (row, start): each trajectory's row, and its first position there.
+    """
+    row, start = np.zeros_like(lengths), np.zeros_like(lengths)
+    free = np.full(len(lengths), row_tokens)
+    for i in np.argsort(-lengths, kind="stable"):
+        row[i] = np.argmax(free >= lengths[i])
+        start[i] = row_tokens - free[row[i]]
+        free[row[i]] -= lengths[i]
+    return row, start
+
+
+def gather(columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]) -> dict[str, np.ndarray]:
+    """Takes the columns' tokens at `source`, flattened, and padding where that is -1."""
+    padding = PADDING | EPISODE_PADDING
+    return {
+        name: np.where(source >= 0, values.reshape(-1)[source], padding[name])
+        for name, values in columns.items()
+    }
+
+
+def packing_of(
+    source: Int[np.ndarray, "B T"], stride: int, segments: Int[np.ndarray, "N S"] | None
+) -> Packing:
+    """Describes rows whose tokens are those at `source` of rows of one trajectory each."""
+    fields: dict[str, Any] = {
+        "positions": np.where(source >= 0, source % stride, 0),
+        "trajectories": np.where(source >= 0, source // stride, -1),
+    }
+    if segments is not None:
+        of_rows = unpacked(segments)
+        assert of_rows is not None
+        parts: dict[str, Any] = {
+            "positions": of_rows.positions,
+            "segments": of_rows.segments,
+        }
+        fields |= gather(parts, source)
+    return Packing(**fields)
+
+
+def unpacked(segments: Int[np.ndarray, "N S"] | None) -> Packing | None:
+    """Describes rows of one trajectory each, of several segments; None for rows of one segment."""
+    if segments is None:
+        return None
+    rows, width = segments.shape
+    at = np.broadcast_to(np.arange(width), segments.shape)
+    begins = np.diff(segments, axis=1, prepend=-1) != 0
+    is_there = segments >= 0
+    row = np.arange(rows)[:, None]
+    fields: dict[str, Any] = {
+        "positions": np.where(
+            is_there, at - np.maximum.accumulate(np.where(begins, at, 0), axis=1), 0
+        ),
+        "trajectories": np.where(is_there, row, -1),
+        "segments": np.where(is_there, row * width + segments, -1),
+    }
+    return Packing(**fields)
