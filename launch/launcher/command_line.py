@@ -229,7 +229,7 @@ def parse(words: Sequence[str]) -> Arguments:
     )
 
 
-_GIVE_CONFIG = "Give a config, such as --config=configs/arithmetic.py; --help tells more."
+_GIVE_CONFIG = "Give a config, such as --config=arithmetic or a file of your own; --help tells more."
 
 
 def _of_run(words: Sequence[str]) -> ConfigDict | None:
