@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
+from launcher.command import Arguments
 from launcher.suggestions import settings_meant
 from rl_sync.setting import Entry, Section, sections
 from rl_sync.settings.records import ConfigError
@@ -25,6 +26,16 @@ Each can be changed on the command line, as in `--config.trainer.steps=50`, or i
 [using.md](using.md).
 
 This page is made from the source by `python -m launcher.listing > docs/settings.md`."""
+
+
+def execute(arguments: Arguments) -> int:
+    """Prints the settings that a pattern fits.
+
+    Raises:
+      ConfigError: there are none; names the nearest.
+    """
+    print(text(arguments.words))
+    return 0
 
 
 def text(pattern: str = "") -> str:
