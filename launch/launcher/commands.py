@@ -6,6 +6,7 @@ messages about mistakes and the completion of shells are all made from this tabl
 
 from __future__ import annotations
 
+from launcher import catalogs
 from launcher.command import CONFIG, Command, Flag
 
 DEFAULT = "run"
@@ -248,11 +249,12 @@ COMMANDS: dict[str, Command] = {
         "Prints each setting with its values, its default and its meaning. A pattern is one word or"
         " several, each of which begins a word of the name, the meaning or the choices. Any setting"
         " is changed by --config.NAME=VALUE, or in a config file.",
-        {},
-        {"": "All.", "learning rate": "Those with both words."},
+        {"json": Flag("", "Prints a JSON list of objects, for scripts.")},
+        {"": "All.", "learning rate": "Those with both words.", "sync --json": "For a script."},
         "docs/settings.md",
         words="a PATTERN",
     ),
+    **catalogs.commands(),
     "help": Command(
         "learn",
         "launcher.help",

@@ -38,6 +38,10 @@ class Page:
         for line in _wrapped(text, self.columns, first=space, next=space) or [""]:
             self._print(Text(line))
 
+    def plain(self, text: str) -> None:
+        """Prints lines as they are."""
+        self._print(Text(text))
+
     def entries(self, entries: Iterable[tuple[str, str]]) -> None:
         """Prints names, each with a text beside it, or below it where it is long."""
         rows = list(entries)
