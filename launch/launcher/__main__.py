@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 
 import rl_sync
-from launcher import help
 
 FAILED = 1
 MISTAKE = 2
@@ -22,6 +21,12 @@ INTERRUPTED = 130
 
 def main(words: Sequence[str]) -> int:
     """Runs one command, without the program's name; returns the exit status."""
+    if words[:1] == ["complete"]:  # A shell asks at each Tab: nothing else is loaded.
+        from launcher import completing
+
+        return completing.answer(words[1:])
+    from launcher import help
+
     if help.asked(words):
         help.show_for(words)
         return 0

@@ -266,6 +266,17 @@ COMMANDS: dict[str, Command] = {
         "docs/using.md",
         words="a COMMAND",
     ),
+    "completion": Command(
+        "learn",
+        "launcher.completion",
+        "Prints a script that lets the Tab key complete commands, flags, settings and paths.",
+        "Prints the script of a shell: bash, zsh or fish. Its first lines say how to install it. It"
+        " completes `rl-sync` and `python -m launcher`.",
+        {},
+        {"bash": "The script of bash.", "zsh": "That of zsh.", "fish": "That of fish."},
+        "docs/using.md",
+        words="a SHELL",
+    ),
 }
 
 FLAGS: dict[str, Flag] = {
