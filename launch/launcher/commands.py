@@ -241,6 +241,10 @@ COMMANDS: dict[str, Command] = {
             ),
         },
         "docs/reward-servers.md",
+        statuses={
+            0: "Ctrl-C or SIGTERM ended it while it served.",
+            130: "Ctrl-C ended it before.",
+        },
     ),
     "settings": Command(
         "list",

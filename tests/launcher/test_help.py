@@ -9,10 +9,11 @@ import re
 import shlex
 
 import pytest
-from launcher import command_line, help
+from launcher import command_line, help, rollouts
 from launcher.command import CONFIG
 from launcher.commands import COMMANDS, GROUPS
 
+from rl_sync.models.huggingface.writing import STORED
 from tests.launcher.command import ROOT, launcher, said_here
 from tests.runs import tiny
 
@@ -78,6 +79,14 @@ def test_every_command_has_a_module_an_example_a_page_and_a_few_sentences():
         assert 2 <= len(re.findall(r"\.(?= |$)", command.about)) <= 5, name
         for flag in command.flags.values():
             assert flag.meaning.endswith("."), (name, flag)
+
+
+def test_offered_values_are_those_that_the_modules_take():
+    assert COMMANDS["rollouts"].flags["sort"].choices == tuple(rollouts.KEYS)
+    assert COMMANDS["export"].flags["dtype"].choices == tuple(STORED)
+    for command in COMMANDS.values():
+        for flag in command.flags.values():
+            assert all(choice in flag.meaning for choice in flag.choices), flag
 
 
 def test_commands_agree_on_which_flags_take_a_value():
