@@ -10,18 +10,18 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from launcher import packaged
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.spelling import nearest, question
 from rl_sync.workdir import Workdir
-
-_MODEL = "configs/arithmetic.py shows what a config file looks like."
 
 
 def load(given: str) -> ConfigDict:
     """Loads a config.
 
     Args:
-      given: the file's path, with an optional colon and the argument of `get_config`.
+      given: the file's path, or the name of a config of the package, with an optional colon and the
+        argument of `get_config`.
 
     Raises:
       ConfigError: there is no such file, or it does not return a config; the message says where and
@@ -29,7 +29,9 @@ def load(given: str) -> ConfigDict:
     """
     path, colon, argument = os.path.expanduser(given).partition(":")
     if not path:
-        raise ConfigError("--config= names no file: give one, such as configs/arithmetic.py.")
+        raise ConfigError("--config= names no file: give one, or a name, such as arithmetic.")
+    if not os.path.isfile(path):
+        path = str(packaged.path_of(path) or path)
     if os.path.isdir(path):
         raise ConfigError(f"--config={given} is a directory: name a file in it.")
     if not os.path.isfile(path):
@@ -39,7 +41,7 @@ def load(given: str) -> ConfigDict:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{_location(path, error)}: {_said(error)}. {_MODEL}") from error
+        raise ConfigError(f"{_location(path, error)}: {_said(error)}. {_model()}") from error
     if not isinstance(config, ConfigDict):
         returned = "nothing" if config is None else f"a {type(config).__name__}"
         raise ConfigError(
@@ -70,7 +72,7 @@ def of_run(workdir: Path) -> ConfigDict:
 
 
 def _nearest_file(path: str) -> str:
-    """Returns the end of a message: a file of similar name beside that one, or in `configs`."""
+    """Returns the end of a message: a file of similar name, or a config of the package."""
     folder, name = os.path.split(path)
     for directory in (folder or ".", "configs"):
         names = [file for file in os.listdir(directory) if file.endswith(".py")] if (
@@ -81,7 +83,18 @@ def _nearest_file(path: str) -> str:
         if near is not None:
             found = os.path.normpath(os.path.join(directory, stems[near]))
             return f"; {question(f'--config={found}')}"
-    return f". {_MODEL}"
+    near = nearest(os.path.splitext(os.path.basename(path))[0], packaged.names())
+    if near is not None:
+        return f"; {question(f'--config={near}')}"
+    return f". {_model()} Those of the package are {', '.join(packaged.names())}."
+
+
+def _model() -> str:
+    path = packaged.path_of("arithmetic")
+    if path is None:
+        return "docs/using.md says what a config file looks like."
+    shown = os.path.relpath(path)
+    return f"{path if shown.startswith('..') else shown} shows what a config file looks like."
 
 
 def _call(path: str, arguments: list[str]) -> object:
@@ -94,7 +107,7 @@ def _call(path: str, arguments: list[str]) -> object:
     spec.loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
-        raise ConfigError(f"{path} has no function get_config(). {_MODEL}")
+        raise ConfigError(f"{path} has no function get_config(). {_model()}")
     return get_config(*arguments)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.command import Arguments
 from rl_sync.observe.accuracy import metric_names
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.failures import RunError
@@ -20,6 +21,12 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 
 _WIDTH = 28
+
+
+def execute(arguments: Arguments) -> int:
+    """Evaluates a policy: see `run`."""
+    config = arguments.config
+    return run(None if config is None else config.to_dict(), arguments.flags)
 
 
 def run(config: Mapping[str, Any] | None, flags: Mapping[str, str]) -> int:

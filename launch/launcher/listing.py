@@ -5,10 +5,12 @@ python -m launcher.listing > docs/settings.md
 
 from __future__ import annotations
 
-import re
+import json
 import textwrap
 from collections.abc import Iterator
 
+from launcher.catalog_view import fits
+from launcher.command import Arguments
 from launcher.suggestions import settings_meant
 from rl_sync.setting import Entry, Section, sections
 from rl_sync.settings.records import ConfigError
@@ -25,6 +27,20 @@ Each can be changed on the command line, as in `--config.trainer.steps=50`, or i
 [using.md](using.md).
 
 This page is made from the source by `python -m launcher.listing > docs/settings.md`."""
+
+
+def execute(arguments: Arguments) -> int:
+    """Prints the settings that a pattern fits.
+
+    Raises:
+      ConfigError: there are none; names the nearest.
+    """
+    if arguments.flags.get("json") == "True":
+        text(arguments.words)  # Or its error comes.
+        print(json.dumps(records(arguments.words), indent=1))
+    else:
+        print(text(arguments.words))
+    return 0
 
 
 def text(pattern: str = "") -> str:
@@ -45,6 +61,24 @@ def text(pattern: str = "") -> str:
     return "\n\n".join(parts)
 
 
+def records(pattern: str = "") -> list[dict[str, object]]:
+    """The settings that `text` lists, for scripts."""
+    return [
+        {
+            "name": entry.name,
+            "kind": entry.kind.__name__,
+            "default": entry.default,
+            "implied": entry.setting.implied,
+            "choices": entry.setting.choices,
+            "bounds": entry.setting.bounds,
+            "unit": entry.setting.unit,
+            "meaning": entry.setting.meaning,
+        }
+        for section in _matching(pattern.lower().split())
+        for entry in section.entries
+    ]
+
+
 def page() -> str:
     """The list as a page of Markdown."""
     return "\n\n".join([_INTRODUCTION, *map(_on_page, _matching([]))])
@@ -59,9 +93,8 @@ def _matching(words: list[str]) -> Iterator[Section]:
 
 
 def _has(entry: Entry, words: list[str]) -> bool:
-    name, rule = entry.name, entry.setting
-    all_text = " ".join([name, name.replace("_", " "), rule.meaning, *rule.choices]).lower()
-    return all(re.search(rf"(?<![a-z0-9]){re.escape(word)}", all_text) for word in words)
+    rule = entry.setting
+    return fits(" ".join([entry.name, rule.meaning, *rule.choices]), " ".join(words))
 
 
 def _in_terminal(section: Section) -> str:

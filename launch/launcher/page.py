@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from launcher.command import Arguments
 from rl_sync.settings.records import ConfigError
 
 IS_AT = "The page is at"
+
+
+def execute(arguments: Arguments) -> int:
+    """Serves the page until it is interrupted: see `serve`."""
+    return serve(arguments.flags)
 
 
 def serve(flags: Mapping[str, str]) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.command import Arguments
 from rl_sync.processes.hosts import check_own
 from rl_sync.processes.secret import secret_in
 from rl_sync.rewards.rubric import Rubric
@@ -24,6 +25,18 @@ from rl_sync.settings.run import RunSettings
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ("0.0.0.0", "::")
 _POLL_SECS = 0.2
+
+
+def execute(arguments: Arguments) -> int:
+    """Serves the reward of a config: see `serve`."""
+    assert arguments.config is not None
+    flags = arguments.flags
+    return serve(
+        arguments.config.to_dict(),
+        flags.get("host"),
+        flags.get("port"),
+        secret_path=flags.get("secret-path"),
+    )
 
 
 def serve(

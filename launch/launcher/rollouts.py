@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from launcher import rollout_view as view
+from launcher.command import Arguments
 from rl_sync.observe import alarms
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.rollouts import Rollout, Selection, groups_of, parts, read_rollouts
@@ -48,6 +49,11 @@ class Order(NamedTuple):
         unknown = [one for one in rollouts if value(one) is None]
         sign = -1 if self.descends else 1
         return sorted(known, key=lambda one: sign * (value(one) or 0.0)) + unknown
+
+
+def execute(arguments: Arguments) -> int:
+    """Prints records of a run: see `show`."""
+    return show(arguments.flags)
 
 
 def show(flags: Mapping[str, str]) -> int:

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -16,6 +17,7 @@ from typing import Any
 from launcher import report, stopping
 from launcher import workdir as work
 from launcher.beside import PageBeside
+from launcher.command import Arguments
 from launcher.processes import RunFailedError, RunProcesses
 from launcher.supervisor import Death, Supervisor, likeliest_first
 from launcher.vigil import Vigil
@@ -39,6 +41,7 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.workdir import Workdir
 
+_FAILED = 1
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
 _ANSWER_SECS = 10.0
@@ -266,6 +269,20 @@ def _check_replay(settings: RunSettings, address: str) -> None:
             raise ConfigError(
                 f"{error} Start it first, or leave out --config.replay.address."
             ) from error
+
+
+def execute(arguments: Arguments) -> int:
+    """Runs a config; returns the exit status.
+
+    Raises:
+      ConfigError: the config makes no run.
+    """
+    assert arguments.config is not None
+    try:
+        return start(arguments.config.to_dict())
+    except RunFailedError as error:
+        print(f"\nThe run failed: {error}", file=sys.stderr)
+        return _FAILED
 
 
 def start(config: Mapping[str, Any]) -> int:

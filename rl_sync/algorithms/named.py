@@ -17,7 +17,8 @@ def named(name: str | None, staleness_bound: int) -> Algorithm:
     """
     if name is None:
         name = STALE if staleness_bound > 0 else FRESH
-    return Algorithm(name=name, **PUBLISHED.get(name, {}))
+    changes = PUBLISHED[name].changes if name in PUBLISHED else {}
+    return Algorithm(name=name, **changes)
 
 
 ALGORITHMS = {name: named(name, 0) for name in PUBLISHED}

@@ -176,7 +176,8 @@ def start(
     """Starts a run, and returns while it goes on.
 
     Args:
-      config: a config file, a ConfigDict, or a dict of what differs from the defaults.
+      config: a config file, the name of a config of the package, a ConfigDict, or a dict of what
+        differs from the defaults.
       workdir: the run's directory. A run that has begun there goes on. None for the one that the
         ConfigDict, the dict or the changes name, or else a new one under `runs/`.
       changes: settings by their names on the command line, such as `{"sync.mode": "synchronous"}`.

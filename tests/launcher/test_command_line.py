@@ -40,18 +40,6 @@ def test_a_mistake_ends_the_process_with_status_2_and_one_line():
     assert "did you mean 'asynchronous'" in done.stderr
 
 
-@pytest.mark.parametrize("word", ["-h", "--help", "help"])
-def test_help_names_every_command_and_flag_and_nothing_else_that_starts_with_dashes(word, capsys):
-    said = said_here(capsys, word)
-    assert said.status == 0
-    for name, command in command_line.COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", said.out, re.M)
-        assert f"python -m launcher {name} {command.example}" in said.out
-    known = {f"--{name}" for name in command_line.FLAGS} | {"--help", "--version"}
-    assert set(re.findall(r"--[a-z-]+", said.out)) == known
-    assert max(map(len, said.out.splitlines())) <= 100
-
-
 def test_help_comes_before_any_mistake(capsys):
     assert said_here(capsys, "plane", "--zzz=1", "--help").out.startswith("usage: ")
 

@@ -39,7 +39,7 @@ def mistake(monkeypatch, capsys, tmp_path):
 
 
 FLAGS = [
-    ("", "Give a config, such as --config=configs/arithmetic.py"),
+    ("", "Give a config, such as --config=arithmetic or a file"),
     ("plan", "Give a config"),
     ("plane CONFIG", "'plane' is not a command", "did you mean 'plan'?"),
     ("run plan CONFIG", "run and plan are 2 commands"),
@@ -270,7 +270,9 @@ def test_a_broken_config_file_is_named_with_the_line(command, text, parts, mista
         ("--config", ["names no file"]),
         ("--config=configs", ["--config=configs is a directory"]),
         ("--config=nosuch.py", ["no such file. configs/arithmetic.py shows"]),
-        ("--config=arithmetic", ["did you mean --config=configs/arithmetic.py?"]),
+        ("--config=nosuch.py", ["Those of the package are arithmetic, base, "]),
+        ("--config=somewhere/arithmetic.py", ["did you mean --config=configs/arithmetic.py?"]),
+        ("--config=arithmetic:x", ["takes 0 positional arguments but 1 was given"]),
         ("--config=configs.arithmetic", ["did you mean --config=configs/arithmetic.py?"]),
         ("--config=configs/arithmetik.py", ["did you mean --config=configs/arithmetic.py?"]),
         ("--config=configs/arithmetic.py:x", ["takes 0 positional arguments but 1 was given"]),

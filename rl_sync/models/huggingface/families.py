@@ -15,6 +15,7 @@ class Family:
     """One `model_type`.
 
     Attributes:
+      meaning: its models.
       architecture: the class in transformers.
       traits: the properties that all its models share, as fields of `ModelConfig`.
       defaults: the values that transformers uses for keys missing in config.json.
@@ -24,6 +25,7 @@ class Family:
       divides: whether transformers requires hidden_size to be a multiple of the number of heads.
     """
 
+    meaning: str
     architecture: str
     traits: Values
     defaults: Values
@@ -72,9 +74,14 @@ _GEMMA_TRAITS = {
 }  # fmt: skip
 FAMILIES: dict[str, Family] = {
     "llama": Family(
-        "LlamaForCausalLM", {}, {**_COMMON, "max_position_embeddings": 2048}, divides=True
+        "Llama 3, and others of its architecture, such as SmolLM2.",
+        "LlamaForCausalLM",
+        {},
+        {**_COMMON, "max_position_embeddings": 2048},
+        divides=True,
     ),
     "mistral": Family(
+        "Mistral.",
         "MistralForCausalLM",
         {},
         {
@@ -85,12 +92,29 @@ FAMILIES: dict[str, Family] = {
         },
         slides="all",
     ),
-    "qwen2": Family("Qwen2ForCausalLM", {"qkv_bias": True}, _QWEN, slides="late"),
-    "qwen3": Family(
-        "Qwen3ForCausalLM", {"qk_norm": True}, {**_QWEN, "head_dim": 128}, slides="late"
+    "qwen2": Family(
+        "Qwen 2 and 2.5.", "Qwen2ForCausalLM", {"qkv_bias": True}, _QWEN, slides="late"
     ),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", {"qk_norm": True}, {**_QWEN, **_MOE}, slides="all"),
+    "qwen3": Family(
+        "Qwen 3, dense.",
+        "Qwen3ForCausalLM",
+        {"qk_norm": True},
+        {**_QWEN, "head_dim": 128},
+        slides="late",
+    ),
+    "qwen3_moe": Family(
+        "Qwen 3 with a mixture of experts.",
+        "Qwen3MoeForCausalLM",
+        {"qk_norm": True},
+        {**_QWEN, **_MOE},
+        slides="all",
+    ),
     "gemma3_text": Family(
-        "Gemma3ForCausalLM", _GEMMA_TRAITS, _GEMMA, slides="pattern", divides=True
+        "Gemma 3, its language model alone.",
+        "Gemma3ForCausalLM",
+        _GEMMA_TRAITS,
+        _GEMMA,
+        slides="pattern",
+        divides=True,
     ),
 }

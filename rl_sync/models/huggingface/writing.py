@@ -54,7 +54,8 @@ _COPIED = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Dtypes that parameters may be stored in, and their names in safetensors files."""
 
 
 TokenIds = Mapping[str, int | list[int] | None]
@@ -249,7 +250,7 @@ def _write_file(path: Path, tensors: list[Tensor]) -> None:
     for tensor in ordered:
         start, end = end, end + tensor.size_bytes
         header[tensor.name] = {
-            "dtype": _STORED[tensor.dtype.name],
+            "dtype": STORED[tensor.dtype.name],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }

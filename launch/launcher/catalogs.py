@@ -1,0 +1,278 @@
+"""The lists of what there is to choose, such as algorithms, and where each is read from.
+
+Names and descriptions stand where the things are; nothing here repeats them. A new list is a
+function that reads one, and an entry of `_CATALOGS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from launcher.command import Command, Flag
+
+
+class Entry(NamedTuple):
+    """A thing to choose.
+
+    Attributes:
+      name: the name that a config uses.
+      meaning: one sentence.
+      facts: what else a table says of it; empty facts are not shown.
+      settings: makes its settings with their meanings, which may take a while.
+      choose: the flags that choose it; empty for one that is not chosen.
+      of: the heading that it stands under; empty for none.
+    """
+
+    name: str
+    meaning: str
+    facts: Mapping[str, str] = {}
+    settings: Callable[[], Mapping[str, str]] = dict
+    choose: str = ""
+    of: str = ""
+
+
+class Catalog(NamedTuple):
+    """A list.
+
+    Attributes:
+      noun: one thing of it.
+      summary: for the help.
+      choose: how one is chosen, in words.
+      page: of the documentation.
+      example: a pattern.
+      read: yields its entries.
+    """
+
+    noun: str
+    summary: str
+    choose: str
+    page: str
+    example: str
+    read: Callable[[], Iterable[Entry]]
+
+
+def _algorithms() -> Iterator[Entry]:
+    from rl_sync.algorithms.published import PUBLISHED
+
+    for name, one in PUBLISHED.items():
+        changes = {f"algorithm.{field}": f"{value}" for field, value in one.changes.items()}
+        facts = {"paper": one.paper, "other than GRPO's": _listed(changes) or "nothing"}
+        yield Entry(name, one.meaning, facts, choose=f"--config.algorithm.name={name}")
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _tasks() -> Iterator[Entry]:
+    from rl_sync.setting import described
+    from rl_sync.tasks.catalog import TaskSections
+
+    for field in dataclasses.fields(TaskSections):
+        rule, record = described(field), field.default_factory
+        assert rule is not None
+        assert isinstance(record, type)
+        yield Entry(
+            field.name,
+            rule.meaning,
+            settings=lambda record=record, name=field.name: _meanings(record, f"task.{name}"),
+            choose=f"--config.task.name={field.name}",
+        )
+
+
+def _rewards() -> Iterator[Entry]:
+    from rl_sync.rewards.catalog import REWARDS
+
+    for name, kind in REWARDS.items():
+        facts = {"judged": "in place" if kind.is_quick else "by workers, within limits"}
+        choose = f"--config.task.reward={name}"
+        yield Entry(name, kind.meaning, facts, _options_of(kind.where), choose)
+
+
+def _environments() -> Iterator[Entry]:
+    from rl_sync.environments.catalog import ENVIRONMENTS
+
+    for name, kind in ENVIRONMENTS.items():
+        facts = {"rewards": "its own" if kind.rewards else "those of task.reward"}
+        choose = f"--config.environment.name={name}"
+        yield Entry(name, kind.meaning, facts, _options_of(kind.where), choose)
+
+
+def _models() -> Iterator[Entry]:
+    from rl_sync.models.huggingface.families import FAMILIES
+
+    for name, family in FAMILIES.items():
+        facts = {"class in transformers": family.architecture}
+        yield Entry(name, family.meaning, facts, choose="--config.model.path=DIRECTORY")
+
+
+_FIXED = ", always"
+
+
+def _modes() -> Iterator[Entry]:
+    from rl_sync.schedule import MODES, resolve
+
+    for name, mode in MODES.items():
+        least, most = mode.least_explorers, mode.most_explorers
+        facts = {
+            "explorers": f"{least}" if least == most else f"{least} to {most or 'any number'}",
+            "sync.interval": f"{mode.interval}{_FIXED * mode.fixed_interval}",
+            "sync.offset": f"{mode.offset}{_FIXED * mode.fixed_offset}",
+            "sync.pull": " or ".join(mode.pulls),
+            "sync.transfer": f"{mode.transfer} by default",
+            "greatest staleness": f"{resolve(name).staleness_bound} trainer steps by default",
+        }
+        yield Entry(name, mode.summary, facts, choose=f"--config.sync.mode={name}")
+
+
+def _metrics() -> Iterator[Entry]:
+    from rl_sync.observe.metric_catalog import METRICS
+
+    for phase, sections in METRICS.items():
+        for title, metrics in sections.items():
+            for one in metrics:
+                facts = {
+                    "phase": phase,
+                    "unit": one.unit,
+                    "normal": one.normal,
+                    "look when": one.alarm,
+                    "in TRL": one.trl,
+                    "in verl": one.verl,
+                }
+                yield Entry(one.name, one.meaning, facts, of=f"{title} ({phase})")
+
+
+def _configs() -> Iterator[Entry]:
+    from launcher import packaged
+
+    for name in packaged.names():
+        text = packaged.description(name)
+        first = re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+        facts = {"file": str(packaged.path_of(name)), "about": text}
+        yield Entry(name, " ".join(first.split()), facts, choose=f"--config={name}")
+
+
+def _meanings(record: type, name: str) -> Mapping[str, str]:
+    """Returns the settings of a section with their meanings and defaults."""
+    from rl_sync.setting import sections
+
+    return {
+        entry.name: f"{entry.setting.meaning} Default: {_default(entry)}."
+        for section in sections(record, name)
+        for entry in section.entries
+    }
+
+
+def _default(entry: Any) -> str:
+    default = entry.setting.implied if entry.default is None else entry.default
+    return '""' if default == "" else str(default)
+
+
+def _options_of(where: str) -> Callable[[], Mapping[str, str]]:
+    """Returns a function that reads the options of a class, which it imports."""
+
+    def read() -> Mapping[str, str]:
+        from rl_sync.references import resolve
+
+        found = inspect.signature(resolve(where)).parameters.values()
+        empty = inspect.Parameter.empty
+        return {
+            one.name: "Needed." if one.default is empty else f"Default: {one.default!r}."
+            for one in found
+            if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        }
+
+    return read
+
+
+CATALOGS = {
+    "algorithms": Catalog(
+        "algorithm",
+        "Lists the named algorithms, from GRPO to supervised learning.",
+        "--config.algorithm.name=NAME; `settings algorithm` has what can be changed beside it.",
+        "docs/algorithms.md",
+        "ppo",
+        _algorithms,
+    ),
+    "tasks": Catalog(
+        "task",
+        "Lists the tasks of the package, and those that read your data.",
+        "--config.task.name=NAME, or a function of your own, as path/to/file.py:function.",
+        "docs/tasks.md",
+        "arithmetic",
+        _tasks,
+    ),
+    "rewards": Catalog(
+        "reward",
+        "Lists the rewards that judge completions.",
+        "--config.task.reward=NAME, with options as in \"format(pattern='…')\", or a weighted sum"
+        ' such as "math + 0.2 * repetition".',
+        "docs/rewards.md",
+        "length",
+        _rewards,
+    ),
+    "environments": Catalog(
+        "environment",
+        "Lists the environments of episodes of several turns: tools and games.",
+        "--config.environment.name=NAME, or a class of your own, as path/to/file.py:Class.",
+        "docs/environments.md",
+        "python",
+        _environments,
+    ),
+    "models": Catalog(
+        "model family",
+        "Lists the families of checkpoints that are read and written.",
+        "--config.model.path=DIRECTORY, or a name in the local cache of the model hub; the family"
+        " is the model_type of the checkpoint's config.json.",
+        "docs/how-to/model.md",
+        "qwen3",
+        _models,
+    ),
+    "modes": Catalog(
+        "mode",
+        "Lists the modes of synchronization: who waits for whom.",
+        "--config.sync.mode=NAME; `settings sync` has what can be changed beside it.",
+        "docs/concepts.md",
+        "asynchronous",
+        _modes,
+    ),
+    "metrics": Catalog(
+        "metric",
+        "Lists the metrics of a run with their units and what is normal.",
+        "Every run writes them, to metrics.jsonl and for TensorBoard.",
+        "docs/metrics.md",
+        "staleness",
+        _metrics,
+    ),
+    "configs": Catalog(
+        "config",
+        "Lists the configs of the package.",
+        "--config=NAME, or the path of a file of your own.",
+        "docs/using.md",
+        "arithmetic",
+        _configs,
+    ),
+}
+"""By the name of the command that prints one."""
+
+
+def commands() -> dict[str, Command]:
+    """Makes the command of each list."""
+    return {
+        name: Command(
+            "list",
+            "launcher.catalog_view",
+            one.summary,
+            "Prints a line for each. A pattern is one word or several, each of which begins a word"
+            f" of the name or the text. Where it fits one {one.noun} alone, there is more.",
+            {"json": Flag("", "Prints a JSON list of objects, for scripts.")},
+            {"": "All.", one.example: "Those with a word.", f"{one.example} --json": "The same."},
+            one.page,
+            words="a PATTERN",
+        )
+        for name, one in CATALOGS.items()
+    }

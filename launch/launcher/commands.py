@@ -1,0 +1,289 @@
+"""The table of the commands.
+
+A new command is a module with the function `execute`, and an entry here. The parser, the help, the
+messages about mistakes and the completion of shells are all made from this table.
+"""
+
+from __future__ import annotations
+
+from launcher import catalogs
+from launcher.command import CONFIG, Command, Flag
+
+DEFAULT = "run"
+"""The command of a command line that names none."""
+
+GROUPS = {
+    "train": "Train",
+    "look": "Look at runs",
+    "use": "Use a policy or a reward",
+    "list": "List what there is",
+    "learn": "Get on with the command line",
+}
+
+_CONFIG = Flag(
+    "FILE",
+    "Config file, or the name of a config of the package, which `configs` lists.",
+    kind="config",
+    needed=True,
+)
+_RUN = Flag("DIRECTORY", "Work directory of the run.", kind="run", needed=True)
+_SNAPSHOT = Flag("STEP", "Trainer step of the snapshot, or best.", "the newest", choices=("best",))
+_HOST = Flag("ADDRESS", "Address to serve at.", "127.0.0.1, for this machine alone")
+_PORT = Flag("PORT", "Port to serve at.", "any free one")
+
+COMMANDS: dict[str, Command] = {
+    "run": Command(
+        "train",
+        "launcher.run",
+        "Trains; the word may be left out.",
+        "Starts the trainer, the explorers, the master and the replay server of a config, shows"
+        " their state, and ends when the run has made its steps. Everything is written to the work"
+        " directory. Ctrl-C saves a snapshot and ends the run. With the work directory of an"
+        " earlier run it goes on where that one was.",
+        {CONFIG: _CONFIG},
+        {
+            "--config=arithmetic --config.workdir=runs/first": "Train a small policy; two minutes.",
+            "--config=arithmetic --config.sync.mode=asynchronous --config.trainer.steps=50": (
+                "Explorers at their own pace, and half as many steps."
+            ),
+        },
+        "docs/using.md",
+        statuses={
+            1: "The run failed; the message names the role and its log.",
+            143: "It was asked to end (SIGTERM), and has saved.",
+        },
+    ),
+    "plan": Command(
+        "train",
+        "launcher.planning",
+        "Prints what a run would do and the memory that it takes; starts nothing.",
+        "Says who waits for whom, how stale data may get, and what memory each role needs, and"
+        " draws the first steps. It checks the config and loads the task's data, so that mistakes"
+        " are found before a run. With a target it compiles the programs for accelerators that need"
+        " not be there, or proposes settings for them.",
+        {
+            CONFIG: _CONFIG,
+            "compile": Flag(
+                "TARGET",
+                "Accelerators to compile the run's programs for, such as v5e:4x4 or h100:8.",
+                "nothing is compiled",
+            ),
+            "find": Flag(
+                "TARGET",
+                "Accelerators to propose meshes and batch shapes for, as --compile names them.",
+                "nothing is proposed",
+            ),
+            "workdir": Flag(
+                "DIRECTORY",
+                "Work directory of a run, from whose times the pace of this one is forecast.",
+                "no forecast",
+                kind="run",
+            ),
+        },
+        {
+            "--config=arithmetic --config.sync.mode=synchronous": "See who waits for whom.",
+            "--config=arithmetic --find=v5e:2x2": "Settings that fit four TPU chips.",
+        },
+        "docs/using.md",
+    ),
+    "timeline": Command(
+        "look",
+        "launcher.timeline",
+        "Draws who did what when in a run, also while it runs.",
+        "Reads the spans that each role of a run has recorded. It writes timeline.png and"
+        " timeline.svg, and trace.json for https://ui.perfetto.dev, and prints their paths.",
+        {
+            "workdir": _RUN,
+            "out": Flag("DIRECTORY", "Directory of the files.", "the work directory", "directory"),
+            "steps": Flag(
+                "FIRST:LAST",
+                "Trainer steps to draw, such as 3:8, 3: or all.",
+                "six early ones",
+                choices=("all",),
+            ),
+        },
+        {
+            "--workdir=runs/first": "Draw some steps of a run.",
+            "--workdir=runs/first --steps=1:8 --out=/tmp": "Draw the first eight, elsewhere.",
+        },
+        "docs/using.md",
+    ),
+    "rollouts": Command(
+        "look",
+        "launcher.rollouts",
+        "Shows what the policy wrote, and how it was judged, also while it runs.",
+        "Prints a line for each of the last steps and the alarms of the run. With a step it prints"
+        " that step's groups, and with other flags the completions that fit, with their rewards and"
+        " advantages.",
+        {
+            "workdir": _RUN,
+            "step": Flag("STEP", "Trainer step, or FIRST:LAST.", "all"),
+            "prompt": Flag("ID", "Number of a problem, whose completions are shown.", "all"),
+            "lease": Flag("ID", "Lease of a group, whose completions are shown.", "all"),
+            "reward": Flag(
+                "LEAST:GREATEST", "Bounds of the reward, such as 0:0.5, 1: or :0.", "all"
+            ),
+            "grep": Flag(
+                "PATTERN", "Regular expression, found in a prompt or a completion.", "all"
+            ),
+            "sort": Flag(
+                "FIELD",
+                "Order: step, reward, advantage, tokens, staleness or logprob; with a - in front"
+                " from the greatest on.",
+                "as trained on",
+                choices=("step", "reward", "advantage", "tokens", "staleness", "logprob"),
+            ),
+            "limit": Flag("N", "The most lines of a table, or completions.", "20, 40 or 10"),
+            "json": Flag("", "Prints all records that fit as JSON lines."),
+        },
+        {
+            "--workdir=runs/first": "The last steps.",
+            "--workdir=runs/first --step=12 --sort=reward --grep='1.*='": "The worst first.",
+            "--workdir=runs/first --reward=:0 --json": "All failures, for a script.",
+        },
+        "docs/rollouts.md",
+        statuses={1: "No record fits."},
+    ),
+    "page": Command(
+        "look",
+        "launcher.page",
+        "Serves a page on runs: curves, rollouts, the timeline, live or later. It only reads.",
+        "Prints the address of a page for the browser, and serves it until Ctrl-C. The page shows"
+        " curves of one run or several, the roles and whom they wait for, completions, and the"
+        " timeline. Runs do not notice it.",
+        {
+            "workdir": _RUN._replace(
+                meaning="Work directory of the run, or several with commas between them."
+            ),
+            "host": _HOST,
+            "port": _PORT,
+        },
+        {
+            "--workdir=runs/first": "Watch a run in the browser.",
+            "--workdir=runs/first,runs/second --port=8080": "Compare two, at a known port.",
+        },
+        "docs/page.md",
+    ),
+    "eval": Command(
+        "use",
+        "launcher.evaluate",
+        "Measures a policy on held-out problems: a run's snapshot, or a checkpoint.",
+        "Generates completions of held-out problems, has them judged, and prints accuracies with"
+        " their 95 % intervals. The problems are those of the run's config, or of the config that"
+        " is given. All completions and judgements are written to a file.",
+        {
+            CONFIG: _CONFIG._replace(default="that of the run", needed=False),
+            "workdir": _RUN._replace(
+                meaning="Work directory of the run whose snapshot is measured.", needed=False
+            ),
+            "model": Flag(
+                "DIRECTORY",
+                "Checkpoint to measure in place of a run's, as model.path takes it.",
+                kind="directory",
+            ),
+            "step": _SNAPSHOT,
+            "out": Flag("FILE", "File of the completions.", "evaluation.json", "file"),
+        },
+        {
+            "--workdir=runs/first --step=best --config.evaluation.samples=8": (
+                "The best snapshot, with eight completions of each problem."
+            ),
+            "--config=gsm8k --model=DIRECTORY": "A checkpoint, on the problems of a config.",
+        },
+        "docs/evaluation.md",
+        own_config=True,
+    ),
+    "export": Command(
+        "use",
+        "launcher.export",
+        "Writes a run's policy as a checkpoint that transformers loads.",
+        "Writes a snapshot of a run as a new directory with config.json, safetensors files and the"
+        " tokenizer. Adapters are merged into the weights. The model must be of a family that"
+        " `models` lists.",
+        {
+            "workdir": _RUN,
+            "to": Flag(
+                "DIRECTORY", "New directory for the checkpoint.", kind="directory", needed=True
+            ),
+            "dtype": Flag(
+                "DTYPE",
+                "Type of the stored parameters: float32, bfloat16 or float16.",
+                "as imported, or float32",
+                choices=("float32", "bfloat16", "float16"),
+            ),
+            "step": _SNAPSHOT,
+        },
+        {
+            "--workdir=runs/first --to=exported": "The newest snapshot.",
+            "--workdir=runs/first --step=best --to=exported --dtype=bfloat16": "The best one.",
+        },
+        "docs/how-to/model.md",
+    ),
+    "reward": Command(
+        "use",
+        "launcher.reward",
+        "Serves the config's reward to runs, here or elsewhere.",
+        "Judges completions for runs that give its address as reward.addresses, with workers and"
+        " limits of its own. Runs and server share a secret, which is made if there is none."
+        " Ctrl-C ends it.",
+        {
+            CONFIG: _CONFIG,
+            "host": _HOST,
+            "port": _PORT,
+            "secret-path": Flag(
+                "FILE", "Secret that the runs share.", "reward.secret_path", "file"
+            ),
+        },
+        {
+            "--config=arithmetic --port=8100 --secret-path=~/reward.secret": "Serve at a port.",
+            "--config=arithmetic --config.reward.workers=8 --secret-path=reward.secret": (
+                "With eight workers."
+            ),
+        },
+        "docs/reward-servers.md",
+        statuses={
+            0: "Ctrl-C or SIGTERM ended it while it served.",
+            130: "Ctrl-C ended it before.",
+        },
+    ),
+    "settings": Command(
+        "list",
+        "launcher.listing",
+        "Lists all settings and their meanings, or those that a PATTERN fits.",
+        "Prints each setting with its values, its default and its meaning. A pattern is one word or"
+        " several, each of which begins a word of the name, the meaning or the choices. Any setting"
+        " is changed by --config.NAME=VALUE, or in a config file.",
+        {"json": Flag("", "Prints a JSON list of objects, for scripts.")},
+        {"": "All.", "learning rate": "Those with both words.", "sync --json": "For a script."},
+        "docs/settings.md",
+        words="a PATTERN",
+    ),
+    **catalogs.commands(),
+    "help": Command(
+        "learn",
+        "launcher.help",
+        "Explains a command, or names all of them.",
+        "Prints what a command does, its flags with their defaults, examples, and its exit"
+        " statuses. `COMMAND --help` prints the same.",
+        {},
+        {"": "All commands.", "plan": "One command."},
+        "docs/using.md",
+        words="a COMMAND",
+    ),
+    "completion": Command(
+        "learn",
+        "launcher.completion",
+        "Prints a script that lets the Tab key complete commands, flags, settings and paths.",
+        "Prints the script of a shell: bash, zsh or fish. Its first lines say how to install it. It"
+        " completes `rl-sync` and `python -m launcher`.",
+        {},
+        {"bash": "The script of bash.", "zsh": "That of zsh.", "fish": "That of fish."},
+        "docs/using.md",
+        words="a SHELL",
+    ),
+}
+
+FLAGS: dict[str, Flag] = {
+    name: flag for command in COMMANDS.values() for name, flag in command.flags.items()
+}
+"""All flags by name; several commands may give one different meanings."""

@@ -1,0 +1,26 @@
+"""`export`: a run's policy as a checkpoint of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.command import Arguments
+from rl_sync.settings.records import ConfigError
+
+
+def execute(arguments: Arguments) -> int:
+    """Writes the policy and says where.
+
+    Raises:
+      ConfigError: a flag makes no sense, or the run has no such snapshot.
+    """
+    flags = arguments.flags
+    workdir, target = flags.get("workdir"), flags.get("to")
+    if not workdir or not target:
+        raise ConfigError("export writes the policy of a run: give --workdir=runs/… and --to=….")
+
+    from rl_sync.runtime.export import export
+
+    step = export(Path(workdir), Path(target), flags.get("dtype"), flags.get("step"))
+    print(f"The policy after trainer step {step} is in {target}.")
+    return 0

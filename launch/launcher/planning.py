@@ -1,0 +1,53 @@
+"""`plan`: what a run would do and take, told part by part as it is known."""
+
+from __future__ import annotations
+
+from launcher.command import Arguments
+
+
+def execute(arguments: Arguments) -> int:
+    """Prints the plan of a run, which is not started.
+
+    Raises:
+      ConfigError: the config makes no run, or a target does not exist.
+    """
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
+    from launcher import workdir
+    from launcher.memory import describe_memory
+    from launcher.plan import describe
+    from launcher.programs import describe_programs
+    from launcher.transfer import describe_transfer
+    from rl_sync.aot.targets import target
+    from rl_sync.runtime import wiring
+
+    assert arguments.config is not None
+    flags = arguments.flags
+    settings = workdir.settings_of(arguments.config.to_dict())
+    task = wiring.load_task(settings)
+    wiring.check_reward(task)
+    more = [
+        lambda: describe(settings),
+        task.describe,
+        lambda: "\n".join([describe_memory(settings, task), *describe_transfer(settings, task)]),
+        lambda: describe_programs(settings, task),
+    ]
+    if "workdir" in flags:
+        from launcher.predicting import describe_predicted
+
+        predicted = describe_predicted(settings, flags["workdir"])  # Or its error comes first.
+        more.append(lambda: predicted)
+    if "find" in flags:
+        from launcher.finding import describe_found
+
+        target(flags["find"])
+        more.append(lambda: describe_found(settings, task, flags["find"]))
+    if "compile" in flags:
+        from launcher.compiling import describe_compiled
+
+        target(flags["compile"]).devices()
+        more.append(lambda: describe_compiled(settings, task, flags["compile"]))
+    for number, text in enumerate(more):
+        print("\n" * (number > 0) + text(), flush=True)
+    return 0

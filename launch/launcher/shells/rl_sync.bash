@@ -1,0 +1,52 @@
+# Completion of rl-sync and of `python -m launcher` in bash.
+#
+# To install it, put this line into ~/.bashrc:
+#
+#     source <(rl-sync completion bash)
+#
+# `python -m launcher completion bash` prints the same.
+
+_rl_sync_candidates() {
+    local program="${COMP_WORDS[0]/#\~/$HOME}"
+    case "${program##*/}" in
+        rl-sync) "$program" complete --line "$1" ;;
+        *) "$program" -m launcher complete --line "$1" ;;
+    esac 2>/dev/null
+}
+
+_rl_sync() {
+    local line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^=:]/}"
+    local word="${line##*[[:space:]]}" head="" candidate
+    # Readline replaces the part of a word after the last = or :, and no more.
+    if [[ -n $breaks && $word == *[$breaks]* ]]; then
+        head="${word%"${word##*[$breaks]}"}"
+    fi
+    compopt -o nospace 2>/dev/null
+    COMPREPLY=()
+    while IFS=$'\t' read -r candidate _; do
+        candidate="${candidate#"$head"}"
+        if [[ $candidate == *[!A-Za-z0-9_./=,:@%+~-]* ]]; then
+            printf -v candidate %q "$candidate"
+        fi
+        case "$candidate" in
+            *[=/.,]) ;;
+            *) candidate+=" " ;;
+        esac
+        COMPREPLY+=("$candidate")
+    done < <(_rl_sync_candidates "$line")
+}
+
+# `python -m launcher` is ours; other programs of Python are completed as they were before.
+_rl_sync_python() {
+    if [[ ${COMP_LINE:0:COMP_POINT} =~ [[:space:]]-m[[:space:]]+launcher[[:space:]] ]]; then
+        _rl_sync
+    elif [[ -n $_rl_sync_before ]]; then
+        "$_rl_sync_before" "$@"
+    fi
+}
+
+if [[ $(complete -p python 2>/dev/null) =~ -F\ ([^ ]+) && ${BASH_REMATCH[1]} != _rl_sync* ]]; then
+    _rl_sync_before="${BASH_REMATCH[1]}"
+fi
+complete -F _rl_sync rl-sync
+complete -o bashdefault -o default -F _rl_sync_python python python3

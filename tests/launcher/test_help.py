@@ -1,0 +1,142 @@
+"""The help, in words and width, and the table of commands that it is made from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import shlex
+
+import pytest
+from launcher import command_line, help, rollouts
+from launcher.command import CONFIG
+from launcher.commands import COMMANDS, GROUPS
+
+from rl_sync.models.huggingface.writing import STORED
+from tests.launcher.command import ROOT, launcher, said_here
+from tests.runs import tiny
+
+EXAMPLES = [(name, words) for name, one in COMMANDS.items() for words in one.examples]
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """A directory that holds what the examples name, and is the current one."""
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(tiny.get_config().to_dict()))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "help"])
+def test_the_help_names_every_command_in_its_group(word, capsys):
+    said = said_here(capsys, word)
+    assert said.status == 0
+    for name, command in COMMANDS.items():
+        heading = said.out.index(f"\n{GROUPS[command.group]}\n")
+        line = re.search(rf"^  {name} +{re.escape(command.summary)}$", said.out[heading:], re.M)
+        assert line is not None
+        assert "\n\n" not in said.out[heading : heading + line.start()]
+    assert len(said.out.splitlines()) < 50
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_help_has_its_flags_alone_with_defaults_and_everything_else(name, capsys):
+    command = COMMANDS[name]
+    said = said_here(capsys, "help", name)
+    assert said == said_here(capsys, name, "--help")
+    usage, flags = said.out.split("Examples")[0], re.findall(r"^  --([a-z-]+)", said.out, re.M)
+    assert usage.startswith(f"usage: {help.usage(name)[:60]}")
+    settings = ["config"] if CONFIG in command.flags else []
+    assert sorted(flags) == sorted([*command.flags, *settings])
+    text = " ".join(said.out.split())
+    for flag in command.flags.values():
+        assert (
+            f"{flag.meaning} {f'Default: {flag.default}.' if flag.default else ''}".strip() in text
+        )
+    for part in (command.about, *command.examples.values(), command.page):
+        assert part in text
+    for status in {0, 2, 130} | set(command.statuses):
+        assert re.search(rf"^  {status}  ", said.out, re.M)
+    assert max(map(len, said.out.splitlines())) <= 100
+    assert not re.search(r" $|\x1b", said.out, re.M)
+
+
+@pytest.mark.parametrize(("name", "words"), EXAMPLES)
+def test_an_example_of_the_help_is_a_command_line_that_makes_sense(name, words, directory):
+    parsed = command_line.parse([name, *shlex.split(words)])
+    assert parsed.command == name
+    assert (parsed.config is not None) == (CONFIG in COMMANDS[name].flags)
+
+
+def test_every_command_has_a_module_an_example_a_page_and_a_few_sentences():
+    for name, command in COMMANDS.items():
+        execute = importlib.import_module(command.module).execute
+        assert [*inspect.signature(execute).parameters] == ["arguments"], name
+        assert command.examples
+        assert (ROOT / command.page).is_file(), command.page
+        assert 2 <= len(re.findall(r"\.(?= |$)", command.about)) <= 5, name
+        for flag in command.flags.values():
+            assert flag.meaning.endswith("."), (name, flag)
+
+
+def test_offered_values_are_those_that_the_modules_take():
+    assert COMMANDS["rollouts"].flags["sort"].choices == tuple(rollouts.KEYS)
+    assert COMMANDS["export"].flags["dtype"].choices == tuple(STORED)
+    for command in COMMANDS.values():
+        for flag in command.flags.values():
+            assert all(choice in flag.meaning for choice in flag.choices), flag
+
+
+def test_commands_agree_on_which_flags_take_a_value():
+    for name, flag in command_line.FLAGS.items():
+        users = [command for command in COMMANDS.values() if name in command.flags]
+        assert {bool(user.flags[name].value) for user in users} == {bool(flag.value)}, name
+
+
+def test_a_misspelt_command_gets_the_one_that_was_meant(capsys):
+    said = said_here(capsys, "help", "timelime")
+    assert (said.status, said.out) == (2, "")
+    assert said.err.endswith("did you mean 'timeline'?\n")
+    assert said_here(capsys, "timelime", "--workdir=x").err.endswith("did you mean 'timeline'?\n")
+
+
+def test_help_for_a_run_is_shown_where_its_word_is_left_out(capsys):
+    assert said_here(capsys, "--config=x", "--help") == said_here(capsys, "run", "--help")
+
+
+@pytest.fixture
+def shown(monkeypatch, capsys):
+    """Shows the help on a terminal of some width."""
+
+    def show(columns, *words, **environment):
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"COLUMNS": str(columns), "TERM": "xterm", **environment}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        return said_here(capsys, *words).out
+
+    return show
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_help_is_as_wide_as_the_terminal_but_no_wider_than_one_reads(columns, shown):
+    lines = shown(columns, "help", "plan", NO_COLOR="1").splitlines()
+    assert max(map(len, lines)) in range(columns // 2, min(columns, 100) + 1)
+
+
+def test_a_long_example_goes_on_in_lines_that_can_be_pasted(shown):
+    text = shown(50, "help", "rollouts", NO_COLOR="1")
+    (found,) = re.findall(r"^  (python(?:.*\\\n)+.*'1.*)$", text, re.M)
+    words = shlex.split(found.replace("\\\n", ""))
+    assert words[3:] == ["rollouts", *shlex.split([*COMMANDS["rollouts"].examples][1])]
+
+
+def test_colors_are_for_terminals_alone_and_not_where_they_are_unwanted(shown):
+    colored = shown(80, "help", "plan")
+    assert "\x1b[" in colored
+    plain = shown(80, "help", "plan", NO_COLOR="1")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == re.sub(r"\x1b\[1?0?m", "", plain)
+    assert "\x1b" not in launcher("help", "plan").stdout
