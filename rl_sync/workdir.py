@@ -104,6 +104,11 @@ class Workdir:
         return self._at("tensorboard")
 
     @property
+    def backends(self) -> Path:
+        """Ids by which other systems know the run; see `rl_sync.observe.backends`."""
+        return self._at("backends")
+
+    @property
     def ledger(self) -> Path:
         """Every change of a lease; see `rl_sync.storage.ledger`."""
         return self._at("ledger.jsonl")
@@ -153,5 +158,5 @@ class Workdir:
         """Files that an attempt at a run leaves behind, and the next one moves aside."""
         folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
-        others = (self.judgements, self.rollouts, self.restarts)
+        others = (self.judgements, self.rollouts, self.restarts, self.backends)
         return self.config, *folders, *records, *others

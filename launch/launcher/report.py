@@ -12,6 +12,7 @@ from launcher.plan import describe
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.observe import accuracy, alarms
 from rl_sync.observe import summary as span_summary
+from rl_sync.observe.backends.catalog import TENSORBOARD
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import read_spans
 from rl_sync.processes import compilation_cache
@@ -53,7 +54,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     if workdir.rollouts.is_dir():
         entries["rollouts"] = f"python -m launcher rollouts --workdir={quoted}"
     entries |= {
-        "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
+        "metrics": _metrics(settings),
         "timeline": f"python -m launcher timeline --workdir={quoted}",
         "page": f"python -m launcher page --workdir={quoted}",
         "digest": result.digest or "none",
@@ -62,6 +63,16 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     }
     lines += [f"{name + ':':<12} {entry}" for name, entry in entries.items()]
     return "\n".join(lines)
+
+
+def _metrics(settings: RunSettings) -> str:
+    """Says where the metrics are."""
+    workdir, others = Workdir(settings.workdir), settings.observe.chosen_backends
+    places = [str(workdir.metrics)]
+    if TENSORBOARD in others:
+        places.append(f"TensorBoard: {workdir.tensorboard}")
+    places += [f"also in {name}" for name in others if name != TENSORBOARD]
+    return ", ".join(places)
 
 
 def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:

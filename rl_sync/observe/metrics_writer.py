@@ -1,16 +1,17 @@
-"""Writer of a run's metrics, apart from the reader, as TensorBoard's writer imports slowly."""
+"""Writer of a run's metrics: lines of a file that all else reads, and numbers for backends."""
 
 from __future__ import annotations
 
+import functools
 import json
-import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rl_sync.observe.backends import tensorboard
-from rl_sync.observe.backends.interface import Backend, Point, Run
+from rl_sync.observe.backends.catalog import TENSORBOARD, starter
+from rl_sync.observe.backends.courier import Courier
+from rl_sync.observe.backends.interface import Backend, Labels, Point, Run
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain
 from rl_sync.observe.metric_catalog import LINE_FIELDS
 from rl_sync.observe.metrics import PHASES, read_metrics
@@ -18,27 +19,36 @@ from rl_sync.observe.resumption import mark
 from rl_sync.spelling import require_one_of
 from rl_sync.workdir import Workdir
 
-_log = logging.getLogger(__name__)
+_FINISH_SECS = 30.0
 
 
 class MetricsWriter:
-    """Writes a run's metrics to `workdir/metrics.jsonl` and `workdir/tensorboard/`.
+    """Writes a run's metrics to `workdir/metrics.jsonl`, and hands them to backends.
 
     A run that resumes appends; see `resume`. The settings in `workdir/config.json`, if there are
-    any, are TensorBoard's hyperparameters. The writer is a context manager that closes both.
+    any, go to the backends as hyperparameters. As a context manager the writer closes at the end,
+    and waits for the backends.
+
+    Args:
+      workdir: the run's work directory.
+      backends: keys of `rl_sync.observe.backends.catalog.BACKENDS`.
+      labels: what the backends call the run.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str]):
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        backends: Sequence[str] = (TENSORBOARD,),
+        labels: Labels = Labels(),  # noqa: B008
+    ):
         self._workdir = Workdir(workdir)
         self._lines = JsonLinesWriter(self._workdir.metrics, vital=False)
         settings: dict[str, Any] = {}
         if self._workdir.config.exists():
             settings = dict(_flattened(json.loads(self._workdir.config.read_text())))
-        self._backend: Backend | None = None
-        self._try(lambda: self._start(Run(self._workdir, settings)))
-
-    def _start(self, run: Run) -> None:
-        self._backend = tensorboard.start(run)
+        records = self._workdir.metrics.read_bytes().count(b"\n")
+        run = Run(self._workdir, settings, labels, records)
+        self._couriers = [Courier(name, functools.partial(_start, name, run)) for name in backends]
 
     def resume(self, step: int, warm_up: int | None = None) -> None:
         """Marks where the run resumes: earlier lines of later steps become void.
@@ -48,8 +58,8 @@ class MetricsWriter:
         """
         self._lines.write(mark(step, warm_up))
         earlier = [_point(line) for line in read_metrics(self._workdir)]
-        if (backend := self._backend) is not None:
-            self._try(lambda: backend.resume(step, earlier))
+        for courier in self._couriers:
+            courier.resume(step, earlier)
 
     def write(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
         """Writes one step's values; numbers that are not finite become null.
@@ -69,33 +79,35 @@ class MetricsWriter:
         said = {name: plain(value) for name, value in values.items()}
         line = {"phase": phase, "step": int(step), "time": time.time(), **said}
         self._lines.write(line)
-        if (backend := self._backend) is not None:
-            self._try(lambda: backend.log(_point(line)))
+        for courier in self._couriers:
+            courier.log(_point(line))
 
-    def close(self) -> None:
-        """Flushes and closes both files; closing twice is fine."""
+    def close(self, is_well: bool = True) -> None:
+        """Closes the file and lets the backends finish; closing twice is fine.
+
+        Args:
+          is_well: whether the run went well; some backends show it.
+        """
         self._lines.close()
-        if (backend := self._backend) is not None:
-            self._try(lambda: backend.finish(True))
-        self._backend = None
+        for courier in self._couriers:
+            courier.close(is_well)
 
-    def _try(self, write: Callable[[], object]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self._backend = None
-            _log.warning(
-                "%s cannot be written: %s. The run goes on; %s has the same numbers.",
-                self._workdir.tensorboard,
-                error.strerror or error,
-                self._workdir.metrics.name,
-            )
+    def wait(self, most_secs: float) -> None:
+        """Waits until the backends have finished; those that take longer are left alone."""
+        deadline = time.monotonic() + most_secs
+        for courier in self._couriers:
+            courier.wait(deadline)
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        self.wait(_FINISH_SECS)
+
+
+def _start(name: str, run: Run) -> Backend:
+    return starter(name)(run)
 
 
 def _point(line: Mapping[str, Any]) -> Point:

@@ -67,7 +67,8 @@ class MasterServer:
         self._changed = threading.Condition()
         self._state = master.MasterState(wiring.master_settings(settings))
         self._ledger = Ledger(settings.workdir)
-        self._metrics = MetricsWriter(settings.workdir)
+        observe = settings.observe
+        self._metrics = MetricsWriter(settings.workdir, observe.chosen_backends, observe.labels)
         self._progress = Progress(settings.workdir)
         self._watch = alarms.Watch(settings.alarm_limits)
         self._meeting = MeetingPoint()
@@ -348,10 +349,15 @@ class MasterServer:
                 self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
                 self._evaluations.close()
-                self._metrics.close()
+                self._metrics.close(self._result.failed is None)
                 self._judging.close()
                 self.closed.set()
             return Summary(self._result, balance(self._state))
+
+    def finish(self) -> None:
+        """Waits until the systems that get the metrics have the last ones."""
+        self._metrics.close(is_well=False)  # Without effect once the account is closed.
+        self._metrics.wait(self._settings.observe.finish_secs)
 
     def _tick(self) -> None:
         while not self.closed.wait(_TICK_SECS):
@@ -366,4 +372,5 @@ def run_master(settings: RunSettings, address: str) -> None:
     server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))
     signal.signal(signal.SIGTERM, lambda *_: served.closed.set())
     served.closed.wait()
+    served.finish()
     server.close()
