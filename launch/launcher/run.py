@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from launcher import report, stopping
+from launcher import run_text, stopping
 from launcher import workdir as work
 from launcher.beside import PageBeside
 from launcher.command import Arguments
@@ -252,7 +252,7 @@ class LocalRun:
                 f"Its log: {self._workdir.log('master')}\n"
                 f"{self._how_to_go_on()}"
             ) from error
-        print(report.final_report(self._settings, summary))
+        print(run_text.final_report(self._settings, summary))
         if reason := summary.result.failed:
             raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")
         if stopped:
@@ -315,6 +315,6 @@ def start(config: Mapping[str, Any]) -> int:
     workdir = Workdir(settings.workdir)
     with work.held(workdir):
         resumed = work.prepare(workdir, settings, task)
-        print(report.opening(settings, resumed))
+        print(run_text.opening(settings, resumed))
         print(f"{task.describe()}\n")
         return LocalRun(settings).run()

@@ -1,4 +1,4 @@
-"""Reports of the launcher before and after a run."""
+"""Texts that the launcher prints before and after a run."""
 
 from __future__ import annotations
 
