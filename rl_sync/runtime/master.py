@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
@@ -31,6 +32,7 @@ from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.observe.outcome import record_end, record_start
 from rl_sync.observe.progress import Progress
 from rl_sync.processes import calls
 from rl_sync.processes.attendance import Attendance
@@ -67,6 +69,8 @@ class MasterServer:
         self._changed = threading.Condition()
         self._state = master.MasterState(wiring.master_settings(settings))
         self._ledger = Ledger(settings.workdir)
+        with contextlib.suppress(OSError):  # Nothing relies on it.
+            record_start(settings.workdir)
         observe = settings.observe
         self._metrics = MetricsWriter(settings.workdir, observe.chosen_backends, observe.labels)
         self._progress = Progress(settings.workdir)
@@ -348,6 +352,8 @@ class MasterServer:
                 self._keep(commands)
                 self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
+                with contextlib.suppress(OSError):  # Nothing relies on it.
+                    record_end(self._settings.workdir, self._result.digest, self._result.failed)
                 self._evaluations.close()
                 self._metrics.close(self._result.failed is None)
                 self._judging.close()
