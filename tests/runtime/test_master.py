@@ -258,6 +258,10 @@ def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, t
     (line,) = read_metrics(tmp_path, "evaluation")
     assert (line["step"], line["accuracy"], line["problems"]) == (5, 0.0, 8)
     assert line["accuracy_high"] < 0.5
+    # Nobody waits for the records of judgements, which a thread of their own writes.
+    end = time.monotonic() + 10
+    while len(read_json_lines(tmp_path / "judgements.jsonl")) < 8 and time.monotonic() < end:
+        time.sleep(0.01)
     assert len(read_json_lines(tmp_path / "judgements.jsonl")) == 8
     assert master(AskKeptSnapshots()) == []
 
