@@ -52,7 +52,7 @@ FLAGS = [
     ("--config.seed=1", "--config.seed=1 changes a setting of a config", "Give a config"),
     (
         "CONFIG --workdir=x",
-        "for plan, timeline, rollouts, page, eval and export, not for run",
+        "for plan, timeline, rollouts, page, report, eval and export, not for run",
         "--config.workdir=x?",
     ),
     ("plan CONFIG --workdir=x", "x has 0 trainer steps on record", "at least 4"),
