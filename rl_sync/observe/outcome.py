@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +22,13 @@ class Outcome(NamedTuple):
       secs: its time, in Unix seconds.
       digest: of the parameters; None if the run did not come so far.
       failed: why the run failed; None if it did not.
+      stopped: why it was to end before its last step; None if it was not.
     """
 
     secs: float
     digest: str | None = None
     failed: str | None = None
+    stopped: str | None = None
 
 
 def record_start(workdir: str | os.PathLike[str]) -> None:
@@ -37,9 +38,9 @@ def record_start(workdir: str | os.PathLike[str]) -> None:
     _write(at.versions, versions_here())
 
 
-def record_end(workdir: str | os.PathLike[str], digest: str | None, failed: str | None) -> None:
+def record_end(workdir: str | os.PathLike[str], outcome: Outcome) -> None:
     """Writes how the run ended."""
-    _write(Workdir(workdir).outcome, Outcome(time.time(), digest, failed)._asdict())
+    _write(Workdir(workdir).outcome, outcome._asdict())
 
 
 def versions_here() -> dict[str, str]:
@@ -63,7 +64,7 @@ def read_outcome(workdir: str | os.PathLike[str]) -> Outcome | None:
     found = _read(Workdir(workdir).outcome)
     if "secs" not in found:
         return None
-    return Outcome(found["secs"], found.get("digest"), found.get("failed"))
+    return Outcome(found["secs"], found.get("digest"), found.get("failed"), found.get("stopped"))
 
 
 def _read(path: Path) -> dict[str, Any]:

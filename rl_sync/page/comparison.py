@@ -165,6 +165,7 @@ def _run_record(one: Facts) -> dict[str, Any]:
         "alarms": [period.alarm.name for period in one.run.progress.periods],
         "digest": one.outcome.digest if one.outcome else None,
         "failed": one.outcome.failed if one.outcome else None,
+        "stopped": one.outcome.stopped if one.outcome else None,
     }
 
 

@@ -98,7 +98,9 @@ def render(
 def _ending(facts: Facts) -> str:
     if facts.outcome is None:
         return "its end is not recorded: it goes on, or was killed"
-    return f"ended at {text.at(facts.outcome.secs)}"
+    when = text.at(facts.outcome.secs)
+    stopped = facts.outcome.stopped
+    return f"ended at {when}" if stopped is None else f"stopped at {when}: {stopped}"
 
 
 def _tiles(facts: Facts) -> Iterator[Tile]:

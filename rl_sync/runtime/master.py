@@ -32,7 +32,7 @@ from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
-from rl_sync.observe.outcome import record_end, record_start
+from rl_sync.observe.outcome import Outcome, record_end, record_start
 from rl_sync.observe.progress import Progress
 from rl_sync.processes import calls
 from rl_sync.processes.attendance import Attendance
@@ -352,13 +352,17 @@ class MasterServer:
                 self._keep(commands)
                 self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
+                outcome = self._outcome()
                 with contextlib.suppress(OSError):  # Nothing relies on it.
-                    record_end(self._settings.workdir, self._result.digest, self._result.failed)
+                    record_end(self._settings.workdir, outcome)
                 self._evaluations.close()
-                self._metrics.close(self._result.failed is None)
+                self._metrics.close(outcome.failed is None and outcome.stopped is None)
                 self._judging.close()
                 self.closed.set()
             return Summary(self._result, balance(self._state))
+
+    def _outcome(self) -> Outcome:
+        return Outcome(time.time(), self._result.digest, self._result.failed, self._state.stopping)
 
     def finish(self) -> None:
         """Waits until the systems that get the metrics have the last ones."""

@@ -20,13 +20,12 @@ def test_a_run_records_its_versions_and_its_end(tmp_path):
     assert read_versions(tmp_path)["jax"] == jax.__version__
     assert read_versions(tmp_path)["Python"] == platform.python_version()
     assert read_outcome(tmp_path) is None
-    record_end(tmp_path, "c80fe1", None)
-    found = read_outcome(tmp_path)
-    assert found == Outcome(found.secs, "c80fe1", None)
+    record_end(tmp_path, Outcome(5.0, "c80fe1", None, "interrupted"))
+    assert read_outcome(tmp_path) == Outcome(5.0, "c80fe1", None, "interrupted")
 
 
 def test_a_run_that_goes_on_has_no_end(tmp_path):
-    record_end(tmp_path, None, "the trainer died")
+    record_end(tmp_path, Outcome(5.0, None, "the trainer died"))
     assert read_outcome(tmp_path).failed == "the trainer died"
     record_start(tmp_path)
     assert read_outcome(tmp_path) is None

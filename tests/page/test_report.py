@@ -7,7 +7,7 @@ import shutil
 import pytest
 from launcher import compare, deviations, report
 
-from rl_sync.observe.outcome import record_end, record_start
+from rl_sync.observe.outcome import Outcome, record_end, record_start
 from rl_sync.page import comparison
 from rl_sync.page.bands import band
 from rl_sync.page.facts import read_all
@@ -28,7 +28,7 @@ def recorded(tmp_path_factory):
     wicked = "<script>alert(1)</script>\u202e\x07"
     append(at.rollouts / "step-00000005.jsonl", rollout(5, 90, completion=wicked, reward=-1.0))
     record_start(path)
-    record_end(path, "abc123", None)
+    record_end(path, Outcome(1.7e9 + 60, "abc123"))
     return path
 
 
@@ -93,12 +93,13 @@ def test_a_report_on_parts_of_a_run(workdir, tmp_path):
 
 
 def test_a_run_that_failed_says_why_and_alarms_are_shown(workdir):
-    record_end(workdir, None, "no more <disk>")
+    record_end(workdir, Outcome(1.7e9, None, "no more <disk>", "trainer died"))
     poor = {"reward_min": 0.0, "reward_max": 0.0, "reward_mean": 0.0}
     append(Workdir(workdir).metrics, *(metrics(step, **poor) for step in range(5, 9)))
     append(Workdir(workdir).metrics, metrics(9, staleness_max=3.0))
     text = _text(page := _page(workdir))
     assert '<dd class="bad">3</dd>' in page, "the bound is 2"
+    assert re.search(r"stopped at [-\d: ]+: trainer died", text)
     assert "The run failed : no more &lt;disk&gt;" in text
     assert "no reward , trainer steps 7 to 8: No completion earned a reward" in text
 
@@ -144,7 +145,7 @@ def _runs(workdir, tmp_path):
         config["sync"]["max_staleness"] = most
         Workdir(path).config.write_text(json.dumps(config))
         append(Workdir(path).metrics, metrics(5, reward_mean=reward, entropy=1.5))
-        record_end(path, "same" if seed == 0 else f"digest{seed}", None)
+        record_end(path, Outcome(1.7e9, "same" if seed == 0 else f"digest{seed}"))
         made.append(str(path))
     return made
 

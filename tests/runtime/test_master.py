@@ -21,6 +21,7 @@ from rl_sync.actors.events import (
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.outcome import read_outcome, read_versions
 from rl_sync.processes import calls
 from rl_sync.processes.calls import (
     AskEvaluations,
@@ -323,3 +324,13 @@ def test_what_is_reported_of_a_run_adds_up(program, master):
     )
     assert type(decode(encode(summary))) is Summary
     assert decode(encode(summary)) == summary
+
+
+def test_the_end_of_a_run_is_recorded_with_what_stopped_it(master, tmp_path):
+    assert read_outcome(tmp_path) is None
+    assert "jax" in read_versions(tmp_path)
+    master(calls.Report(Result(digest="c80fe1")))
+    master(calls.Happened(StopRequested("trainer died")))
+    master(calls.Close())
+    found = read_outcome(tmp_path)
+    assert (found.digest, found.failed, found.stopped) == ("c80fe1", None, "trainer died")
