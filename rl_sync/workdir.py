@@ -104,6 +104,21 @@ class Workdir:
         return self._at("tensorboard")
 
     @property
+    def backends(self) -> Path:
+        """Ids by which other systems know the run; see `rl_sync.observe.backends`."""
+        return self._at("backends")
+
+    @property
+    def versions(self) -> Path:
+        """Versions of packages that the run began with; see `rl_sync.observe.outcome`."""
+        return self._at("versions.json")
+
+    @property
+    def outcome(self) -> Path:
+        """The end of the run; see `rl_sync.observe.outcome`."""
+        return self._at("outcome.json")
+
+    @property
     def ledger(self) -> Path:
         """Every change of a lease; see `rl_sync.storage.ledger`."""
         return self._at("ledger.jsonl")
@@ -153,5 +168,6 @@ class Workdir:
         """Files that an attempt at a run leaves behind, and the next one moves aside."""
         folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
-        others = (self.judgements, self.rollouts, self.restarts)
-        return self.config, *folders, *records, *others
+        others = (self.judgements, self.rollouts, self.restarts, self.backends)
+        ends = (self.versions, self.outcome)
+        return self.config, *folders, *records, *others, *ends

@@ -18,6 +18,7 @@ def test_files_have_the_names_that_users_and_earlier_runs_know():
         "spans/explorer1.jsonl": workdir.spans_of("explorer1"),
         "metrics.jsonl": workdir.metrics,
         "tensorboard": workdir.tensorboard,
+        "backends": workdir.backends,
         "ledger.jsonl": workdir.ledger,
         "consumed.jsonl": workdir.consumed,
         "rollouts": workdir.rollouts,
@@ -37,4 +38,4 @@ def test_a_new_attempt_leaves_what_is_the_users_own_and_what_was_moved_aside():
     workdir = Workdir("/runs/mine")
     kept = {workdir.lock, workdir.secret, workdir.earlier, *workdir.timeline, workdir.trace}
     assert not kept & set(workdir.of_attempt)
-    assert len(set(workdir.of_attempt)) == 14
+    assert len(set(workdir.of_attempt)) == 17

@@ -51,7 +51,7 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
 
     A setting that only one of the configs has was added or removed by a version of the code.
     """
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = dict(flat(before)), dict(flat(now))
     found = [
         Change(name, old[name], new[name])
         for name in new
@@ -77,10 +77,11 @@ def _settings() -> dict[str, Setting]:
     return {entry.name: entry.setting for part in sections(RunSettings) for entry in part.entries}
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the settings of a nested config by their names, such as `sync.mode`."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -164,6 +164,43 @@ COMMANDS: dict[str, Command] = {
         },
         "docs/page.md",
     ),
+    "report": Command(
+        "look",
+        "launcher.report",
+        "Writes a page on a run to send or print: results, curves, timeline, completions.",
+        "Writes one page of HTML that has all of its parts in itself, and prints its path. It needs"
+        " neither a server nor a network. The run may still go on, may have failed, or be a copy"
+        " from elsewhere.",
+        {
+            "workdir": _RUN,
+            "out": Flag("FILE", "File of the page.", "report.html in the work directory", "file"),
+        },
+        {
+            "--workdir=runs/first": "Write the page beside the run's records.",
+            "--workdir=runs/first --out=/tmp/first.html": "Write it elsewhere.",
+        },
+        "docs/report.md",
+    ),
+    "compare": Command(
+        "look",
+        "launcher.compare",
+        "Compares runs: settings, results, curves; seeds of one config are one group.",
+        "Prints a table: the settings that differ, accuracies with their 95 % intervals, reward,"
+        " staleness beside its bound, speed, and which runs ended with the same parameters. Of runs"
+        " that differ in the seed alone it gives the least, the median and the greatest.",
+        {
+            "out": Flag(
+                "FILE", "Page (.html) or picture (.png) with curves.", "none is written", "file"
+            ),
+            "json": Flag("", "Prints everything as JSON."),
+        },
+        {
+            "runs/first runs/second": "Compare two runs.",
+            "runs/first runs/second --out=/tmp/compared.html": "With curves, as a page.",
+        },
+        "docs/report.md",
+        words="RUN RUN …",
+    ),
     "eval": Command(
         "use",
         "launcher.evaluate",

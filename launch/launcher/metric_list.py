@@ -11,10 +11,12 @@ _INTRODUCTION = """\
 # All metrics
 
 `metrics.jsonl` in a run's work directory has a line of JSON for each trainer step (`phase` is \
-`rl`), each evaluation (`evaluation`) and each report of the warm-up (`warm_up`). TensorBoard has \
-the same numbers, as `rl/reward_mean` and so on, and the run's settings as hyperparameters. Parts \
+`rl`), each evaluation (`evaluation`) and each report of the warm-up (`warm_up`). Parts \
 in capitals stand for any text. Shares are from 0 to 1. The last columns have the names that TRL's \
 GRPO trainer and verl give to the same numbers.
+
+TensorBoard, Weights & Biases, trackio and MLflow get the same numbers, as `rl/reward_mean` and so \
+on, and the run's settings as hyperparameters: [using.md](using.md#metrics-elsewhere).
 
 This page is made from the source by `python -m launcher.metric_list > docs/metrics.md`."""
 

@@ -1,156 +1,107 @@
-"""Reports of the launcher before and after a run."""
+"""`report`: writes one page of HTML on a run, which has all of its parts in itself."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from launcher import workdir as work
+from launcher import deviations
+from launcher.command import Arguments
 from launcher.plan import describe
-from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.observe import accuracy, alarms
-from rl_sync.observe import summary as span_summary
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import read_spans
-from rl_sync.processes import compilation_cache
-from rl_sync.processes.results import Balance, Result, Summary
-from rl_sync.runtime import unsolved
-from rl_sync.runtime.skipped import PHASES
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.reading import read_settings
+from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.workdir import Workdir
 
-
-def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
-    """Returns the plan, and the directories of the run's files and of its compiled programs."""
-    goes_on = f"{resumed}\n" if resumed is not None else ""
-    cache = compilation_cache.directory(settings.launch.compilation_cache, os.environ)
-    return (
-        f"{describe(settings)}\n\n{goes_on}Work directory: {settings.workdir}\n"
-        f"Compiled programs: {cache or 'are not kept'}\n"
-    )
+_FILE = "report.html"
 
 
-def final_report(settings: RunSettings, summary: Summary) -> str:
-    """Returns the results of a run, its speed, and where to find more."""
-    result, balance = summary
-    lines = ["", *_accuracy(result, settings.algorithm)]
-    if warning := unsolved.alarm(settings, result.evaluations):
-        lines.append(warning)
-    lines += _alarms(settings, result)
-    lines += _throughput(settings)
-    if settings.explorers:
-        lines.append(_account(balance))
-        lines += _failures(balance)
-    workdir = Workdir(settings.workdir)
-    quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
-    warm_up, step = work.saved(workdir)
-    none = "none was saved" if warm_up is None else "of the warm-up alone"
-    entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
-    if step is not None:
-        entries["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
-    if workdir.rollouts.is_dir():
-        entries["rollouts"] = f"python -m launcher rollouts --workdir={quoted}"
-    entries |= {
-        "metrics": f"{workdir.metrics}, TensorBoard: {workdir.tensorboard}",
-        "timeline": f"python -m launcher timeline --workdir={quoted}",
-        "page": f"python -m launcher page --workdir={quoted}",
-        "digest": result.digest or "none",
-        "spans": workdir.spans,
-        "logs": workdir.logs,
-    }
-    lines += [f"{name + ':':<12} {entry}" for name, entry in entries.items()]
-    return "\n".join(lines)
+def execute(arguments: Arguments) -> int:
+    """Writes the page; see `write`."""
+    return write(arguments.flags)
 
 
-def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
-    lines, pairs = [], algorithm.scores
-    if result.resumed is not None:
-        lines.append(f"Went on from the snapshot of trainer step {result.resumed}.")
-    if (values := result.warm_up) is not None:
-        lines.append(f"Warm-up: {values['step']} steps, loss {values['loss']:.3f}")
-    for moment, values in result.evaluations.items():
-        lines.append(
-            f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']}"
-            f" {'pairs' if pairs else 'problems'}"
-            f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
+def write(flags: Mapping[str, str]) -> int:
+    """Writes the page, prints its path, and returns the exit status.
+
+    Raises:
+      ConfigError: a flag makes no sense, the run has no records, or the page cannot be written.
+    """
+    workdir = flags.get("workdir")
+    if not workdir:
+        raise ConfigError("report writes a page on the run of a work directory: give --workdir=….")
+    check_run(workdir, f"--workdir={workdir}")
+    from rl_sync.page.facts import read_facts
+    from rl_sync.page.report import render
+
+    facts = read_facts(Path(workdir), samples=True)
+    if facts.is_empty:
+        raise ConfigError(f"The run in {workdir} has recorded nothing yet. Wait a little.")
+    config = _config(workdir)
+    page = render(facts, Path(workdir).absolute(), _changes(config), _plan(config))
+    out = Path(flags.get("out") or Path(workdir, _FILE))
+    write_page(out / _FILE if out.is_dir() else out, page)
+    return 0
+
+
+def check_run(workdir: str, named: str) -> None:
+    """Refuses what is no work directory of a run.
+
+    Raises:
+      ConfigError: says so.
+    """
+    at = Workdir(workdir)
+    if not os.path.isdir(workdir):
+        raise ConfigError(f"{named} is not a directory.")
+    if not any(path.exists() for path in (at.config, at.metrics, at.spans, at.ledger)):
+        raise ConfigError(
+            f"{named} is not the work directory of a run: it has no config.json and no records."
         )
-    if (best := result.best) is not None:
-        lines.append(f"Best snapshot: of step {best.step}, {best.metric} {best.value:.1%}")
-    if (values := result.rl) is not None:
-        lines.append(_last_step(values, algorithm))
-    for phase, what in PHASES.items():
-        if found := result.skipped.get(phase):
-            lines.append(
-                f"ALARM: {found.updates} updates, from {what} {found.first_step} to"
-                f" {found.last_step}, were skipped, as they were NaN or infinite."
-            )
-    if result.transfer is not None:
-        lines.append(result.transfer)
-    if (gap := result.logprob_gap) is not None:
-        lines.append(
-            f"ALARM: in {gap.steps} steps, the first of them {gap.first_step}, the"
-            f" logprobs of trainer and explorers were over {gap.limit:g} nats apart, at most"
-            f" {gap.greatest:.3f}: data too stale, or two engines that compute differently."
-        )
-    return lines
 
 
-def _alarms(settings: RunSettings, result: Result) -> list[str]:
-    """Returns the alarms of the run's metrics; the logprob gap has a line already."""
+def write_page(path: Path, page: str | bytes, quiet: bool = False) -> None:
+    """Writes a page or a picture.
+
+    Args:
+      quiet: whether not to print its path.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    temporary = path.with_name(path.name + ".tmp")
     try:
-        steps = read_metrics(settings.workdir, "rl")
-    except (OSError, ValueError):
-        return []
-    told = (alarms.LOGPROB_GAP,) if result.logprob_gap is not None else ()
-    periods = alarms.history(steps, settings.alarm_limits)
-    periods = [one for one in periods if one.alarm.name not in told]
-    lines = alarms.describe(periods, steps[-1]["step"] if steps else 0)
-    restarts = alarms.Evidence(alarms.Limits(), restarts=alarms.read_restarts(settings.workdir))
-    lines += [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
-    return lines
+        if isinstance(page, str):
+            page = page.encode("utf-8", errors="backslashreplace")
+        temporary.write_bytes(page)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}. Give another --out."
+        ) from error
+    if not quiet:
+        print(path)
 
 
-def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
-    """Describes the last trainer step."""
-    steps, loss = f"{values['step']} steps; in the last one", f"loss {values['loss']:.3f}"
-    if algorithm.scores:
-        return (
-            f"Reward model: {steps} {loss}, pair accuracy {values['pair_accuracy']:.3f}, score"
-            f" {values['reward_mean']:.3f} ± {values['reward_std']:.3f}"
-        )
-    if algorithm.demonstrations_only:
-        return f"SFT: {steps} {loss}, entropy {values['entropy']:.3f}"
-    return (
-        f"RL: {steps} reward {values['reward_mean']:.3f}, entropy {values['entropy']:.3f}, clip"
-        f" fraction {values['clip_fraction']:.3f}"
-    )
-
-
-def _throughput(settings: RunSettings) -> list[str]:
+def _config(workdir: str) -> dict[str, Any]:
+    """The config of a run; empty if there is none that can be read."""
     try:
-        return span_summary.describe(span_summary.summarize(read_spans(settings.workdir)))
-    except (FileNotFoundError, ValueError):
-        return []  # The run ended before the first rollout.
+        return read_config(Workdir(workdir).config)
+    except (FileNotFoundError, ConfigError):
+        return {}
 
 
-def _account(balance: Balance) -> str:
-    dropped = "".join(f", {n} dropped ({why})" for why, n in balance.dropped.items())
-    kept = balance.out_of_attempts
-    return (
-        f"Groups: {balance.leased} leased = {balance.trained} trained,"
-        f" {balance.buffered} still buffered{dropped}"
-        + (
-            f"; {kept} admitted that teach nothing, after algorithm.max_attempts prompts"
-            * bool(kept)
-        )
-    )
+def _changes(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """The settings that are not the defaults; None if the config is of another version."""
+    try:
+        return [(name, str(value)) for name, value in deviations.deviations(config).items()]
+    except ValueError:
+        return None
 
 
-def _failures(balance: Balance) -> list[str]:
-    """Says how many episodes failed, if any did."""
-    if not balance.failed:
-        return []
-    reasons = ", ".join(f"{n} ({why})" for why, n in balance.failed.items())
-    return [f"Episodes that failed, each beginning counted: {reasons}; ledger.jsonl says why"]
+def _plan(config: Mapping[str, Any]) -> str:
+    """The schedule in words and as a drawing; empty if the config is of another version."""
+    try:
+        return describe(read_settings(config))
+    except ValueError:
+        return ""

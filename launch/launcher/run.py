@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from launcher import report, stopping
+from launcher import run_text, stopping
 from launcher import workdir as work
 from launcher.beside import PageBeside
 from launcher.command import Arguments
@@ -23,6 +23,7 @@ from launcher.supervisor import Death, Supervisor, likeliest_first
 from launcher.vigil import Vigil
 from rl_sync.actors.events import ExplorerDied, StopRequested
 from rl_sync.observe import alarms
+from rl_sync.observe.backends.catalog import check_installed
 from rl_sync.observe.display import LiveDisplay, RunStatus
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.processes import compilation_cache
@@ -62,6 +63,7 @@ class LocalRun:
         self._vigil = Vigil(settings, self._supervisor)
         self._master: RpcClient | None = None
         self._signals: list[int] = []
+        self._is_closed = False
         self._last: RunStatus | None = None
         self._restarts: collections.Counter[str] = collections.Counter()
 
@@ -81,6 +83,8 @@ class LocalRun:
             self._watch()
             return self._finish()
         finally:
+            if self._is_closed:
+                stopping.await_backends(self._settings, self._supervisor, self._signals)
             self._supervisor.end_all()
             self._processes.close()
             for number, handler in before.items():
@@ -228,7 +232,9 @@ class LocalRun:
 
     def _close(self) -> Summary:
         assert self._master is not None
-        return self._master.call(Close(), _ANSWER_SECS)
+        summary = self._master.call(Close(), _ANSWER_SECS)
+        self._is_closed = True
+        return summary
 
     def _finish(self) -> int:
         stopped = 128 + self._signals[0] if self._signals else 0
@@ -246,7 +252,7 @@ class LocalRun:
                 f"Its log: {self._workdir.log('master')}\n"
                 f"{self._how_to_go_on()}"
             ) from error
-        print(report.final_report(self._settings, summary))
+        print(run_text.final_report(self._settings, summary))
         if reason := summary.result.failed:
             raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")
         if stopped:
@@ -285,9 +291,18 @@ def execute(arguments: Arguments) -> int:
         return _FAILED
 
 
+def check_backends(settings: RunSettings) -> None:
+    """Raises ConfigError unless the packages of all `observe.backends` are installed."""
+    try:
+        check_installed(settings.observe.chosen_backends)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def start(config: Mapping[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = work.settings_of(config)
+    check_backends(settings)
     task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
     check_environment(settings, task)
     wiring.check_reward(task)
@@ -300,6 +315,6 @@ def start(config: Mapping[str, Any]) -> int:
     workdir = Workdir(settings.workdir)
     with work.held(workdir):
         resumed = work.prepare(workdir, settings, task)
-        print(report.opening(settings, resumed))
+        print(run_text.opening(settings, resumed))
         print(f"{task.describe()}\n")
         return LocalRun(settings).run()

@@ -21,6 +21,7 @@ SAVERS = (TRAINER, TOGETHER)
 _WARM_UP, _START = "warm-up", "start"  # Phases, as the trainer calls them.
 _TELL_SECS = 10.0
 _LOOK_SECS = 0.1
+_QUIET_SECS, _END_SECS = 2.0, 2.0
 
 
 def await_end(
@@ -57,6 +58,29 @@ def await_end(
             print(under_way(now), flush=True)
             told = time.monotonic()
     return ""
+
+
+def await_backends(settings: RunSettings, supervisor: Supervisor, signals: Sequence[int]) -> None:
+    """Waits until the master, whose account is closed, has given the last metrics to all backends.
+
+    Args:
+      signals: those that the user has sent; a new one ends the wait.
+    """
+    names, most_secs = settings.observe.chosen_backends, settings.observe.finish_secs
+    before, started, is_told = len(signals), time.monotonic(), False
+    if not names:
+        return
+    # The master leaves its backends alone after this time, and then takes a moment to end.
+    while (waited := time.monotonic() - started) < most_secs + _END_SECS:
+        if len(signals) > before or not supervisor.wait(["master"], _LOOK_SECS):
+            return
+        if waited > _QUIET_SECS and not is_told:
+            is_told = True
+            print(
+                f"Waiting for {' and '.join(names)} to take the last metrics, at most"
+                f" {most_secs:g} s. Ctrl-C ends the wait.",
+                flush=True,
+            )
 
 
 def is_nothing_new(status: RunStatus | None) -> bool:

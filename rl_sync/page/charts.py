@@ -30,6 +30,18 @@ class Series(NamedTuple):
     is_stepped: bool = False
 
 
+class Area(NamedTuple):
+    """A band between two curves, in the colour of a series.
+
+    Attributes:
+      points: x, and the lower and the upper y.
+      colour: the number of its colour.
+    """
+
+    points: Sequence[tuple[float, float, float]]
+    colour: int = 0
+
+
 class _Scale(NamedTuple):
     """Maps numbers between `low` and `high` to pixels."""
 
@@ -43,10 +55,17 @@ class _Scale(NamedTuple):
         return round(self.first + share * (self.last - self.first), 1)
 
 
-def chart(series: Sequence[Series], *, bound: float | None = None, x_unit: str = "step") -> Markup:
+def chart(
+    series: Sequence[Series],
+    *,
+    bound: float | None = None,
+    x_unit: str = "step",
+    areas: Sequence[Area] = (),
+) -> Markup:
     """Draws curves into one pair of axes.
 
     Args:
+      areas: bands behind the curves.
       bound: a level to mark by a dashed line; None for none.
       x_unit: the name of the horizontal axis.
 
@@ -59,10 +78,12 @@ def chart(series: Sequence[Series], *, bound: float | None = None, x_unit: str =
         return Markup('<p class="nothing">nothing yet</p>')
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
     levels = [y for _, y in points if y is not None] + ([] if bound is None else [bound])
+    levels += [y for area in areas for _, *ends in area.points for y in ends]
     ticks = nice_ticks(min(levels), max(levels))
     x = _Scale(x_low, x_high if x_high > x_low else x_low + 1, _LEFT, WIDTH - _RIGHT)
     y = _Scale(ticks[0], ticks[-1], HEIGHT - _BOTTOM, _TOP)
     parts = [_axes(x, y, ticks, x_unit)]
+    parts += [_area(area, x, y) for area in areas if area.points]
     parts += [_curve(one, x, y) for one in drawn if one.points]
     if bound is not None:
         parts.append(
@@ -125,6 +146,12 @@ def _axes(x: _Scale, y: _Scale, ticks: Sequence[float], x_unit: str) -> str:
         f"{escape(x_unit)}</text>"
     )
     return "".join(lines)
+
+
+def _area(area: Area, x: _Scale, y: _Scale) -> str:
+    there = [f"{x(at)},{y(high)}" for at, _, high in area.points]
+    back = [f"{x(at)},{y(low)}" for at, low, _ in reversed(area.points)]
+    return f'<polygon class="area run{area.colour % 8}" points="{" ".join([*there, *back])}"/>'
 
 
 def _curve(series: Series, x: _Scale, y: _Scale) -> str:

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-import jinja2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,10 +21,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rl_sync.page import text, views
+from rl_sync.page import views
 from rl_sync.page.guard import Guard, is_loopback
 from rl_sync.page.run import Run, open_runs
 from rl_sync.page.samples import KEYS, Query
+from rl_sync.page.templating import environment
 
 LOOPBACK = "127.0.0.1"
 FRAGMENT = "x-fragment"
@@ -67,16 +67,7 @@ class _Site:
 
     def __init__(self, runs: Sequence[Run]):
         self._runs = runs
-        loader = jinja2.PackageLoader("rl_sync.page", "templates")
-        self._templates = jinja2.Environment(
-            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
-        )
-        self._templates.filters |= {
-            "visible": text.visible,
-            "number": text.number,
-            "ago": text.ago,
-            "at": text.at,
-        }
+        self._templates = environment()
         folder = resources.files("rl_sync.page") / "static"
         self._static = {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()}
 

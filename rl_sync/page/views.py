@@ -43,8 +43,8 @@ class Figure(NamedTuple):
 
 def overview(runs: Sequence[Run]) -> dict[str, Any]:
     """Progress of the runs: their steps, alarms, main curves, and the activity of their roles."""
-    figures = [_figure(runs, RL, name) for name in _TOP]
-    figures.insert(1, _figure(runs, EVALUATION, "accuracy"))
+    figures = [figure(runs, RL, name) for name in _TOP]
+    figures.insert(1, figure(runs, EVALUATION, "accuracy"))
     return {"runs": [_head(*one) for one in enumerate(runs)], "figures": figures}
 
 
@@ -96,7 +96,7 @@ def curves(runs: Sequence[Run]) -> dict[str, Any]:
         for name in sorted(names - set(LINE_FIELDS), key=lambda name: _place(phase, name)):
             by_part[_place(phase, name)[2]].append(name)
         for part, members in by_part.items():
-            figures = [_figure(runs, phase, name) for name in members]
+            figures = [figure(runs, phase, name) for name in members]
             sections.append((f"{title}: {part}", figures))
     return {"sections": sections}
 
@@ -111,7 +111,8 @@ def _place(phase: str, name: str) -> tuple[int, int, str, str]:
     return len(METRICS[phase]), 0, _OTHERS, name
 
 
-def _figure(runs: Sequence[Run], phase: str, name: str) -> Figure:
+def figure(runs: Sequence[Run], phase: str, name: str) -> Figure:
+    """Draws a metric of runs into one chart."""
     series = [
         Series(
             run.name,
@@ -170,7 +171,7 @@ def flow(run: Run) -> dict[str, Any]:
         "sums_chart": chart(sums, x_unit="s"),
         "versions_chart": chart([one for one in versions if one.points], x_unit="s"),
         "legends": [[one.name for one in of] for of in (now, sums, versions)],
-        "staleness": [_figure([run], RL, name) for name in ("staleness_max", "staleness_mean")],
+        "staleness": [figure([run], RL, name) for name in ("staleness_max", "staleness_mean")],
     }
 
 

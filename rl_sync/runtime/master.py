@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
@@ -31,6 +32,7 @@ from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
+from rl_sync.observe.outcome import Outcome, record_end, record_start
 from rl_sync.observe.progress import Progress
 from rl_sync.processes import calls
 from rl_sync.processes.attendance import Attendance
@@ -67,7 +69,10 @@ class MasterServer:
         self._changed = threading.Condition()
         self._state = master.MasterState(wiring.master_settings(settings))
         self._ledger = Ledger(settings.workdir)
-        self._metrics = MetricsWriter(settings.workdir)
+        with contextlib.suppress(OSError):  # Nothing relies on it.
+            record_start(settings.workdir)
+        observe = settings.observe
+        self._metrics = MetricsWriter(settings.workdir, observe.chosen_backends, observe.labels)
         self._progress = Progress(settings.workdir)
         self._watch = alarms.Watch(settings.alarm_limits)
         self._meeting = MeetingPoint()
@@ -347,11 +352,22 @@ class MasterServer:
                 self._keep(commands)
                 self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
+                outcome = self._outcome()
+                with contextlib.suppress(OSError):  # Nothing relies on it.
+                    record_end(self._settings.workdir, outcome)
                 self._evaluations.close()
-                self._metrics.close()
+                self._metrics.close(outcome.failed is None and outcome.stopped is None)
                 self._judging.close()
                 self.closed.set()
             return Summary(self._result, balance(self._state))
+
+    def _outcome(self) -> Outcome:
+        return Outcome(time.time(), self._result.digest, self._result.failed, self._state.stopping)
+
+    def finish(self) -> None:
+        """Waits until the systems that get the metrics have the last ones."""
+        self._metrics.close(is_well=False)  # Without effect once the account is closed.
+        self._metrics.wait(self._settings.observe.finish_secs)
 
     def _tick(self) -> None:
         while not self.closed.wait(_TICK_SECS):
@@ -366,4 +382,5 @@ def run_master(settings: RunSettings, address: str) -> None:
     server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))
     signal.signal(signal.SIGTERM, lambda *_: served.closed.set())
     served.closed.wait()
+    served.finish()
     server.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_sync.observe.backends.catalog import BACKENDS, TENSORBOARD
+from rl_sync.observe.backends.interface import Labels
 from rl_sync.setting import check, setting
+from rl_sync.spelling import require_one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,5 +45,47 @@ class ObserveSettings:
         least=1,
     )
 
+    backends: str = setting(
+        TENSORBOARD,
+        f"Systems that get the metrics besides metrics.jsonl, separated by commas:"
+        f" {', '.join(BACKENDS)}; none if empty.",
+    )
+    project: str | None = setting(
+        None,
+        "Project of the run in these systems; MLflow calls it an experiment.",
+        implied="the run's `name`",
+    )
+    run_name: str | None = setting(
+        None,
+        "Name of the run in these systems.",
+        implied="the name of the work directory",
+    )
+    mlflow_uri: str | None = setting(
+        None,
+        "Tracking server or database of MLflow, such as http://127.0.0.1:5000 or"
+        " sqlite:///mlflow.db.",
+        implied="what MLflow's own variables say",
+    )
+    finish_secs: float = setting(
+        30.0,
+        "The longest wait at the end of a run for these systems to take the last metrics.",
+        unit="seconds",
+        least=0,
+    )
+
     def __post_init__(self) -> None:
         check(self, "observe")
+        for name in self.chosen_backends:
+            require_one_of("observe.backends", name, BACKENDS)
+
+    @property
+    def chosen_backends(self) -> list[str]:
+        """The names in `backends`, each once."""
+        return list(
+            dict.fromkeys(part.strip() for part in self.backends.split(",") if part.strip())
+        )
+
+    @property
+    def labels(self) -> Labels:
+        """The names that the backends give the run."""
+        return Labels(self.project, self.run_name, self.mlflow_uri)

@@ -7,6 +7,8 @@ import time
 import pytest
 from launcher import run
 
+from rl_sync.observe.backends import catalog
+from rl_sync.observe.backends.catalog import Kind
 from rl_sync.storage.snapshots import snapshot_path
 from rl_sync.workdir import Workdir
 from tests.launcher.command import said_here
@@ -50,7 +52,7 @@ FLAGS = [
     ("--config.seed=1", "--config.seed=1 changes a setting of a config", "Give a config"),
     (
         "CONFIG --workdir=x",
-        "for plan, timeline, rollouts, page, eval and export, not for run",
+        "for plan, timeline, rollouts, page, report, eval and export, not for run",
         "--config.workdir=x?",
     ),
     ("plan CONFIG --workdir=x", "x has 0 trainer steps on record", "at least 4"),
@@ -316,3 +318,13 @@ def test_ctrl_c_before_a_run_starts_ends_it_quietly(monkeypatch, capsys):
     said = said_here(capsys, CONFIG)
     assert said.status == 130
     assert said.err == "\nInterrupted.\n"
+
+
+def test_a_backend_of_metrics_that_is_unknown_or_not_installed_is_refused(mistake, monkeypatch):
+    told = mistake(CONFIG, "--config.observe.backends=tensorboard,wanb")
+    assert "'wanb' is not one of" in told
+    assert "did you mean 'wandb'?" in told
+    gone = Kind("none:start", "no_such_package", "wandb")
+    monkeypatch.setitem(catalog.BACKENDS, "wandb", gone)
+    told = mistake(CONFIG, "--config.observe.backends=wandb")
+    assert 'not installed. Install it: pip install "rl_sync[wandb]"' in told

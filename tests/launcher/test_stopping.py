@@ -13,11 +13,49 @@ from rl_sync.processes.movement import Movement
 from rl_sync.settings.reading import read_settings
 from rl_sync.workdir import Workdir
 from tests.runs import tiny
+from tests.settings.changed import settings_with
 
 
 def status_of(activity="train", since_secs=0.0, step=5, phase="rl", done=4, waits_for=None):
     trainer = RoleStatus("trainer", activity, since_secs, waits_for=waits_for, step=step)
     return RunStatus(phase, done, 12, (RoleStatus("explorer1", "rollout", 99.0), trainer))
+
+
+class Supervised:
+    """A supervisor of a master that ends after some looks."""
+
+    def __init__(self, looks, then=lambda: None):
+        self.looks, self._then = looks, then
+
+    def wait(self, names, timeout_secs):
+        assert names == ["master"]
+        self.looks -= 1
+        self._then()
+        return [] if self.looks < 0 else names
+
+
+def test_the_end_waits_for_backends_until_the_master_ends_or_the_user_has_enough(
+    capsys, monkeypatch
+):
+    monkeypatch.setattr(stopping, "_QUIET_SECS", -1.0)
+    settings = settings_with(observe__backends="wandb,mlflow")
+    supervised = Supervised(3)
+    stopping.await_backends(settings, supervised, [])
+    assert supervised.looks == -1
+    said = capsys.readouterr().out
+    assert said.count("Waiting for wandb and mlflow to take the last metrics, at most 30 s.") == 1
+    signals = [2]  # The one that stopped the run.
+    supervised = Supervised(math.inf, lambda: signals.append(2))
+    stopping.await_backends(settings, supervised, signals)
+    assert len(signals) == 2
+
+
+def test_the_end_does_not_wait_for_backends_for_ever(monkeypatch):
+    monkeypatch.setattr(stopping, "_END_SECS", 0.05)
+    settings = settings_with(observe__finish_secs=0.05)
+    stopping.await_backends(settings, Supervised(math.inf), [])
+    none = settings_with(observe__backends="")
+    stopping.await_backends(none, None, [])
 
 
 class Clock:

@@ -21,6 +21,7 @@ from rl_sync.actors.events import (
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.outcome import read_outcome, read_versions
 from rl_sync.processes import calls
 from rl_sync.processes.calls import (
     AskEvaluations,
@@ -258,6 +259,10 @@ def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, t
     (line,) = read_metrics(tmp_path, "evaluation")
     assert (line["step"], line["accuracy"], line["problems"]) == (5, 0.0, 8)
     assert line["accuracy_high"] < 0.5
+    # Nobody waits for the records of judgements, which a thread of their own writes.
+    end = time.monotonic() + 10
+    while len(read_json_lines(tmp_path / "judgements.jsonl")) < 8 and time.monotonic() < end:
+        time.sleep(0.01)
     assert len(read_json_lines(tmp_path / "judgements.jsonl")) == 8
     assert master(AskKeptSnapshots()) == []
 
@@ -319,3 +324,13 @@ def test_what_is_reported_of_a_run_adds_up(program, master):
     )
     assert type(decode(encode(summary))) is Summary
     assert decode(encode(summary)) == summary
+
+
+def test_the_end_of_a_run_is_recorded_with_what_stopped_it(master, tmp_path):
+    assert read_outcome(tmp_path) is None
+    assert "jax" in read_versions(tmp_path)
+    master(calls.Report(Result(digest="c80fe1")))
+    master(calls.Happened(StopRequested("trainer died")))
+    master(calls.Close())
+    found = read_outcome(tmp_path)
+    assert (found.digest, found.failed, found.stopped) == ("c80fe1", None, "trainer died")

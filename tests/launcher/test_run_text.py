@@ -1,7 +1,7 @@
 import contextlib
 import dataclasses
 
-from launcher.report import _accuracy, final_report
+from launcher.run_text import _accuracy, final_report
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.observe.jsonlines import JsonLinesWriter

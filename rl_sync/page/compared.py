@@ -1,0 +1,53 @@
+"""Compared runs as one page of HTML, which has all of its parts in itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import rl_sync
+from rl_sync.observe.metric_catalog import find
+from rl_sync.page.bands import CURVES, band
+from rl_sync.page.charts import Area, Series, chart
+from rl_sync.page.comparison import Group
+from rl_sync.page.templating import environment, style
+from rl_sync.page.views import Figure
+
+
+def render(groups: Sequence[Group], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """Returns the page.
+
+    Args:
+      groups: the runs.
+      rows: the figures: a name, and a cell for each group.
+      notes: lines below the table.
+    """
+    settings = dict.fromkeys(name for of in groups for name in of.settings)
+    return (
+        environment()
+        .get_template("compared.html")
+        .render(
+            groups=groups,
+            settings=[[name, *(of.settings.get(name, "–") for of in groups)] for name in settings],
+            rows=rows,
+            notes=notes,
+            figures=[_figure(groups, phase, name) for phase, name in CURVES],
+            has_bands=any(len(of.runs) > 1 for of in groups),
+            style=style("page.css", "report.css"),
+            now=time.time(),
+            made_by=rl_sync.__version__,
+        )
+    )
+
+
+def _figure(groups: Sequence[Group], phase: str, name: str) -> Figure:
+    """Draws a metric of all groups into one chart."""
+    series, areas = [], []
+    for colour, of in enumerate(groups):
+        points = band(of, phase, name)
+        series.append(Series(of.name, [(one.step, one.median) for one in points], colour))
+        if len(of.runs) > 1:
+            ends = [(float(one.step), one.least, one.greatest) for one in points]
+            areas.append(Area(ends, colour))
+    metric = find(phase, name)
+    return Figure(name, metric.meaning if metric else "", "", chart(series, areas=areas))

@@ -1,0 +1,45 @@
+"""Curves of compared runs as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rl_sync.page.bands import CURVES, band
+from rl_sync.page.comparison import Group
+
+_COLUMNS, _WIDTH_INCHES, _ROW_INCHES = 3, 13.0, 3.2
+
+
+def picture(groups: Sequence[Group]) -> bytes:
+    """Draws the curves as a PNG: a line a group, of several seeds the median with a band."""
+    drawn = [(phase, name) for phase, name in CURVES if any(band(of, phase, name) for of in groups)]
+    rows = max(1, -(-len(drawn) // _COLUMNS))
+    figure = Figure(figsize=(_WIDTH_INCHES, _ROW_INCHES * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (phase, name) in enumerate(drawn):
+        axes = figure.add_subplot(rows, _COLUMNS, number + 1)
+        axes.set_title(name)
+        axes.set_xlabel("trainer step")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        for colour, of in enumerate(groups):
+            points = band(of, phase, name)
+            steps = [one.step for one in points]
+            median = [one.median for one in points]
+            axes.plot(
+                steps, median, color=f"C{colour}", label=of.name, marker="." * (len(steps) < 2)
+            )
+            if len(of.runs) > 1:
+                least, greatest = [p.least for p in points], [p.greatest for p in points]
+                axes.fill_between(
+                    steps, least, greatest, color=f"C{colour}", alpha=0.2, linewidth=0
+                )
+    handles, labels = figure.axes[0].get_legend_handles_labels() if figure.axes else ([], [])
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(groups)))
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()

@@ -1,0 +1,41 @@
+"""The templates of pages, and the filters that they use."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import jinja2
+from markupsafe import Markup
+
+from rl_sync.page import text
+
+_CUT = 1500
+
+
+def environment() -> jinja2.Environment:
+    """Returns the environment of all templates, which escapes what it is given."""
+    loader = jinja2.PackageLoader("rl_sync.page", "templates")
+    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {
+        "visible": text.visible,
+        "number": text.number,
+        "ago": text.ago,
+        "at": text.at,
+        "cut": _cut,
+    }
+    return made
+
+
+def style(*names: str) -> Markup:
+    """Returns style sheets of ours, to stand in a page that has all of its parts in itself."""
+    folder = resources.files("rl_sync.page") / "static"
+    return Markup("\n".join((folder / name).read_text() for name in names))
+
+
+def _cut(written: str) -> str:
+    """Shortens a long text in the middle."""
+    if len(written) <= _CUT:
+        return written
+    half = _CUT // 2
+    left = len(written) - 2 * half
+    return f"{written[:half]}\n[… {left:,} characters …]\n{written[-half:]}"
