@@ -29,7 +29,7 @@ import numpy as np
 
 from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.observe.rollout_parts import RolloutParts
-from rl_sync.processes.calls import AskJudgements, Judgements
+from rl_sync.processes.judging_calls import AskJudgements, Judgements
 from rl_sync.processes.messages import decode, encode
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from rl_sync.observe.spans import SpanRecorder
-from rl_sync.processes.calls import AskVerdicts, Judge
+from rl_sync.processes.judging_calls import AskVerdicts, Judge
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings

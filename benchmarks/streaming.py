@@ -54,7 +54,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.spans import SpanKind, SpanRecorder, sync_kind
-from rl_sync.processes import calls
+from rl_sync.processes import calls, judging_calls
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay
 from rl_sync.rollout.admission import Admission
@@ -201,16 +201,18 @@ class Standing:
         match call:
             case calls.AskLease():
                 return self._lease(call)
-            case calls.Judge(items):
+            case judging_calls.Judge(items):
                 with self._changed:
                     ticket = next(self._count)
                     self._tickets[ticket] = time.monotonic() + self._judging_secs, len(items)
                 return ticket
-            case calls.AskVerdicts(ticket, poll_secs):
+            case judging_calls.AskVerdicts(ticket, poll_secs):
                 due, count = self._tickets[ticket]
                 left = due - time.monotonic()
                 time.sleep(max(0.0, min(poll_secs, left)))
-                return [calls.Verdict(1.0, True)] * count if left <= poll_secs else calls.Pending(0)
+                if left > poll_secs:
+                    return judging_calls.Pending(0)
+                return [judging_calls.Verdict(1.0, True)] * count
             case calls.Happened(event):
                 self._buffered(event)
         return None

@@ -1,4 +1,7 @@
-"""The calls that the master answers: a record each, and what they are answered with."""
+"""The calls that the master answers: a record each, and what they are answered with.
+
+Those about judgements are in `judging_calls`, those about weights in `weight_calls`.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,25 @@ from rl_sync.actors.events import (
     Finish,
     GrantEvaluation,
     GroupsBuffered,
-    GroupsJudged,
     GroupsRefused,
     HoldBack,
     Position,
     StopRequested,
     VersionPublished,
 )
-from rl_sync.ending import Ending, Fault
 from rl_sync.observe.alarms import Alarm
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.attendance import Silence
+from rl_sync.processes.judging_calls import Pending, Written
 from rl_sync.processes.messages import record
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Call
 from rl_sync.types import Lease, Prompt
-from rl_sync.weights.rendezvous import Grant, Request
 
 for _class in (
-    *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsJudged, GroupsRefused),
+    *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
     *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
-    *(FailedEpisode, Ending, Fault, RoleStatus, RunStatus, Silence, Lease, Prompt, Grant, Request),
+    *(FailedEpisode, RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
 ):
     record(_class)
@@ -65,110 +66,6 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
     unfinished: int = 0
     poll_secs: float = 0.0
     room: int | None = None
-
-
-@record
-class Written(NamedTuple):
-    """A completion that is to be judged.
-
-    Attributes:
-      prompt_id: its problem, among the training or the held-out ones.
-      held_out: which of them.
-      lease_id: of its group; `NO_LEASE` in evaluations.
-      tokens: its token ids, the end of sequence included.
-      truncated: whether it ends because it has the largest number of tokens.
-      sample: its number among the completions of a held-out problem, from 0.
-      ending: the end of its episode, whose last reply is `text`; None without an environment.
-    """
-
-    prompt_id: int
-    held_out: bool
-    lease_id: int
-    text: str
-    tokens: list[int]
-    truncated: bool
-    sample: int = 0
-    ending: Ending | None = None
-
-
-@record
-class Verdict(NamedTuple):
-    """The master's answer about a completion.
-
-    Attributes:
-      score: its reward; None if it could not be judged.
-      solved: whether the first term of the reward gives it 1 or more.
-    """
-
-    score: float | None
-    solved: bool
-
-
-@record
-class Judgements(NamedTuple):
-    """Judgements of groups, in columns with an entry a completion, group after group.
-
-    Attributes:
-      counts: the number of completions of each group, in the order in which they were written, a
-        greedy one last; 0 for a group whose judgements are not known any more.
-      scores: None for those that could not be judged.
-      whys, components, answers: see `rl_sync.rewards.judgement.Judgement`.
-      endings: the ends of their episodes; None without an environment.
-    """
-
-    counts: list[int]
-    scores: list[float | None]
-    whys: list[str]
-    components: list[dict[str, float]]
-    answers: list[str | None]
-    endings: list[Ending | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class AskJudgements(Call[Judgements]):
-    """Asks for the judgements of groups that no step has trained on for the last time."""
-
-    lease_ids: list[int]
-
-
-@record
-class Pending(NamedTuple):
-    """Completions are still being judged.
-
-    Attributes:
-      judged: the number of completions that were judged so far in the run.
-    """
-
-    judged: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Judge(Call[int]):
-    """Hands in completions to be judged; the answer is a ticket for their verdicts."""
-
-    items: list[Written]
-
-
-@dataclasses.dataclass(frozen=True)
-class AskVerdicts(Call[list[Verdict] | Pending]):
-    """Asks, once, for the verdicts of a ticket, in the order of the completions.
-
-    Attributes:
-      poll_secs: the longest wait for them.
-    """
-
-    ticket: int
-    poll_secs: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Screen(Call[tuple[int, ...]]):
-    """Asks for the lease ids of the groups that are to be inserted, now that they are judged.
-
-    It is asked where groups may be replaced, and where episodes of them failed.
-    """
-
-    event: GroupsJudged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,78 +248,3 @@ class AskSilences(Call[list[Silence]]):
     """Asks for the processes that have given no sign of life for so long."""
 
     at_least_secs: float
-
-
-# How weights travel.
-
-
-@dataclasses.dataclass(frozen=True)
-class DecideTransfer(Call[None]):
-    """The trainer decides how weights travel."""
-
-    transfer: str
-
-
-@dataclasses.dataclass(frozen=True)
-class AskTransfer(Call[str | None]):
-    """Asks how weights travel; None before that is decided."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AskNewest(Call[int]):
-    """Asks for the newest version, -1 if there is none; see `rl_sync.weights.interface.Puller`."""
-
-    at_least: int = -1
-    timeout_secs: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class HoldWeights(Call[None]):
-    """A process of the trainer serves weights at an address."""
-
-    process: int
-    address: str
-
-
-@dataclasses.dataclass(frozen=True)
-class AskHolders(Call[list[str]]):
-    """Asks for the addresses at which the trainer's processes serve weights, in their order."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AskWeights(Call[int]):
-    """See `rl_sync.weights.rendezvous.MeetingPoint.ask`."""
-
-    explorer: int
-    exactly: int | None
-    at_least: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class AwaitGrant(Call[Grant | None]):
-    """See `rl_sync.weights.rendezvous.MeetingPoint.granted`."""
-
-    ticket: int
-    timeout_secs: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Withdraw(Call[Grant | None]):
-    """See `rl_sync.weights.rendezvous.MeetingPoint.withdraw`."""
-
-    ticket: int
-
-
-@dataclasses.dataclass(frozen=True)
-class AskWaiting(Call[list[Request]]):
-    """See `rl_sync.weights.rendezvous.MeetingPoint.waiting`."""
-
-    timeout_secs: float
-
-
-@dataclasses.dataclass(frozen=True)
-class GrantWeights(Call[bool]):
-    """See `rl_sync.weights.rendezvous.MeetingPoint.grant`."""
-
-    request: Request
-    grant: Grant

@@ -12,7 +12,8 @@ import numpy as np
 from rl_sync.actors.events import FailedEpisode, GroupsBuffered, GroupsJudged
 from rl_sync.actors.explorer import Explorer
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import Happened, Screen, Written
+from rl_sync.processes.calls import Happened
+from rl_sync.processes.judging_calls import Screen, Written
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.replay.priorities import priority_of

@@ -11,8 +11,9 @@ from rl_sync.actors.episodes import EpisodeRequest, Played
 from rl_sync.observe import accuracy
 from rl_sync.observe.accuracy import Answer, Problem
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, Written
+from rl_sync.processes.calls import AskEvaluations, HandInEvaluation
 from rl_sync.processes.failures import RunError
+from rl_sync.processes.judging_calls import Written
 from rl_sync.processes.session import Session
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError

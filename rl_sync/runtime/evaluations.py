@@ -7,13 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rl_sync.processes.calls import (
-    AskEvaluations,
-    HandInEvaluation,
-    HandInMeasured,
-    Pending,
-    Written,
-)
+from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, HandInMeasured
+from rl_sync.processes.judging_calls import Pending, Written
 from rl_sync.processes.results import Best
 from rl_sync.runtime.evaluation import Examination, Sheet
 from rl_sync.runtime.judging import Judging

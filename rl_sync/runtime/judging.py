@@ -14,7 +14,14 @@ from rl_sync.observe.alarms import UNPRINTABLE
 from rl_sync.observe.garble import has_unprintable
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.observe.spans import SpanKind, SpanRecorder
-from rl_sync.processes.calls import Judgements, Pending, Verdict, Written
+from rl_sync.processes import judging_calls
+from rl_sync.processes.judging_calls import (
+    Judgements,
+    Pending,
+    Verdict,
+    Written,
+)
+from rl_sync.processes.rpc import Handler
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable, example_rows
 from rl_sync.rewards.settings import RewardSettings
@@ -100,6 +107,16 @@ class Judging:
     def start(self) -> None:
         """Tries the reward on a few problems, in a thread; the run fails if it judges none."""
         threading.Thread(target=self._try, name="reward trial", daemon=True).start()
+
+    def handlers(self) -> tuple[Handler, ...]:
+        """Pairs each kind of call about judgements with the function that answers it."""
+        return (
+            judging_calls.Judge.answered_by(lambda call: self.hand_in(call.items)),
+            judging_calls.AskVerdicts.answered_by(
+                lambda call: self.verdicts(call.ticket, call.poll_secs)
+            ),
+            judging_calls.AskJudgements.answered_by(lambda call: self.of_leases(call.lease_ids)),
+        )
 
     def hand_in(self, items: Sequence[Written]) -> int:
         """Begins to judge completions; returns a ticket for their verdicts."""

@@ -34,7 +34,7 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.observe.outcome import Outcome, record_end, record_start
 from rl_sync.observe.progress import Progress
-from rl_sync.processes import calls
+from rl_sync.processes import calls, judging_calls, weight_calls
 from rl_sync.processes.attendance import Attendance
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Desk, RpcServer
@@ -42,11 +42,11 @@ from rl_sync.processes.secret import secret_of
 from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.runtime import unsolved, wiring
 from rl_sync.runtime.evaluations import Evaluations, Measured
+from rl_sync.runtime.weight_desk import WeightDesk
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
 from rl_sync.tasks.order import prompt_at
 from rl_sync.types import Lease
-from rl_sync.weights.rendezvous import MeetingPoint
 from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
@@ -75,12 +75,9 @@ class MasterServer:
         self._metrics = MetricsWriter(settings.workdir, observe.chosen_backends, observe.labels)
         self._progress = Progress(settings.workdir)
         self._watch = alarms.Watch(settings.alarm_limits)
-        self._meeting = MeetingPoint()
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = "start", ""
         self._result = Result()
-        self._transfer: str | None = None
-        self._holders: dict[int, str] = {}
         self._first_lease = 0
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
@@ -100,12 +97,8 @@ class MasterServer:
     def _desk(self) -> Desk:
         return Desk(
             calls.AskLease.answered_by(self._lease),
-            calls.Judge.answered_by(lambda call: self._judging.hand_in(call.items)),
-            calls.AskVerdicts.answered_by(
-                lambda call: self._judging.verdicts(call.ticket, call.poll_secs)
-            ),
-            calls.AskJudgements.answered_by(lambda call: self._judging.of_leases(call.lease_ids)),
-            calls.Screen.answered_by(self._screen),
+            *self._judging.handlers(),
+            judging_calls.Screen.answered_by(self._screen),
             calls.Claim.answered_by(self._claim),
             calls.Happened.answered_by(self._happened),
             calls.Resumed.answered_by(self._resumed),
@@ -127,24 +120,8 @@ class MasterServer:
             calls.AskSilences.answered_by(
                 lambda call: self._attendance.silences(call.at_least_secs)
             ),
-            calls.DecideTransfer.answered_by(self._decide_transfer),
-            calls.AskTransfer.answered_by(lambda call: self._transfer),
-            calls.AskNewest.answered_by(self._newest),
-            calls.HoldWeights.answered_by(self._hold),
-            calls.AskHolders.answered_by(
-                lambda call: [address for _, address in sorted(self._holders.items())]
-            ),
-            calls.AskWeights.answered_by(
-                lambda call: self._meeting.ask(call.explorer, call.exactly, call.at_least)
-            ),
-            calls.AwaitGrant.answered_by(
-                lambda call: self._meeting.granted(call.ticket, call.timeout_secs)
-            ),
-            calls.Withdraw.answered_by(lambda call: self._meeting.withdraw(call.ticket)),
-            calls.AskWaiting.answered_by(lambda call: self._meeting.waiting(call.timeout_secs)),
-            calls.GrantWeights.answered_by(
-                lambda call: self._meeting.grant(call.request, *call.grant)
-            ),
+            weight_calls.AskNewest.answered_by(self._newest),
+            *WeightDesk().handlers(),
         )
 
     def _apply(self, event: Event) -> tuple[Any, ...]:
@@ -224,7 +201,7 @@ class MasterServer:
             leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked))
         return calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)
 
-    def _screen(self, call: calls.Screen) -> tuple[int, ...]:
+    def _screen(self, call: judging_calls.Screen) -> tuple[int, ...]:
         (admit,) = self._apply(call.event)
         return admit.lease_ids
 
@@ -249,13 +226,7 @@ class MasterServer:
         self._watch.add(metrics)
         self._add(Result(rl={"step": event.step, **call.metrics}))
 
-    def _decide_transfer(self, call: calls.DecideTransfer) -> None:
-        self._transfer = call.transfer
-
-    def _hold(self, call: calls.HoldWeights) -> None:
-        self._holders[call.process] = call.address
-
-    def _newest(self, call: calls.AskNewest) -> int:
+    def _newest(self, call: weight_calls.AskNewest) -> int:
         """The newest version; who waits for one is told when the run is being stopped."""
 
         def newest() -> int:

@@ -15,10 +15,10 @@ from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.spans import SpanKind, sync_kind
-from rl_sync.processes.calls import AskNewest
 from rl_sync.processes.resources import Addresses, Resources
 from rl_sync.processes.rpc import PeerLostError
 from rl_sync.processes.session import Session
+from rl_sync.processes.weight_calls import AskNewest
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.interface import ReplayError
 from rl_sync.roles import TRAINER, explorer_name

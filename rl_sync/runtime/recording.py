@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from rl_sync.observe.rollout_parts import RolloutParts
-from rl_sync.processes.calls import AskJudgements, Judgements
+from rl_sync.processes.judging_calls import AskJudgements, Judgements
 from rl_sync.runtime.scribe import Chosen, Figures, Scribe
 from rl_sync.settings.observe import ObserveSettings
 from rl_sync.types import NO_LEASE, Group

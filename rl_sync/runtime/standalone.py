@@ -13,7 +13,7 @@ import jax
 
 from rl_sync.models import lora
 from rl_sync.models.sharding import Layout
-from rl_sync.processes.calls import Written
+from rl_sync.processes.judging_calls import Written
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring

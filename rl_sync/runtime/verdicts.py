@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rl_sync.ending import Ending
-from rl_sync.processes.calls import AskVerdicts, Judge, Pending, Verdict, Written
+from rl_sync.processes.judging_calls import AskVerdicts, Judge, Pending, Verdict, Written
 from rl_sync.processes.rpc import Call
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task

@@ -7,17 +7,17 @@ import time
 
 from rl_sync.actors.events import VersionPublished
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import (
+from rl_sync.processes.calls import Happened
+from rl_sync.processes.session import RunStoppedError, Session
+from rl_sync.processes.topology import layout_of
+from rl_sync.processes.weight_calls import (
     AskNewest,
     AskWaiting,
     AskWeights,
     AwaitGrant,
     GrantWeights,
-    Happened,
     Withdraw,
 )
-from rl_sync.processes.session import RunStoppedError, Session
-from rl_sync.processes.topology import layout_of
 from rl_sync.roles import TRAINER, explorer_name, number_of
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Site

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 
-from rl_sync.processes.calls import AskTransfer, DecideTransfer, Report, Result
+from rl_sync.processes.calls import Report, Result
 from rl_sync.processes.session import Session
+from rl_sync.processes.weight_calls import AskTransfer, DecideTransfer
 from rl_sync.transfer import TRANSFERS
 from rl_sync.transfers.ends import ends_of
 from rl_sync.weights.interface import TransferUnavailableError

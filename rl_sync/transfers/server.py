@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import jax
 
 from rl_sync.actors.events import VersionPublished
-from rl_sync.processes.calls import AskHolders, AskNewest, AskStatus, Happened, HoldWeights
+from rl_sync.processes.calls import AskStatus, Happened
 from rl_sync.processes.ports import interface_towards
 from rl_sync.processes.rpc import Call, Desk, PeerLostError, RemoteError, RpcClient, RpcServer
 from rl_sync.processes.session import RunStoppedError
+from rl_sync.processes.weight_calls import AskHolders, AskNewest, HoldWeights
 from rl_sync.roles import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site

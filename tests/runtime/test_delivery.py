@@ -10,7 +10,8 @@ import pytest
 
 from rl_sync.actors.events import FailedEpisode, GroupsBuffered, GroupsJudged
 from rl_sync.ending import Ending, Fault
-from rl_sync.processes.calls import AskVerdicts, Happened, Judge, Pending, Screen, Verdict
+from rl_sync.processes.calls import Happened
+from rl_sync.processes.judging_calls import AskVerdicts, Judge, Pending, Screen, Verdict
 from rl_sync.processes.messages import decode, encode
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.delivery import Delivery

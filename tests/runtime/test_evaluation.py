@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs import gsm8k
-from rl_sync.processes.calls import AskVerdicts, Verdict, Written
+from rl_sync.processes.judging_calls import AskVerdicts, Verdict, Written
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.runtime import evaluation, wiring

@@ -4,13 +4,8 @@ import contextlib
 import threading
 import types
 
-from rl_sync.processes.calls import (
-    AskEvaluations,
-    HandInEvaluation,
-    HandInMeasured,
-    Pending,
-    Written,
-)
+from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, HandInMeasured
+from rl_sync.processes.judging_calls import Pending, Written
 from rl_sync.processes.results import Best
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.sampling import Sampling

@@ -8,7 +8,7 @@ import pytest
 
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.spans import SpanRecorder, read_spans
-from rl_sync.processes.calls import Pending, Verdict, Written
+from rl_sync.processes.judging_calls import Pending, Verdict, Written
 from rl_sync.processes.messages import decode, encode
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.settings import RewardSettings

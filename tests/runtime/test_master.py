@@ -22,15 +22,12 @@ from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.outcome import read_outcome, read_versions
-from rl_sync.processes import calls
+from rl_sync.processes import calls, judging_calls, weight_calls
 from rl_sync.processes.calls import (
     AskEvaluations,
-    AskJudgements,
     AskKeptSnapshots,
     AskLease,
-    AskNewest,
     AskStatus,
-    AskVerdicts,
     Begin,
     Claim,
     Close,
@@ -39,17 +36,22 @@ from rl_sync.processes.calls import (
     HandInEvaluation,
     Happened,
     Heartbeat,
-    Judge,
     LeaseGrant,
-    Pending,
     Report,
     Trained,
+)
+from rl_sync.processes.judging_calls import (
+    AskJudgements,
+    AskVerdicts,
+    Judge,
+    Pending,
     Verdict,
     Written,
 )
 from rl_sync.processes.messages import decode, encode
 from rl_sync.processes.results import Best, LogprobGap, Result, Skipped, Summary
 from rl_sync.processes.rpc import Call
+from rl_sync.processes.weight_calls import AskNewest
 from rl_sync.runtime.evaluations import Measured
 from rl_sync.runtime.master import MasterServer
 from rl_sync.settings.reading import read_settings
@@ -279,7 +281,10 @@ def test_a_run_whose_ledger_cannot_be_written_is_stopped_and_says_why(master, tm
 
 
 def test_every_call_of_the_master_is_answered(master):
-    kinds = {one for one in vars(calls).values() if isinstance(one, type) and issubclass(one, Call)}
+    every = [
+        one for module in (calls, judging_calls, weight_calls) for one in vars(module).values()
+    ]
+    kinds = {one for one in every if isinstance(one, type) and issubclass(one, Call)}
     assert kinds - {Call} == set(master._answers)
 
 

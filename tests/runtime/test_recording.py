@@ -12,7 +12,7 @@ from rl_sync.ending import Ending
 from rl_sync.learning.batching import Batching
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.rollouts import read_rollouts
-from rl_sync.processes.calls import Judgements
+from rl_sync.processes.judging_calls import Judgements
 from rl_sync.runtime.recording import Budget, RolloutRecorder
 from rl_sync.runtime.scribe import NO_FIGURES, Chosen, Figures, Scribe
 from rl_sync.settings.observe import ObserveSettings

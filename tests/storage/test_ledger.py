@@ -18,16 +18,8 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.observe.metrics import read_metrics
-from rl_sync.processes.calls import (
-    AskLease,
-    AskPosition,
-    Begin,
-    Close,
-    Happened,
-    Resumed,
-    Screen,
-    Trained,
-)
+from rl_sync.processes.calls import AskLease, AskPosition, Begin, Close, Happened, Resumed, Trained
+from rl_sync.processes.judging_calls import Screen
 from rl_sync.runtime.master import MasterServer
 from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import LOST, ConsumptionRecord, read_consumed, read_ledger

@@ -12,15 +12,9 @@ import pytest
 from jax.experimental import transfer
 
 from rl_sync.observe.display import RunStatus
-from rl_sync.processes.calls import (
-    AskHolders,
-    AskNewest,
-    AskStatus,
-    AskTransfer,
-    DecideTransfer,
-    Report,
-)
+from rl_sync.processes.calls import AskStatus, Report
 from rl_sync.processes.session import RunStoppedError
+from rl_sync.processes.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.server import HolderServer, RemoteHolder, ServedPuller
 from rl_sync.weights.digest import digest

@@ -1,0 +1,118 @@
+"""The master's calls that have completions judged, and what they are answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from rl_sync.actors.events import GroupsJudged
+from rl_sync.ending import Ending, Fault
+from rl_sync.processes.messages import record
+from rl_sync.processes.rpc import Call
+
+for _class in (Ending, Fault, GroupsJudged):
+    record(_class)
+
+
+@record
+class Written(NamedTuple):
+    """A completion that is to be judged.
+
+    Attributes:
+      prompt_id: its problem, among the training or the held-out ones.
+      held_out: which of them.
+      lease_id: of its group; `NO_LEASE` in evaluations.
+      tokens: its token ids, the end of sequence included.
+      truncated: whether it ends because it has the largest number of tokens.
+      sample: its number among the completions of a held-out problem, from 0.
+      ending: the end of its episode, whose last reply is `text`; None without an environment.
+    """
+
+    prompt_id: int
+    held_out: bool
+    lease_id: int
+    text: str
+    tokens: list[int]
+    truncated: bool
+    sample: int = 0
+    ending: Ending | None = None
+
+
+@record
+class Verdict(NamedTuple):
+    """The master's answer about a completion.
+
+    Attributes:
+      score: its reward; None if it could not be judged.
+      solved: whether the first term of the reward gives it 1 or more.
+    """
+
+    score: float | None
+    solved: bool
+
+
+@record
+class Judgements(NamedTuple):
+    """Judgements of groups, in columns with an entry a completion, group after group.
+
+    Attributes:
+      counts: the number of completions of each group, in the order in which they were written, a
+        greedy one last; 0 for a group whose judgements are not known any more.
+      scores: None for those that could not be judged.
+      whys, components, answers: see `rl_sync.rewards.judgement.Judgement`.
+      endings: the ends of their episodes; None without an environment.
+    """
+
+    counts: list[int]
+    scores: list[float | None]
+    whys: list[str]
+    components: list[dict[str, float]]
+    answers: list[str | None]
+    endings: list[Ending | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskJudgements(Call[Judgements]):
+    """Asks for the judgements of groups that no step has trained on for the last time."""
+
+    lease_ids: list[int]
+
+
+@record
+class Pending(NamedTuple):
+    """Completions are still being judged.
+
+    Attributes:
+      judged: the number of completions that were judged so far in the run.
+    """
+
+    judged: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge(Call[int]):
+    """Hands in completions to be judged; the answer is a ticket for their verdicts."""
+
+    items: list[Written]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskVerdicts(Call[list[Verdict] | Pending]):
+    """Asks, once, for the verdicts of a ticket, in the order of the completions.
+
+    Attributes:
+      poll_secs: the longest wait for them.
+    """
+
+    ticket: int
+    poll_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen(Call[tuple[int, ...]]):
+    """Asks for the lease ids of the groups that are to be inserted, now that they are judged.
+
+    It is asked where groups may be replaced, and where episodes of them failed.
+    """
+
+    event: GroupsJudged
