@@ -23,7 +23,7 @@ def execute(arguments: Arguments) -> int:
       ConfigError: there are none; names the nearest.
     """
     catalog = CATALOGS[arguments.command]
-    found, only = find(arguments.command, catalog, arguments.words)
+    found, only = find(arguments.command, catalog, arguments.text)
     if arguments.flags.get("json") == "True":
         print(json.dumps([_record(one, only is not None) for one in found], indent=1))
     elif only is not None:

@@ -78,13 +78,18 @@ class Arguments(NamedTuple):
       config: the config with the settings that were given; None where there is none.
       flags: the values of the other flags that were given, paths with their home directory; `True`
         or `False` for those that take none.
-      words: those after the command, with spaces between them.
+      words: those after the command.
     """
 
     command: str
     config: ConfigDict | None
     flags: Mapping[str, str]
-    words: str
+    words: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The words with spaces between them."""
+        return " ".join(self.words)
 
 
 def program() -> str:

@@ -72,11 +72,11 @@ def _of_run(words: Sequence[str]) -> ConfigDict | None:
     return config_file.of_run(Path(os.path.expanduser(named[-1])))
 
 
-def _command(words: Sequence[str]) -> tuple[str, str]:
+def _command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The command, and the words after it."""
     first, *after = words
     if first in COMMANDS and COMMANDS[first].words:
-        return first, " ".join(after)
+        return first, tuple(after)
     wrong = next((word for word in words if word not in COMMANDS), None)
     if wrong is not None and (wrong.endswith(".py") or os.path.exists(os.path.expanduser(wrong))):
         flag = "--workdir" if os.path.isdir(os.path.expanduser(wrong)) else "--config"
@@ -88,7 +88,7 @@ def _command(words: Sequence[str]) -> tuple[str, str]:
         )
     if len(words) > 1:
         raise ConfigError(f"{' and '.join(words)} are {len(words)} commands: give one at a time.")
-    return first, ""
+    return first, ()
 
 
 def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:

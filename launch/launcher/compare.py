@@ -28,13 +28,13 @@ def execute(arguments: Arguments) -> int:
     return show(arguments.flags, arguments.words)
 
 
-def show(flags: Mapping[str, str], words: str) -> int:
-    """Compares the runs that the words after the command name; returns the exit status.
+def show(flags: Mapping[str, str], words: Sequence[str]) -> int:
+    """Compares the runs in some directories; returns the exit status.
 
     Raises:
       ConfigError: these are no runs, or the picture cannot be written.
     """
-    named = [os.path.expanduser(word) for word in words.split()]
+    named = [os.path.expanduser(word) for word in words]
     if len(named) < 2:
         raise ConfigError("compare takes the directories of two runs or more: compare RUN RUN ….")
     for one in named:

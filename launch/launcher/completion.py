@@ -16,7 +16,7 @@ def execute(arguments: Arguments) -> int:
     Raises:
       ConfigError: it is none of those that are known.
     """
-    shell = arguments.words
+    shell = arguments.text
     if shell not in SHELLS:
         named = f"{shell!r} is not a shell that there is a script for" if shell else "Name a shell"
         end = hint(shell, SHELLS) if shell else "."

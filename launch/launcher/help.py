@@ -16,7 +16,7 @@ _STATUSES = {0: "Done.", 2: "A mistake in the command line or the config; one li
 
 def execute(arguments: Arguments) -> int:
     """Prints the help of the command that is named, or that of all."""
-    name = arguments.words
+    name = arguments.text
     if name and name not in COMMANDS:
         raise ConfigError(
             f"{name!r} is not a command, which is one of {', '.join(COMMANDS)}"

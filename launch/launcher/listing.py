@@ -36,10 +36,10 @@ def execute(arguments: Arguments) -> int:
       ConfigError: there are none; names the nearest.
     """
     if arguments.flags.get("json") == "True":
-        text(arguments.words)  # Or its error comes.
-        print(json.dumps(records(arguments.words), indent=1))
+        text(arguments.text)  # Or its error comes.
+        print(json.dumps(records(arguments.text), indent=1))
     else:
-        print(text(arguments.words))
+        print(text(arguments.text))
     return 0
 
 

@@ -152,7 +152,7 @@ def _runs(workdir, tmp_path):
 
 def test_runs_that_differ_in_the_seed_are_one_group(workdir, tmp_path, capsys):
     paths = _runs(workdir, tmp_path)
-    assert compare.show({}, " ".join(paths)) == 0
+    assert compare.show({}, paths) == 0
     said = re.sub(r" +", " ", capsys.readouterr().out)
     assert "runs 3 (seeds 0, 1, 2) 1 (seeds 0)" in said
     assert "sync.max_staleness 2 4" in said
@@ -166,7 +166,7 @@ def test_runs_that_differ_in_the_seed_are_one_group(workdir, tmp_path, capsys):
 def test_compared_runs_as_json_and_as_pictures(workdir, tmp_path, capsys):
     paths = _runs(workdir, tmp_path)
     page, picture = tmp_path / "c.html", tmp_path / "c.png"
-    assert compare.show({"json": "True", "out": str(page)}, " ".join(paths)) == 0
+    assert compare.show({"json": "True", "out": str(page)}, paths) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["digests_equal"] is False
     first, second = found["groups"]
@@ -177,7 +177,7 @@ def test_compared_runs_as_json_and_as_pictures(workdir, tmp_path, capsys):
     assert html.count('<polygon class="area') == 4, "a band for each metric of the seeds"
     assert "<script" not in html
     assert not re.search(r"(src|href)=", html)
-    assert compare.show({"out": str(picture)}, " ".join(paths)) == 0
+    assert compare.show({"out": str(picture)}, paths) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -192,7 +192,7 @@ def test_a_run_without_a_config_is_a_group_of_its_own(workdir, tmp_path, capsys)
     first, second, *_ = _runs(workdir, tmp_path)
     Workdir(second).config.unlink()
     Workdir(second).outcome.unlink()
-    assert compare.show({}, f"{first} {second}") == 0
+    assert compare.show({}, [str(first), str(second)]) == 0
     said = capsys.readouterr().out
     assert "No digest was recorded of: b." in said
 
@@ -211,4 +211,4 @@ def test_mistakes_about_compared_runs_get_one_line(workdir, tmp_path, words, fla
     (tmp_path / "young").mkdir()
     (tmp_path / "young/config.json").write_text("{}")
     with pytest.raises(ConfigError, match=said):
-        compare.show(flags, words.replace("TMP", str(tmp_path)))
+        compare.show(flags, words.replace("TMP", str(tmp_path)).split())
