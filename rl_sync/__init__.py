@@ -6,7 +6,7 @@ change without notice.
 `train` and `start` run a config, and `Run`, `Event`, `RunError` and `ConfigError` come of it.
 `open_run` gives the records of a run, a `Result`. `load` gives a `Policy` to generate with, and
 `engine` an `Engine` for requests of your own (`CompletionRequest`, `Sampling`). `losses` and
-`advantages` are modules of plain functions of arrays.
+`advantages` are modules of plain functions of arrays, `schedule` has the rules of the modes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rl_sync import schedule
     from rl_sync.algorithms import advantages, losses
     from rl_sync.api.policy import Generated, Policy, engine, load
     from rl_sync.api.result import Curve, Result, open_run
@@ -43,6 +44,7 @@ __all__ = [
     "load",
     "losses",
     "open_run",
+    "schedule",
     "start",
     "train",
 ]
@@ -59,6 +61,7 @@ _HOMES = {
 _MODULES = {
     "advantages": "rl_sync.algorithms.advantages",
     "losses": "rl_sync.algorithms.losses",
+    "schedule": "rl_sync.schedule",
 }
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
 from rl_sync.api.policy import Policy, load
+from rl_sync.observe import timeline
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.rollouts import Rollout, Selection, read_rollouts
+from rl_sync.observe.spans import read_spans
+from rl_sync.observe.summary import RunSummary, summarize
+from rl_sync.runtime.export import export
 from rl_sync.runtime.policy import settings_of_run
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
@@ -75,9 +83,85 @@ class Result:
         """Held-out accuracy by the trainer step after which it was measured; 0 is before RL."""
         return {line["step"]: line["accuracy"] for line in self.metrics("evaluation")}
 
+    @property
+    def summary(self) -> RunSummary:
+        """Time, throughput and staleness of the RL phase.
+
+        Raises:
+          ConfigError: there is no trainer step yet.
+        """
+        try:
+            return summarize(read_spans(self.workdir))
+        except (FileNotFoundError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+
+    def timeline(
+        self,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        *,
+        secs: float | None = None,
+        title: str | None = None,
+    ) -> Figure:
+        """Draws the work and the waits of all roles, as `python -m launcher timeline` does.
+
+        Args:
+          first_step, last_step: the trainer steps to show; None for both shows six steps after the
+            first ones, which compile. None for the last one alone shows all from the first one on.
+          secs: the length of the window, from where the first step begins, so that several runs can
+            be drawn to one scale; None for one that ends with the last step.
+          title: None for the mode and the schedule.
+
+        Raises:
+          ConfigError: the run has no such steps; the message says which it has.
+        """
+        asked = None if first_step is last_step is None else (first_step or 1, last_step)
+        try:
+            spans = read_spans(self.workdir)
+            if secs is None or not spans:
+                return timeline.figure_of(self.workdir, steps=asked, title=title)
+            start, _ = timeline.steps_window(spans, asked or timeline.default_steps(spans))
+            since = start - spans[0].start_secs
+            return timeline.figure_of(self.workdir, since, since + secs, title=title)
+        except (FileNotFoundError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+
+    def rollouts(
+        self, first_step: int = 1, last_step: int | None = None, pattern: str | None = None
+    ) -> list[Rollout]:
+        """Reads the completions of some trainer steps; docs/rollouts.md has the fields.
+
+        Args:
+          first_step, last_step: the trainer steps; None for all from the first one on.
+          pattern: a regular expression that the prompt or what was said holds; None for any.
+        """
+        found = None if pattern is None else re.compile(pattern)
+        selection = Selection(first_step=first_step, last_step=last_step, pattern=found)
+        return list(read_rollouts(self.workdir, selection))
+
     def policy(self, step: int | str | None = None) -> Policy:
         """Loads the policy; see `rl_sync.load`."""
         return load(str(self.workdir), step=step)
+
+    def export(
+        self, to: str | Path, step: int | str | None = None, dtype: str | None = None
+    ) -> Path:
+        """Writes the policy to a new directory that `transformers` loads, with adapters merged.
+
+        Args:
+          to: the directory.
+          step: the snapshot's trainer step, `best`, or None for the newest.
+          dtype: `float32`, `bfloat16` or `float16`; None for as imported, or `float32`.
+
+        Returns:
+          The directory.
+
+        Raises:
+          ConfigError: there is no such snapshot, or it cannot be written there.
+        """
+        target = Path(to).expanduser()
+        export(self.workdir, target, dtype, None if step is None else str(step))
+        return target
 
 
 def open_run(workdir: str | Path) -> Result:

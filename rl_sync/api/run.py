@@ -46,6 +46,18 @@ def get_config():
 class RunError(RuntimeError):
     """A run failed; the message says why, and how to go on."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that a notebook shows: the message says all."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was interrupted by Ctrl-C, or by a notebook's stop button, and has saved."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that a notebook shows."""
+        return [str(self)]
+
 
 class Event(NamedTuple):
     """A line of a run's metrics.
@@ -93,10 +105,12 @@ class Run:
             stdin=subprocess.PIPE,
             stdout=None if screen is None else subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=None if screen is None else _plain_environment(),
             text=True,
             errors="backslashreplace",
             process_group=0,  # Ctrl-C reaches it through `wait` alone.
         )
+        self._screen = screen
         self._complaints: list[str] = []
         assert self._process.stderr is not None
         self._readers = [_reading(self._process.stderr, self._complaints.append)]
@@ -141,7 +155,7 @@ class Run:
         Raises:
           ConfigError: the config cannot be; the message says what to change.
           RunError: the run failed.
-          KeyboardInterrupt: it was interrupted here.
+          KeyboardInterrupt: it was interrupted here, and has ended.
         """
         interrupted = False
         while True:
@@ -154,9 +168,11 @@ class Run:
                     self._process.send_signal(signal.SIGINT)
         for reader in self._readers:
             reader.join()
+        if self._screen is not None:
+            self._screen.close()
         said = "\n".join(self._complaints).strip()
         if interrupted:
-            raise KeyboardInterrupt(f"The run in {self.workdir} was stopped.")
+            raise Stopped("\n".join(filter(None, [said, self._how_to_go_on()])))
         if status == _MISTAKE:
             raise ConfigError(said.removeprefix("error: "))
         if status and not (self._stopped and status >= 128):
@@ -164,6 +180,12 @@ class Run:
         if said:
             print(said, file=sys.stderr)
         return self.result
+
+    def _how_to_go_on(self) -> str:
+        return (
+            f"The run in {self.workdir} was stopped. The same call with workdir="
+            f"{str(self.workdir)!r} goes on from its newest snapshot."
+        )
 
 
 def start(
@@ -237,6 +259,15 @@ def _workdir_of(config: Config, changes: Mapping[str, Any]) -> str:
 def _said(value: Any) -> str:
     """Writes a value as the command line reads it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _plain_environment() -> dict[str, str]:
+    """Returns the environment without what makes programs take a pipe for a terminal.
+
+    A notebook's kernel sets such variables, and the run would redraw its lines four times a second.
+    """
+    forcing = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    return {name: value for name, value in os.environ.items() if name not in forcing}
 
 
 def _screen(quiet: bool) -> Screen | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -13,6 +16,9 @@ class Screen(Protocol):
     def show(self, line: str) -> None:
         """Shows a line."""
 
+    def close(self) -> None:
+        """Shows what is left after the last line."""
+
 
 class Plain:
     """A screen of plain output."""
@@ -21,6 +27,9 @@ class Plain:
         """See `Screen`."""
         print(line, flush=True)
 
+    def close(self) -> None:
+        """See `Screen`."""
+
 
 class Silent:
     """A screen that stays empty."""
@@ -28,24 +37,67 @@ class Silent:
     def show(self, line: str) -> None:
         """See `Screen`."""
 
+    def close(self) -> None:
+        """See `Screen`."""
+
 
 class Notebook:
-    """A screen below a notebook's cell: the line that tells how far the run is is redrawn."""
+    """A screen below a notebook's cell: one output, which is replaced while the run goes on.
+
+    It has the plan, folded, the latest line of the roles' states, one state a line, and what the
+    run says besides: alarms, and at the end the report. Directories within the current one and the
+    home directory are written relative to it.
+    """
 
     def __init__(self) -> None:
-        self._status: Any = None
+        self._plan: list[str] = []
+        self._status: list[str] = []
+        self._said: list[str] = []
+        self._handle: Any = None
+        self._places = {f"{Path.cwd()}{os.sep}": "", f"{Path.home()}{os.sep}": f"~{os.sep}"}
 
     def show(self, line: str) -> None:
         """See `Screen`."""
-        if not _is_status(line):
-            print(line, flush=True)
-            return
-        shown = importlib.import_module("IPython.display")
-        content = shown.Pretty("\n".join(line.split(" | ")))
-        if self._status is None:
-            self._status = shown.display(content, display_id=True)
+        for place, short in self._places.items():
+            line = line.replace(place, short)
+        if _is_status(line):
+            self._status = line.split(" | ")
+        elif self._status or self._said:
+            self._said.append(line)
         else:
-            self._status.update(content)
+            self._plan.append(line)
+        self._draw()
+
+    def close(self) -> None:
+        """Leaves the states of the roles out, which are over."""
+        if self._said:
+            self._status = []
+            self._draw()
+
+    def _draw(self) -> None:
+        shown = importlib.import_module("IPython.display")
+        content = {"text/plain": self._text(), "text/html": self._html()}
+        if self._handle is None:
+            self._handle = shown.display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+    def _text(self) -> str:
+        return "\n".join([*self._status, *self._said] or self._plan).strip("\n")
+
+    def _html(self) -> str:
+        """Returns the page's part; before the first status, the plan is all there is."""
+        if not (self._status or self._said):
+            return _preformatted(self._plan)
+        plan = f"<summary>The plan of the run</summary>{_preformatted(self._plan)}"
+        return (
+            f"<details>{plan}</details>" + _preformatted(self._status) + _preformatted(self._said)
+        )
+
+
+def _preformatted(lines: list[str]) -> str:
+    text = "\n".join(lines).strip("\n")
+    return f"<pre>{html.escape(text)}</pre>" if text else ""
 
 
 def _is_status(line: str) -> bool:

@@ -51,6 +51,19 @@ def draw_timeline(
       FileNotFoundError: the work directory has no spans.
       ValueError: the window is empty, steps and seconds are both given, or there are no spans yet.
     """
+    figure = figure_of(workdir, start_secs, end_secs, steps=steps, title=title)
+    return _save(figure, Path(out_dir) if out_dir is not None else Path(workdir))
+
+
+def figure_of(
+    workdir: str | os.PathLike[str],
+    start_secs: float | None = None,
+    end_secs: float | None = None,
+    *,
+    steps: Steps | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draws a run's timeline, and returns the figure; see `draw_timeline`."""
     spans = read_spans(workdir)
     if not spans:
         raise ValueError(f"{workdir} holds no spans yet: no role has done anything. Wait a little.")
@@ -65,9 +78,7 @@ def draw_timeline(
             origin + (start_secs if start_secs is not None else 0.0),
             origin + end_secs if end_secs is not None else last,
         )
-    folder = Path(out_dir) if out_dir is not None else Path(workdir)
-    figure = draw(spans, window, run_title(workdir) if title is None else title)
-    return _save(figure, folder)
+    return draw(spans, window, run_title(workdir) if title is None else title)
 
 
 def parse_steps(text: str) -> Steps:

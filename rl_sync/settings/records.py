@@ -19,6 +19,10 @@ _GREATEST = 3.4e38  # About the greatest of float32, in which settings are compu
 class ConfigError(ValueError):
     """A config that cannot run: the rule, the value and the way out, for the user to read."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that a notebook shows: the message says all."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def require(holds: bool, rule: str) -> None:
     """Raises `ConfigError` with the rule unless it holds."""

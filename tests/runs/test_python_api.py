@@ -33,7 +33,7 @@ def test_the_examples_of_the_page_run(finished, tmp_path, monkeypatch, capsys):
     export(Path(finished.workdir), tmp_path / "checkpoint", None, None)
     page = (ROOT / "docs" / "python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     source = "\n".join(blocks).replace("configs/arithmetic.py", str(ROOT / CONFIG))
     source = source.replace(HUB_NAME, str(tmp_path / "checkpoint"))
     source = source.replace('{"trainer.steps": 20}', str({"trainer.steps": 2, **QUICK}))

@@ -1,0 +1,237 @@
+"""The notebooks in launch/colab: the files as they are, and their execution by a real kernel."""
+
+import base64
+import importlib.util
+import io
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from PIL import Image
+
+from rl_sync.storage.snapshots import latest_snapshot
+from rl_sync.workdir import Workdir
+from tests.runs.conftest import quickly, session_directory
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "launch/colab"
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+NAMES = ["environment", "four_modes", "lora_huggingface", "own_reward", "staleness"]
+PICTURES = {
+    "environment": 2, "four_modes": 6, "lora_huggingface": 0, "own_reward": 1, "staleness": 2,
+}  # fmt: skip
+MOST_BYTES = 600_000
+# Folders of the machine that executed them; `/dev` is looked into by a notebook itself.
+ELSEWHERE = re.compile(r"(?<![\w.~/-])/(?:tmp|root|home|work|Users|var|opt|usr|mnt|content)/\w")
+
+TINY = {
+    "model.embed_dim": 32,
+    "model.num_layers": 1,
+    "model.head_dim": 8,
+    "model.mlp_dim": 64,
+    "launch.colocate": True,
+    "replay.backend": "embedded",
+    "warm_up.steps": 2,
+    "evaluation.problems": 8,
+    "reward.workers": 1,
+}
+SMALL = {
+    "own_reward": {"STEPS": 2, "CHANGES": {**TINY, "trainer.groups_per_step": 4}},
+    "environment": {"STEPS": 2, "WARM_UP": 20, "CHANGES": TINY},
+    "four_modes": {
+        "STEPS": 3,
+        "CHANGES": {"replay.backend": "embedded", "warm_up.steps": 2, "evaluation.problems": 8},
+    },
+    "staleness": {"STEPS": 4, "STALENESS": 2, "SEEDS": [0, 1], "CHANGES": TINY},
+    "lora_huggingface": {
+        "STEPS": 2,
+        "PROBLEMS": 8,
+        "MODEL": "tiny",
+        "CHANGES": {"replay.backend": "embedded", "trainer.groups_per_step": 4},
+    },
+}
+
+
+@pytest.fixture(name="execute", scope="module")
+def _execute():
+    spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(name="quick")
+def _quick(tmp_path, monkeypatch):
+    for name, value in quickly(session_directory(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'launch'}")
+
+
+@pytest.fixture(name="book", params=PATHS, ids=lambda path: path.stem)
+def _book(request):
+    return request.param, nbformat.read(request.param, as_version=4)
+
+
+def _code(book):
+    return [cell for cell in book.cells if cell.cell_type == "code"]
+
+
+def _outputs(book):
+    return [output for cell in _code(book) for output in cell.outputs]
+
+
+def _pictures(book):
+    found = [output.get("data", {}).get("image/png") for output in _outputs(book)]
+    return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found if data]
+
+
+def test_these_are_the_notebooks():
+    assert [path.stem for path in PATHS] == NAMES
+
+
+def test_a_notebook_is_valid_and_small(book):
+    path, content = book
+    nbformat.validate(content)
+    assert path.stat().st_size < MOST_BYTES
+
+
+def test_a_notebook_begins_with_a_title_the_installation_and_its_settings(book):
+    _, content = book
+    assert content.cells[0].source.startswith("# ")
+    install, settings = _code(content)[:2]
+    assert "pip install" in install.source
+    assert sum("pip install" in cell.source for cell in content.cells) == 1
+    assert settings.metadata["tags"] == ["parameters"]
+    assert "STEPS = " in settings.source
+
+
+def test_a_notebook_was_executed_as_it_stands(book, execute):
+    _, content = book
+    assert content.metadata["rl_sync"]["executed"] == execute.digest(content)
+    counts = [cell.execution_count for cell in _code(content)]
+    assert counts == list(range(1, len(counts) + 1))
+    assert not [output for output in _outputs(content) if output.output_type == "error"]
+
+
+def test_a_notebook_shows_pictures_that_can_be_read(book):
+    path, content = book
+    pictures = _pictures(content)
+    assert len(pictures) == PICTURES[path.stem]
+    for picture in pictures:
+        assert min(picture.size) > 150
+        shades = sum(map(bool, picture.convert("L").histogram()))
+        assert shades > 20, "an empty picture"
+
+
+def test_outputs_name_no_folder_of_the_machine(book):
+    _, content = book
+    for output in _outputs(content):
+        data = {k: v for k, v in output.get("data", {}).items() if not k.startswith("image/")}
+        found = ELSEWHERE.search(json.dumps([data, output.get("text", "")], ensure_ascii=False))
+        assert not found, found
+
+
+def test_links_of_a_notebook_lead_to_files(book):
+    path, content = book
+    for cell in content.cells:
+        if cell.cell_type == "markdown":
+            for target in re.findall(r"\]\(([^)\s#]+)", cell.source):
+                assert (path.parent / target).exists() or target.startswith("https:"), target
+
+
+def _check(book, name):
+    """Checks an executed notebook: all cells ran, with pictures, and one output a run."""
+    assert all(cell.execution_count for cell in _code(book))
+    assert len(_pictures(book)) == PICTURES[name]
+    text = json.dumps([output.get("data", output.get("text")) for output in _outputs(book)])
+    assert "\\u001b[" not in text, "the run has drawn on a terminal"
+    runs = re.findall(r"<summary>The plan of the run", text)
+    trained = [cell for cell in _code(book) if "rl_sync.train(" in cell.source]
+    own = {"four_modes": 4, "staleness": 0, "lora_huggingface": 1}
+    assert len(runs) == own.get(name, len(trained))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "own_reward" else pytest.param(name, marks=pytest.mark.slow)
+        for name in NAMES
+    ],
+)
+def test_a_kernel_executes_a_notebook(name, execute, tmp_path):
+    path = FOLDER / f"{name}.ipynb"
+    done = execute.executed(path, SMALL[name], tmp_path)
+    _check(done, name)
+    assert [cell.source for cell in done.cells] == [
+        cell.source for cell in nbformat.read(path, as_version=4).cells
+    ]
+
+
+def test_an_unknown_setting_is_named(execute):
+    book = nbformat.read(PATHS[0], as_version=4)
+    with pytest.raises(
+        ValueError, match="STEP is not a setting; there are CHANGES, STEPS, WARM_UP"
+    ):
+        execute.with_settings(book, {"STEP": 1})
+
+
+def test_edited_code_has_another_digest_and_edited_text_has_not(execute):
+    book = nbformat.read(PATHS[0], as_version=4)
+    before = execute.digest(book)
+    book.cells[0].source += " Really."
+    assert execute.digest(book) == before
+    _code(book)[-1].source += " "
+    assert execute.digest(book) != before
+
+
+INTERRUPTED = """
+import os, pathlib, signal, threading, time
+
+import rl_sync
+
+def interrupt():
+    while '"phase":"rl"' not in (
+        metrics.read_text().replace(" ", "") if metrics.exists() else ""
+    ):
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGINT)  # As the stop button does.
+
+metrics = pathlib.Path("runs/long/metrics.jsonl")
+threading.Thread(target=interrupt, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_the_stop_button_makes_a_run_save_and_end_with_one_line(tmp_path):
+    changes = {**TINY, "trainer.steps": 100_000, "trainer.groups_per_step": 4}
+    train = f"rl_sync.train({{}}, changes={changes}, workdir='runs/long')"
+    book = nbformat.v4.new_notebook()
+    book.cells = [nbformat.v4.new_code_cell(source) for source in (INTERRUPTED, train, "'alive'")]
+    NotebookClient(
+        book, timeout=240, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    display, error = book.cells[1].outputs
+    assert "Stopping: interrupted by the user" in display["data"]["text/plain"]
+    assert error["traceback"] == [error["evalue"]]
+    assert "was stopped. The same call with workdir=" in error["evalue"]
+    assert book.cells[2].outputs[0]["data"]["text/plain"] == "'alive'"
+    assert (latest_snapshot(Workdir(tmp_path / "runs/long").snapshots) or 0) > 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_mistake_is_one_line_below_the_cell(tmp_path):
+    source = "import rl_sync\nrl_sync.train({'trainer': {'stepps': 3}})"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    client = NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    with pytest.raises(CellExecutionError, match="did you mean config"):
+        client.execute()
+    (error,) = book.cells[0].outputs
+    assert error["traceback"] == [
+        "ConfigError: config.trainer.stepps is not a setting; did you mean config.trainer.steps?"
+    ]
