@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl_sync.learning.batching import Placed
 from rl_sync.observe.spans import SpanRecorder, sync_kind
 from rl_sync.processes.calls import Trained
 from rl_sync.processes.rpc import RemoteError
@@ -98,7 +99,7 @@ def loop_of(tmp_path, offers, calls):
     return Loop(
         session=session,
         trainer=Compiled(),
-        batching=SimpleNamespace(batch=lambda groups: groups),
+        batching=SimpleNamespace(placed=lambda groups: Placed(groups, None)),
         parameters=SimpleNamespace(travelling=lambda params: params),
         warm_up=None,
         evaluator=None,
