@@ -180,7 +180,7 @@ class _Texts(dict[int, str]):
         decode = self._tokenizer.decode_all
         try:
             before = self._tokenizer.encode("a")
-        except ValueError:  # The task knows no such letter: its tokens are characters.
+        except Exception:  # The tokenizer knows no such letter; libraries say so by any class.
             before = []
         alone, both = decode(before), decode([*before, token])
         # Some tokenizers leave out the space that a text begins with.

@@ -301,6 +301,18 @@ class Spaced:
         return [1]
 
 
+class Strange(Spaced):
+    """Knows no letters, and says so as the library tokenizers does."""
+
+    def encode(self, text):
+        raise Exception("WordLevel error: Missing [UNK] token from the vocabulary")
+
+
+def test_tokens_have_texts_where_the_tokenizer_knows_no_letters():
+    scribe = Scribe(types.SimpleNamespace(tokenizer=Strange()), ())
+    assert scribe._texts[3] == "x"
+
+
 @pytest.mark.parametrize(("token", "text"), [(2, " the"), (3, "x")])
 def test_the_text_of_a_token_is_that_behind_another(token, text):
     scribe = Scribe(types.SimpleNamespace(tokenizer=Spaced()), ())
