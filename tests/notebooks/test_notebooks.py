@@ -89,6 +89,14 @@ def _pictures(book):
     return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found if data]
 
 
+def _assert_same_after_export(book):
+    """Checks that an exported policy, loaded again, says what the run's policy says."""
+    text = json.dumps([output.get("text", "") for output in _outputs(book)])
+    found = re.search(r"(\d+) of (\d+) completions are the same", text)
+    assert found, text
+    assert found[1] == found[2] != "0"
+
+
 def test_these_are_the_notebooks():
     assert [path.stem for path in PATHS] == NAMES
 
@@ -115,6 +123,10 @@ def test_a_notebook_was_executed_as_it_stands(book, execute):
     counts = [cell.execution_count for cell in _code(content)]
     assert counts == list(range(1, len(counts) + 1))
     assert not [output for output in _outputs(content) if output.output_type == "error"]
+
+
+def test_the_policy_that_a_notebook_exports_is_the_one_that_it_trained():
+    _assert_same_after_export(nbformat.read(FOLDER / "lora_huggingface.ipynb", as_version=4))
 
 
 def test_a_notebook_shows_pictures_that_can_be_read(book):
@@ -153,6 +165,8 @@ def _check(book, name):
     trained = [cell for cell in _code(book) if "rl_sync.train(" in cell.source]
     own = {"four_modes": 4, "staleness": 0, "lora_huggingface": 1}
     assert len(runs) == own.get(name, len(trained))
+    if name == "lora_huggingface":
+        _assert_same_after_export(book)
 
 
 @pytest.mark.usefixtures("quick")
