@@ -123,7 +123,7 @@ def main() -> None:
             print(
                 f"seed {seed}: {alone.step_secs:.3f} s a step without the page,"
                 f" {beside.step_secs:.3f} with it ({ratios[-1]:.3f}×); the page computed"
-                f" {beside.page_secs:.1f} s of {beside.run_secs:.0f}, {shares[-1]:.2%} of it all",
+                f" {beside.page_secs:.1f} s of {beside.run_secs:.0f}, {shares[-1]:.2%} of the CPU",
                 flush=True,
             )
     for name, of in (("ratio of steps", ratios), ("share of the cores", shares)):

@@ -308,12 +308,17 @@ def _of_learned(
     A trajectory of which nothing is known has an empty list.
     """
     known = group.completion_mask & np.isfinite(values)
+    counts = known.sum(axis=1).tolist()
     rounded = np.round(values.astype(np.float64), _DIGITS).tolist()
     found: list[list[float | None]] = []
     for i, row in enumerate(rows):
         part = slice(row.first, row.end)
-        mine = known[i, part]
-        found.append(_where(mine, rounded[i][part]) if mine.any() else [])
+        if not counts[i]:
+            found.append([])
+        elif counts[i] == row.end - row.first:
+            found.append(rounded[i][part])
+        else:
+            found.append(_where(known[i, part], rounded[i][part]))
     return found
 
 

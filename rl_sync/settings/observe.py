@@ -32,7 +32,7 @@ class ObserveSettings:
         greatest=1,
     )
     rollout_time: float = setting(
-        0.005,
+        0.01,
         "Share of the run's time that making these records may take, in a thread of the trainer; of"
         " quick steps with many completions fewer groups are recorded, at least one.",
         above=0,
