@@ -35,7 +35,7 @@ def _gradient(on: Layout, tied: bool) -> Reading:
 
     def loss(params, tokens):
         found = forward.outputs(constrain_like(params, like), None, {}, tokens)
-        return (found.logprobs.sum() + 0.1 * found.entropy.sum()), None
+        return (found.logprobs.sum() + 0.1 * found.entropy.sum()), ({}, None)
 
     def by_params(params, tokens):
         return gradient(loss, params, tokens, MICROBATCH_ROWS)[0]
