@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from rl_sync.spelling import require_one_of
@@ -78,6 +78,15 @@ def section(record: type, meaning: str, implied: str = "", free: Free = "") -> A
     """Makes the field of a section in another, with that section's own defaults."""
     about = Setting(meaning, implied=implied, free=free)
     return dataclasses.field(default_factory=record, metadata={"setting": about})
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the settings of a nested config by their names, such as `sync.mode`."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def described(field: dataclasses.Field[Any]) -> Setting | None:

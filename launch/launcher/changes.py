@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl_sync.setting import Setting, sections
+from rl_sync.setting import Setting, flat, sections
 from rl_sync.settings.run import RunSettings
 
 # Not reported: too many, and without influence on the results.
@@ -75,15 +75,6 @@ def describe(changes: Sequence[Change]) -> str:
 def _settings() -> dict[str, Setting]:
     """The descriptions of all settings, by their names."""
     return {entry.name: entry.setting for part in sections(RunSettings) for entry in part.entries}
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the settings of a nested config by their names, such as `sync.mode`."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _said(value: Any) -> str:

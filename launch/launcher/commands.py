@@ -104,7 +104,7 @@ COMMANDS: dict[str, Command] = {
         },
         {
             "--workdir=runs/first": "Draw some steps of a run.",
-            "--workdir=runs/first --steps=1:8 --out=/tmp": "Draw the first eight, elsewhere.",
+            "--workdir=runs/first --steps=1:8 --out=pictures": "Draw the first eight, elsewhere.",
         },
         "docs/using.md",
     ),
@@ -177,7 +177,7 @@ COMMANDS: dict[str, Command] = {
         },
         {
             "--workdir=runs/first": "Write the page beside the run's records.",
-            "--workdir=runs/first --out=/tmp/first.html": "Write it elsewhere.",
+            "--workdir=runs/first --out=first.html": "Write it elsewhere.",
         },
         "docs/report.md",
     ),
@@ -196,7 +196,7 @@ COMMANDS: dict[str, Command] = {
         },
         {
             "runs/first runs/second": "Compare two runs.",
-            "runs/first runs/second --out=/tmp/compared.html": "With curves, as a page.",
+            "runs/first runs/second --out=compared.html": "With curves, as a page.",
         },
         "docs/report.md",
         words="RUN RUN …",

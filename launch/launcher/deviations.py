@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs import base
-from launcher.changes import flat
+from rl_sync.setting import flat
 from rl_sync.settings.reading import read_settings
 
 _PLACE = ("name", "workdir")

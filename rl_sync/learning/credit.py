@@ -68,7 +68,7 @@ def give(
         cut = _is_truncated(rows, lengths, max_tokens, end_ids)
     kept = _kept(algorithm, rewards, cut, group_size)
     weights = to_tokens(kept.astype(jnp.float32), sequences)
-    penalty, token_advantages = jnp.zeros(mask.shape), {}
+    penalty = jnp.zeros(mask.shape)
     if ref_logprobs is not None and algorithm.kl_place == "reward":
         kl = KL_ESTIMATORS[algorithm.kl_estimator](rows.behavior_logprobs, ref_logprobs)
         coefficient = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
@@ -88,7 +88,6 @@ def give(
             estimate = estimate._replace(advantages=whitened)
         total = trajectory_totals(estimate.advantages, mask, sequences, rewards.size)
         of_trajectories = total / jnp.maximum(lengths, 1)
-        token_advantages = {TOKEN_ADVANTAGES: estimate.advantages}
     else:
         if algorithm.turn_discount < 1:
             discount = returns.at_turns(1.0, algorithm.turn_discount, mask)
@@ -98,9 +97,11 @@ def give(
         rewards -= trajectory_totals(penalty, mask, sequences, rewards.size)
         of_trajectories = call(estimator.function, given, rewards=rewards)
         estimate = Estimate(to_tokens(of_trajectories, sequences))
-    metrics = _token_metrics(mask, estimate, weights, values) | token_advantages
+    metrics = _token_metrics(mask, estimate, weights, values)
     metrics |= _trajectory_metrics(batch.rewards, lengths, cut, group_size)
     metrics[ADVANTAGES_NAME] = of_trajectories
+    if estimator.of_tokens:
+        metrics[TOKEN_ADVANTAGES] = estimate.advantages
     return estimate, weights, metrics
 
 

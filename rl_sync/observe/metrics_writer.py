@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_sync.observe.backends.catalog import TENSORBOARD, starter
@@ -16,6 +16,7 @@ from rl_sync.observe.jsonlines import JsonLinesWriter, plain
 from rl_sync.observe.metric_catalog import LINE_FIELDS
 from rl_sync.observe.metrics import PHASES, read_metrics
 from rl_sync.observe.resumption import mark
+from rl_sync.setting import flat
 from rl_sync.spelling import require_one_of
 from rl_sync.workdir import Workdir
 
@@ -45,7 +46,7 @@ class MetricsWriter:
         self._lines = JsonLinesWriter(self._workdir.metrics, vital=False)
         settings: dict[str, Any] = {}
         if self._workdir.config.exists():
-            settings = dict(_flattened(json.loads(self._workdir.config.read_text())))
+            settings = dict(flat(json.loads(self._workdir.config.read_text())))
         records = self._workdir.metrics.read_bytes().count(b"\n")
         run = Run(self._workdir, settings, labels, records)
         self._couriers = [Courier(name, functools.partial(_start, name, run)) for name in backends]
@@ -118,12 +119,3 @@ def _point(line: Mapping[str, Any]) -> Point:
         if isinstance(value, int | float) and name not in LINE_FIELDS
     }
     return Point(line["phase"], line["step"], line["time"], values)
-
-
-def _flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values of a nested config by their names, with a dot between the parts."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

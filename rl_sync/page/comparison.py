@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.page.facts import Facts
+from rl_sync.setting import flat
 
 SEED = "seed"
 _PLACES = ("name", "workdir", "launch", "master", "observe", "replay.port", "replay.address")
@@ -97,7 +98,7 @@ class Group:
 
 def group(runs: Sequence[Facts]) -> list[Group]:
     """Groups runs whose settings differ in the seed alone; a run without a config is one alone."""
-    settings = [dict(_flat(one.run.progress.config)) for one in runs]
+    settings = [dict(flat(one.run.progress.config)) for one in runs]
     # A setting that some runs do not have is one of another version; it tells nothing.
     known = [one.keys() for one in settings if one]
     shared = set.intersection(*map(set, known)) if known else set()
@@ -185,14 +186,6 @@ def _named(values: Mapping[str, str], runs: Sequence[Facts]) -> str:
 
 def _is_place(name: str) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in _PLACES)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _said(value: Any) -> str:
