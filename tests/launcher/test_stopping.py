@@ -119,7 +119,12 @@ class Living:
 def waited(looks, statuses, interrupted=lambda: False, stop_secs=0.0):
     seen = iter(statuses)
     return stopping.await_end(
-        ["trainer"], Living(looks), lambda: next(seen), interrupted, stop_secs, math.inf
+        ["trainer"],
+        Living(looks),
+        lambda: next(seen),
+        is_interrupted=interrupted,
+        stop_secs=stop_secs,
+        most_secs=math.inf,
     )
 
 

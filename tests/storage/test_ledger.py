@@ -142,7 +142,19 @@ def test_a_run_that_goes_on_in_order_drops_what_stood_in_the_buffer(attempt, tmp
 def test_what_lost_steps_consumed_does_not_count(tmp_path):
     def groups(lease_id):
         rows = np.zeros((1, 2), np.int32)
-        return [Group(lease_id, 0, 0, 1, rows, rows > 0, rows, rows, rows[:, 0])]
+        return [
+            Group(
+                lease_id=lease_id,
+                ordinal=0,
+                prompt_id=0,
+                explorer=1,
+                tokens=rows,
+                completion_mask=rows > 0,
+                behavior_logprobs=rows,
+                policy_versions=rows,
+                rewards=rows[:, 0],
+            )
+        ]
 
     for start, steps in ((0, [1, 2, 3]), (1, [2]), (1, [2, 3])):
         record = ConsumptionRecord(tmp_path, start)

@@ -95,10 +95,10 @@ class Tensor(NamedTuple):
             _take(
                 self.parameter,
                 np.asarray(start, np.int32),
-                part.view,
-                part.order,
-                self.shape,
-                self.dtype,
+                view=part.view,
+                order=part.order,
+                shape=self.shape,
+                dtype=self.dtype,
             )
         )
 
@@ -196,11 +196,20 @@ def _tensors(
                 there = SCORE if piece.tensor == SCORE else there
                 kept = stored.dtype(there) if there in stored.names else kept
             shape = tensor_shape(assembly, piece, parameter.shape)
-            found.append(Tensor(piece.tensor, parameter, assembly, piece, shape, jnp.dtype(kept)))
+            found.append(
+                Tensor(
+                    name=piece.tensor,
+                    parameter=parameter,
+                    assembly=assembly,
+                    piece=piece,
+                    shape=shape,
+                    dtype=jnp.dtype(kept),
+                )
+            )
     return sorted(found, key=lambda tensor: tensor.name)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+@functools.partial(jax.jit, static_argnames=("view", "order", "shape", "dtype"))
 def _take(
     parameter: Array,
     start: Array,
