@@ -57,6 +57,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
         "metrics": _metrics(settings),
         "timeline": f"python -m launcher timeline --workdir={quoted}",
         "page": f"python -m launcher page --workdir={quoted}",
+        "report": f"python -m launcher report --workdir={quoted}",
         "digest": result.digest or "none",
         "spans": workdir.spans,
         "logs": workdir.logs,
