@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rl_sync.environments.drawing import written
 from rl_sync.environments.extras import require
 from rl_sync.environments.interface import Message, Outcome, Reply, Turn
 from rl_sync.environments.speech import action, said
 
 _PACKAGE = "gymnasium"
-# Colors of terminals, which often say where the player is.
-_HIGHLIGHT = re.compile(r"\x1b\[[1-9][0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+_LANDMARKS = ("R", "G", "Y", "B")
 
 
 class GymnasiumGame:
@@ -23,9 +22,11 @@ class GymnasiumGame:
     "down", "right", "up"), options={"is_slippery": False})`
 
     Observations that are texts are shown as they are. Others are drawn where the environment has
-    the render mode `ansi`, with parentheses around what is colored, and printed where not. The
-    policy writes an action in square brackets; its last one counts. The reward of a step is the
-    reward of its turn; that of the last step is the outcome's. An unknown action changes nothing.
+    the render mode `ansi`, and printed where not. In drawings, parentheses stand around what has a
+    colored background, and words say what else is told by color. Words say, too, what the numbers
+    of Blackjack and the colors of Taxi mean. The policy writes an action in square brackets; its
+    last one counts. The reward of a step is the reward of its turn; that of the last step is the
+    outcome's. An unknown action changes nothing.
 
     Args:
       game: the registered name, such as `FrozenLake-v1` or `module:Name-v0`.
@@ -118,7 +119,34 @@ class GymnasiumGame:
     def _shown(self, observation: Any) -> str:
         if isinstance(observation, str):
             return observation
-        return _HIGHLIGHT.sub(r"(\1)", str(self._env.render() if self._draws else observation))
+        state = getattr(self._env, "unwrapped", self._env)
+        words = _WORDS.get(type(state).__name__)
+        said = "" if words is None else words(state, observation)
+        if not self._draws:
+            return said or str(observation)
+        drawn = written(str(self._env.render()), says_colors=not said)
+        return f"{drawn.rstrip()}\n{said}" if said else drawn
+
+
+def _taxi(state: Any, observation: Any) -> str:
+    row, column, passenger, goal = (int(part) for part in state.decode(int(observation)))
+    in_taxi = passenger >= len(_LANDMARKS)
+    where = "in the taxi" if in_taxi else f"waiting at {_LANDMARKS[passenger]}"
+    return (
+        f"The taxi ( ) is in row {row}, column {column}, counted from 0. The passenger is {where}."
+        f" The destination is {_LANDMARKS[goal]}."
+    )
+
+
+def _blackjack(state: Any, observation: Any) -> str:
+    del state
+    total, dealer, ace = (int(part) for part in observation)
+    has = "a usable ace" if ace else "no usable ace"
+    return f"Your cards sum to {total}, with {has}. The dealer shows {dealer}."
+
+
+_WORDS: dict[str, Callable[[Any, Any], str]] = {"TaxiEnv": _taxi, "BlackjackEnv": _blackjack}
+"""By the class of an environment: what its state says, of which a drawing is not enough."""
 
 
 def _made(game: str, options: Mapping[str, Any]) -> tuple[Any, bool]:

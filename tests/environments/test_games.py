@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from rl_sync.environments.drawing import written
 from rl_sync.environments.gymnasium_games import GymnasiumGame
 from rl_sync.environments.hosts.host import Failure
 from rl_sync.environments.hosts.limits import Limits
@@ -177,6 +178,68 @@ def test_rewards_of_steps_stand_in_their_turns():
     game = GymnasiumGame("CliffWalking-v1")
     game.reset({}, 0)
     assert game.step(Reply("[0]")).reward == -1.0
+
+
+LANDMARKS = {"R": (0, 0), "G": (0, 4), "Y": (4, 0), "B": (4, 3)}
+
+
+def route(board, start, goal):
+    """Finds moves of the taxi in what it is shown, walls included; breadth first."""
+    rows = [line[1:-1] for line in board.splitlines() if line.startswith("|")]
+    rows = [row.replace("(", "").replace(")", "") for row in rows]
+    moves = {"south": (1, 0), "north": (-1, 0), "east": (0, 1), "west": (0, -1)}
+    seen, todo = {start}, [(start, [])]
+    for (row, column), path in todo:
+        if (row, column) == goal:
+            return path
+        for name, (down, right) in moves.items():
+            there = row + down, column + right
+            if there in seen or not (0 <= there[0] < 5 and 0 <= there[1] < 5):
+                continue
+            if right and rows[row][2 * max(column, there[1]) - 1] == "|":
+                continue
+            seen.add(there)
+            todo.append((there, [*path, name]))
+    raise AssertionError(board)
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("seed", range(12))
+def test_taxi_is_solved_by_who_reads_its_text_alone(seed):
+    names = ("south", "north", "east", "west", "pickup", "dropoff")
+    game = GymnasiumGame("Taxi-v4", actions=names)
+    text = text_of(game.reset({}, seed))
+    said = re.search(r"row (\d), column (\d).*waiting at (\w)\. The destination is (\w)", text)
+    at, passenger, goal = (int(said[1]), int(said[2])), LANDMARKS[said[3]], LANDMARKS[said[4]]
+    there, back = route(text, at, passenger), route(text, passenger, goal)
+    for move in [*there, "pickup", *back]:
+        text = text_of(game.step(Reply(f"[{move}]")))
+        assert "\x1b" not in text
+    assert f"The passenger is in the taxi. The destination is {said[4]}." in text
+    outcome = game.step(Reply("[dropoff]"))
+    assert outcome.rewards == {"game": 20.0}
+    assert outcome.reason == "done"
+
+
+@needs("gymnasium")
+def test_blackjack_says_what_its_numbers_are():
+    text = text_of(GymnasiumGame("Blackjack-v1", actions=("stick", "hit")).reset({}, 3))
+    assert re.match(r"Your cards sum to \d+, with (no|a) usable ace\. The dealer shows \d+\.", text)
+
+
+def test_colors_of_drawings_are_said_in_words():
+    one = "ab\x1b[41mc\x1b[0md\n"
+    assert written(one) == "ab(c)d\n"
+    both = "\x1b[32;1mK\x1b[0m.\n.\x1b[35m\x1b[103mE\x1b[0m\x1b[0m.\x1b[2K\n"
+    assert written(both).splitlines() == [
+        "K.",
+        ".(E).",
+        "green: 'K' (line 1, column 1)",
+        "magenta: 'E' (line 2, column 2)",
+        "on yellow: 'E' (line 2, column 2)",
+    ]
+    assert written(both, says_colors=False) == "K.\n.(E).\n"
+    assert written("no color [4m]") == "no color [4m]"
 
 
 @needs("gymnasium")
