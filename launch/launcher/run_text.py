@@ -134,9 +134,12 @@ def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
         )
     if algorithm.demonstrations_only:
         return f"SFT: {steps} {loss}, entropy {values['entropy']:.3f}"
+    selected = ""
+    if "selected_reward_mean" in values:
+        selected = f" ({values['selected_reward_mean']:.3f} in the groups that were trained on)"
     return (
-        f"RL: {steps} reward {values['reward_mean']:.3f}, entropy {values['entropy']:.3f}, clip"
-        f" fraction {values['clip_fraction']:.3f}"
+        f"RL: {steps} reward {values['reward_mean']:.3f}{selected}, entropy"
+        f" {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
     )
 
 

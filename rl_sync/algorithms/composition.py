@@ -255,6 +255,11 @@ class Composition:
         return Screening(self.need_spread, *means, self.max_attempts)
 
     @property
+    def selects_groups(self) -> bool:
+        """Says whether groups are generated that no step trains on, because of their rewards."""
+        return self.over_sampling > 1 or self.screening.replaces
+
+    @property
     def compares_groups(self) -> bool:
         """Says whether advantages compare the trajectories of a group."""
         return ADVANTAGES[self.advantage].compares_groups

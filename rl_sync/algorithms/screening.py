@@ -9,6 +9,8 @@ from collections.abc import Sequence
 UNBOUNDED = 1e9  # Of rewards; infinity is no JSON, which the resolved config is kept as.
 KEEPS = ("first", "best")
 NO_SPREAD, TOO_HARD, TOO_EASY = "no spread", "too hard", "too easy"
+FAULTS = (NO_SPREAD, TOO_HARD, TOO_EASY)
+"""The reasons why a group teaches nothing."""
 
 
 @dataclasses.dataclass(frozen=True)

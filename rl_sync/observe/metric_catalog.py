@@ -162,23 +162,30 @@ _POLICY = (
 _REWARDS = (
     Metric(
         "reward_mean",
-        "Mean reward of the batch's trajectories.",
+        "Mean reward of all trajectories that were generated for the step and could be judged,"
+        " whether or not the step trains on them. Empty where none could.",
         normal="rises",
         alarm="0 for many steps: tasks too hard, or a reward that never fits",
         trl="reward",
         verl="critic/rewards/mean",
     ),
-    Metric("reward_std", "Standard deviation of the rewards.", trl="reward_std"),
-    Metric("reward_min", "Least reward.", verl="critic/rewards/min"),
-    Metric("reward_max", "Greatest reward.", verl="critic/rewards/max"),
+    Metric("reward_std", "Standard deviation of these rewards.", trl="reward_std"),
+    Metric("reward_min", "Least of these rewards.", verl="critic/rewards/min"),
+    Metric("reward_max", "Greatest of these rewards.", verl="critic/rewards/max"),
+    Metric(
+        "selected_reward_mean",
+        "Mean reward of the trajectories that the step trains on, where groups are selected by"
+        " their rewards (`algorithm.over_sampling`, `algorithm.max_attempts`).",
+    ),
     Metric(
         "reward/NAME",
-        "Mean of one term of the reward over the trajectories that it judged.",
+        "Mean of one term of the reward over the trajectories that were generated for the step and"
+        " that it judged.",
         trl="rewards/NAME/mean",
     ),
     Metric(
         "reward/unjudged",
-        "Trajectories that could not be judged.",
+        "Trajectories of those generated for the step that could not be judged.",
         unit="trajectories",
         normal="0",
         alarm="above 0: judgements.jsonl says why",

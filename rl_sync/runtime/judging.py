@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from rl_sync.ending import REASONS, Ending
 from rl_sync.observe.alarms import UNPRINTABLE
 from rl_sync.observe.garble import has_unprintable
@@ -192,22 +194,28 @@ class Judging:
             latest = [*self._latest]
         return tuple(f"{_shown(asked)} → {_shown(text)}: {why}" for asked, text, why in latest)
 
-    def metrics(self, trained: Iterable[int], over: Iterable[int]) -> dict[str, float]:
-        """Returns the mean of each component over a step's groups, and forgets them.
+    def metrics(
+        self, generated: Iterable[int], over: Iterable[int], group_size: int
+    ) -> dict[str, float]:
+        """Returns the rewards of all groups that were generated for a step, and forgets groups.
 
-        Also the share of completions with text that cannot be printed; of episodes the mean of
-        turns, segments and their own metrics, and for each reason the share of those that ended
-        for it.
+        They are statistics of the rewards, which are NaN where none could be judged, and the mean
+        of each component. Also the share of completions with text that cannot be printed; of
+        episodes the mean of turns, segments and their own metrics, and for each reason the share
+        of those that ended for it. A greedy completion, which is a group's baseline, is left out.
 
         Args:
-          trained: the lease ids of the groups.
+          generated: the lease ids of the groups, whether they were trained on or not.
           over: those of groups that no step trains on any more.
+          group_size: the number of completions of a group, without the greedy one.
         """
         with self._lock:
-            both = [one for lease in trained for one in self._by_lease.get(lease, ())]
+            groups = [self._by_lease.get(lease, ())[:group_size] for lease in generated]
+        both = [one for group in groups for one in group]
         self.forget(over)
         judged = [one.judgement for one in both]
-        means = _means(
+        means = _statistics([one.score for one in judged]) if judged else {}
+        means |= _means(
             {f"reward/{name}": value for name, value in one.components.items()} for one in judged
         )
         means |= _means(_described(one.ending) for one in both if one.ending is not None)
@@ -297,6 +305,20 @@ def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, value in item.items():
             values[name].append(value)
     return {name: sum(of) / len(of) for name, of in values.items()}
+
+
+def _statistics(scores: Sequence[float | None]) -> dict[str, float]:
+    """Returns the statistics of the rewards of a step; NaN where nothing was judged."""
+    known = np.array([np.nan if score is None else score for score in scores])
+    known = known[~np.isnan(known)]
+    if not known.size:
+        known = np.array([np.nan])
+    return {
+        "reward_mean": float(known.mean()),
+        "reward_std": float(known.std()),
+        "reward_min": float(known.min()),
+        "reward_max": float(known.max()),
+    }
 
 
 def _described(ending: Ending) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import math
 import signal
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 from rl_sync.actors import master
 from rl_sync.actors.events import (
+    LEFT_OUT,
     Event,
     ExplorerDied,
     ExplorerSeen,
@@ -21,12 +24,14 @@ from rl_sync.actors.events import (
     GroupsBuffered,
     HoldBack,
     LeaseRequested,
+    LiveLease,
     Position,
     Record,
     Started,
     StopRequested,
     Ticked,
 )
+from rl_sync.algorithms.screening import FAULTS
 from rl_sync.observe import accuracy, alarms
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
@@ -50,6 +55,8 @@ from rl_sync.types import Lease
 from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
+_NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
+"""Reasons for which groups are dropped by their rewards: these count in a step's metrics."""
 
 
 class MasterServer:
@@ -79,6 +86,8 @@ class MasterServer:
         self._phase, self._message = "start", ""
         self._result = Result()
         self._first_lease = 0
+        self._reward: float | None = None
+        self._not_selected: list[LiveLease] = []  # Of steps that are not trained yet.
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
         self.closed = threading.Event()
@@ -138,11 +147,16 @@ class MasterServer:
             return tuple(command for command in commands if not isinstance(command, Record))
 
     def _keep(self, commands: tuple[Any, ...]) -> None:
-        """Keeps the ledger, and no judgements of groups that are dropped."""
+        """Keeps the ledger; forgets judgements of groups that are dropped for another reason than
+        their rewards, so that no step's metrics have them."""
         for command in commands:
             if isinstance(command, Record):
                 self._write(functools.partial(self._ledger.write, command))
-                if command.event == "dropped":
+                if command.event != "dropped":
+                    continue
+                if command.reason in _NOT_SELECTED:
+                    self._not_selected += command.leases
+                else:
                     self._judging.forget([lease.lease_id for lease in command.leases])
 
     def _write(self, write: Callable[[], None]) -> None:
@@ -218,13 +232,38 @@ class MasterServer:
     def _trained(self, call: calls.Trained) -> None:
         self._apply(call.event)
         event = call.event
-        over = {*event.lease_ids, *event.left_out} - {*event.kept}
+        others = self._take_not_selected(event.step)
+        generated = (*event.lease_ids, *others)
+        over = {*generated} - {*event.kept}
         self._progress.spend(TRAINER, TRAINER, call.spent)
-        judged = self._judging.metrics(event.lease_ids, over)
+        judged = self._judging.metrics(generated, over, self._settings.trainer.group_size)
         metrics = {**call.metrics, **judged, **self._progress.step(call.metrics)}
+        last = {"step": event.step, **call.metrics}
+        if (mean := judged.get("reward_mean")) is not None:
+            last["reward_mean"] = mean
+            self._reward = mean if math.isfinite(mean) else None
+            if self._settings.algorithm.selects_groups:
+                selected = call.metrics["reward_mean"]
+                last["selected_reward_mean"] = metrics["selected_reward_mean"] = selected
         self._metrics.write("rl", event.step, metrics)
         self._watch.add(metrics)
-        self._add(Result(rl={"step": event.step, **call.metrics}))
+        self._add(Result(rl=last))
+
+    def _take_not_selected(self, step: int) -> list[int]:
+        """Returns the lease ids of groups that were generated for a step and not selected.
+
+        Under latest pulls these are all that were dropped since the step before.
+        """
+        with self._changed:
+            settings = self._state.settings
+            exact = settings.schedule.pull == "exact"
+            of_step = [
+                lease
+                for lease in self._not_selected
+                if not exact or settings.step_of(lease.ordinal) == step
+            ]
+            self._not_selected = [one for one in self._not_selected if one not in of_step]
+        return [lease.lease_id for lease in of_step]
 
     def _newest(self, call: weight_calls.AskNewest) -> int:
         """The newest version; who waits for one is told when the run is being stopped."""
@@ -249,7 +288,11 @@ class MasterServer:
         role = call.status.role
         self._attendance.heard(call.name, call.process, call.doing, time.monotonic())
         if call.name == role:
-            self._roles[role] = call.status
+            status = call.status
+            if role == TRAINER and self._reward is not None:
+                # The trainer knows the rewards of the groups that it trains on alone.
+                status = dataclasses.replace(status, reward=self._reward)
+            self._roles[role] = status
             if is_explorer(role):
                 life = f"{call.name}:{call.process}"
                 self._progress.spend("explorer", life, call.spent)

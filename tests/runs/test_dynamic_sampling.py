@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import collections
 
+import numpy as np
 import pytest
 
+from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.runtime import wiring
 from rl_sync.tasks.order import prompt_at
@@ -67,6 +69,33 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
     kept = f"{balance['out_of_attempts']} admitted that teach nothing"
     assert kept in run.output or not balance["out_of_attempts"]
+
+
+def test_the_mean_reward_is_of_all_groups_that_were_generated(runs):
+    run = runs.get(*EXACT, "--config.reward.record=all")
+    size = run.settings.groups_generated
+    leased = [entry["leases"] for entry in run.ledger if entry["event"] == "leased"]
+    steps = {
+        lease["lease_id"]: lease["ordinal"] // size + 1 for leases in leased for lease in leases
+    }
+    rewards, selected = collections.defaultdict(list), collections.defaultdict(list)
+    trained = {
+        step["step"]: {group["lease_id"] for group in step["groups"]} for step in run.consumed
+    }
+    for judged in read_json_lines(run.workdir.judgements):
+        if (step := steps.get(judged["lease"])) is not None:
+            rewards[step].append(judged["score"])
+            if judged["lease"] in trained[step]:
+                selected[step].append(judged["score"])
+    lines = read_metrics(run.workdir, "rl")
+    assert len(lines) == run.settings.trainer.steps
+    for line in lines:
+        step = line["step"]
+        assert line["reward_mean"] == pytest.approx(np.mean(rewards[step]), abs=1e-6)
+        assert line["selected_reward_mean"] == pytest.approx(np.mean(selected[step]), abs=1e-6)
+        assert line["reward_max"] == max(rewards[step])
+    assert any(line["reward_mean"] < line["selected_reward_mean"] - 0.05 for line in lines)
+    assert f"reward {lines[-1]['reward_mean']:.3f} (" in run.output
 
 
 def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):

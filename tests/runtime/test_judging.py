@@ -1,9 +1,11 @@
 """The master's judging: records, metrics, and the limit of completions that cannot be judged."""
 
 import functools
+import math
 import time
 import types
 
+import numpy as np
 import pytest
 
 from rl_sync.observe.jsonlines import read_json_lines
@@ -94,17 +96,34 @@ def test_metrics_are_of_the_groups_of_a_step(tmp_path):
     desk("1", "?", lease=2)
     desk("0", lease=3)
     desk("0", held_out=True, lease=NO_LEASE)
-    assert desk.judging.metrics([1, 2], [1, 2]) == {
+    assert desk.judging.metrics([1, 2], [1, 2], 2) == {
+        "reward_mean": pytest.approx(2 / 3),
+        "reward_std": pytest.approx(np.std([1, 0, 1])),
+        "reward_min": 0.0,
+        "reward_max": 1.0,
         "reward/main": pytest.approx(2 / 3),
         "reward/extra": 0.5,
         "reward/unjudged": 1.0,
         "unprintable_fraction": 0.0,
     }
-    assert desk.judging.metrics([1], []) == {"reward/unjudged": 0.0}
-    assert desk.judging.metrics([3], []) == desk.judging.metrics([3], [3])
+    assert desk.judging.metrics([1], [], 2) == {"reward/unjudged": 0.0}
+    assert desk.judging.metrics([3], [], 2) == desk.judging.metrics([3], [3], 2)
     desk("1", lease=4)
     desk.judging.forget([4, 5])
-    assert desk.judging.metrics([4], []) == {"reward/unjudged": 0.0}
+    assert desk.judging.metrics([4], [], 2) == {"reward/unjudged": 0.0}
+
+
+def test_rewards_of_a_step_leave_out_greedy_baselines_and_are_empty_where_nothing_was_judged(
+    tmp_path,
+):
+    desk = Desk(tmp_path)
+    desk("0", "0", "1", lease=1)  # The last one is the greedy completion.
+    desk("?", "?", lease=2)
+    assert desk.judging.metrics([1], [], 2)["reward_mean"] == 0.0
+    assert desk.judging.metrics([1], [], 2)["reward/main"] == 0.0
+    nothing = desk.judging.metrics([2], [], 2)
+    assert all(math.isnan(nothing[f"reward_{of}"]) for of in ("mean", "std", "min", "max"))
+    assert nothing["reward/unjudged"] == 2.0
 
 
 def test_judgements_of_groups_can_be_had_until_they_are_forgotten(tmp_path):
@@ -118,7 +137,7 @@ def test_judgements_of_groups_can_be_had_until_they_are_forgotten(tmp_path):
     assert found.components == [{"main": 0.0, "extra": 0.5}, {"main": 1.0, "extra": 0.5}, {}]
     assert found.answers == found.endings == [None] * 3
     assert decode(encode(found)) == found
-    desk.judging.metrics([1], [1])
+    desk.judging.metrics([1], [1], 2)
     assert desk.judging.of_leases([1, 3]).counts == [0, 1]
 
 
@@ -126,7 +145,7 @@ def test_the_last_completions_are_examples_and_what_cannot_be_printed_is_counted
     desk = Desk(tmp_path)
     desk("1\x00", "0", lease=1)
     desk("5", held_out=True, lease=NO_LEASE)
-    assert desk.judging.metrics([1], [1])["unprintable_fraction"] == 0.5
+    assert desk.judging.metrics([1], [1], 2)["unprintable_fraction"] == 0.5
     desk("2", "3", lease=2)
     assert desk.judging.examples() == (
         "'1+1=' → '0': as told",
