@@ -29,7 +29,7 @@ class Prompt(NamedTuple):
       prompt_id: the row in the task's training problems.
       text: the question to the policy.
       answer: the text that rewards compare completions with; empty if there is none.
-      row: other fields of the row of data that it was made from; rewards get them.
+      row: other fields of the row of data that it was made from; rewards and environments get them.
     """
 
     prompt_id: int
@@ -39,7 +39,7 @@ class Prompt(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the row as rewards get them: `prompt` and `answer` are those asked."""
+        """All fields as rewards and environments get them: `prompt` and `answer` as asked."""
         return {**(self.row or {}), "prompt": self.text, "answer": self.answer}
 
 
@@ -68,7 +68,7 @@ class Lease(NamedTuple):
       attempt: a number that random draws depend on, beside the ordinal. Under latest pulls it is 0
         for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is
         always 0.
-      prompt: the problem.
+      prompt: the problem, without its row: explorers find that in their own task.
     """
 
     lease_id: int

@@ -17,9 +17,13 @@ from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
-from rl_sync.types import Group, Lease, Params
+from rl_sync.types import Group, Lease, Params, Prompt
 
 _NO_VERSION = -1  # Of weights whose completions are thrown away.
+
+
+class DifferentTaskError(ValueError):
+    """A lease's problem is another one in the explorer's own task."""
 
 
 Finished = Completion | Played
@@ -111,6 +115,7 @@ class Explorer:
 
         Raises:
           ValueError: there is nothing to do, or more than there is room for.
+          DifferentTaskError: the explorer's task is not the one that leases are of.
         """
 
         def swap() -> None:
@@ -215,7 +220,7 @@ class Explorer:
         """Begins the episodes of a group for each lease."""
         requests = [
             EpisodeRequest(
-                row=lease.prompt.fields,
+                row=self._row_of(lease.prompt),
                 sampling=sampling,
                 completions=self.group_size,
                 seed=(self.seed, lease.ordinal, lease.attempt),
@@ -234,6 +239,24 @@ class Explorer:
             UnfinishedGroup(lease, ticket, baseline, nothing)
             for lease, ticket, baseline in zip(leases, tickets, baselines, strict=True)
         ]
+
+    def _row_of(self, asked: Prompt) -> dict[str, Any]:
+        """Returns all fields of a prompt's row, which leases leave out, from the explorer's task.
+
+        Raises:
+          DifferentTaskError: the task has another problem of this number, or none.
+        """
+        number, train = asked.prompt_id, self.task.train
+        own = train[number] if number < len(train) else None
+        if own is None or (own.text, own.answer) != (asked.text, asked.answer):
+            here = "none" if own is None else f"{own.text[:80]!r} ({own.answer[:40]!r})"
+            raise DifferentTaskError(
+                f"Training problem {number} is {asked.text[:80]!r} ({asked.answer[:40]!r}) in the"
+                f" master, and {here} in explorer {self.number}. Each process loads the task"
+                " itself: it must give the same rows in the same order for the same seed, and on"
+                " each machine from the same files."
+            )
+        return own.fields
 
     @property
     def _rows(self) -> int:

@@ -19,11 +19,13 @@ class Kind(NamedTuple):
       meaning: one sentence.
       is_quick: whether it takes microseconds and little memory for any completion, so that it needs
         no worker with limits.
+      reads_answer: whether it reads the row's answer.
     """
 
     where: str
     meaning: str
     is_quick: bool = False
+    reads_answer: bool = True
 
 
 REWARDS = {
@@ -41,24 +43,33 @@ REWARDS = {
         "rl_sync.rewards.environment:EnvironmentReward",
         "Takes the rewards that the environment of an episode gave.",
         is_quick=True,
+        reads_answer=False,
     ),
     "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
     "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
     "code": Kind("rl_sync.rewards.code:Code", "Runs a program against tests, in a sandbox."),
-    "format": Kind("rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags."),
+    "format": Kind(
+        "rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags.", reads_answer=False
+    ),
     "length_band": Kind(
         "rl_sync.rewards.shaping:LengthBand",
         "Prefers completions of a range of lengths.",
         is_quick=True,
+        reads_answer=False,
     ),
     "soft_overlong": Kind(
         "rl_sync.rewards.shaping:SoftOverlong",
         "Punishes the last tokens before the limit.",
         is_quick=True,
+        reads_answer=False,
     ),
-    "repetition": Kind("rl_sync.rewards.shaping:Repetition", "Punishes repeated n-grams."),
+    "repetition": Kind(
+        "rl_sync.rewards.shaping:Repetition", "Punishes repeated n-grams.", reads_answer=False
+    ),
     "language": Kind(
-        "rl_sync.rewards.shaping:Language", "Measures the share of letters of a script."
+        "rl_sync.rewards.shaping:Language",
+        "Measures the share of letters of a script.",
+        reads_answer=False,
     ),
     "vision": Kind(
         "rl_sync.rewards.vision:Vision", "Judges questions about images by `kind` of the row."
@@ -83,7 +94,9 @@ REWARDS = {
         "Asks a language model behind an OpenAI-compatible endpoint.",
     ),
     "reward_model": Kind(
-        "rl_sync.scoring.reward_model:RewardModel", "Scores completions by a model with a head."
+        "rl_sync.scoring.reward_model:RewardModel",
+        "Scores completions by a model with a head.",
+        reads_answer=False,
     ),
     "self_judge": Kind(
         "rl_sync.scoring.self_judge:SelfJudge",
@@ -96,6 +109,12 @@ def is_quick(expression: str) -> bool:
     """Says whether every term of an expression is a quick reward of the table."""
     kinds = [REWARDS.get(term.name) for term in parse_sum(expression)]
     return all(kind is not None and kind.is_quick for kind in kinds)
+
+
+def reads_answer(expression: str) -> bool:
+    """Says whether a term of an expression may read the row's answer, as a user's own may."""
+    kinds = [REWARDS.get(term.name) for term in parse_sum(expression)]
+    return any(kind is None or kind.reads_answer for kind in kinds)
 
 
 def make(term: Term) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from rl_sync.actors.events import Finish, GrantEvaluation, HoldBack
-from rl_sync.actors.explorer import Explorer, ExplorerState
+from rl_sync.actors.explorer import DifferentTaskError, Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import AskLease, HandInEvaluation, LeaseGrant
 from rl_sync.processes.failures import RunError
@@ -201,6 +201,8 @@ class ExplorerLoop:
             raise RunError(
                 f"With the weights of version {self.explorer.engine.version}: {error}"
             ) from error
+        except DifferentTaskError as error:
+            raise RunError(str(error)) from error
 
     @property
     def _swaps_in_flight(self) -> bool:

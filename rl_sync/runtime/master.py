@@ -210,7 +210,7 @@ class MasterServer:
             prompt = self._task.train[prompt_at(lease.ordinal, count, seed, lease.replacement)]
             # Under exact pulls a batch is that of its step, however often it was begun.
             attempt = 0 if grant.exactly else lease.attempt
-            # Explorers have the task; the rest of a row is for those that judge.
+            # The rest of a row, which may be large, is in the explorer's own task.
             asked = prompt._replace(row=None)
             leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked))
         return calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)

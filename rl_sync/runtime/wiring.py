@@ -42,6 +42,7 @@ def load_task(settings: RunSettings) -> Task:
     tokenizer = dataclasses.replace(
         settings.tokenizer, path=settings.tokenizer.path or settings.model.path
     )
+    name = settings.environment.name
     try:
         construction = environment_of(settings)
         more = getattr(construction.maker, "charset", "") if construction else ""
@@ -51,12 +52,10 @@ def load_task(settings: RunSettings) -> Task:
             settings.seed,
             more_characters=more,
             episode_tokens=settings.environment.max_tokens if construction else 0,
+            reward="environment" if name is not None and gives_rewards(name) else None,
         )
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    name = settings.environment.name
-    if name is not None and settings.task.reward is None and gives_rewards(name):
-        task = dataclasses.replace(task, reward="environment")
     _require_text(settings, task)
     trainer_model(settings, task)
     explorer_model(settings, task)

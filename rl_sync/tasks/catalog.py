@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rl_sync.rewards.catalog import reads_answer
 from rl_sync.setting import section, setting
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks import (
@@ -143,6 +144,7 @@ def load_task(
     *,
     more_characters: str = "",
     episode_tokens: int = 0,
+    reward: str | None = None,
 ) -> Task:
     """Loads the problems of the named task, and their tokenizer.
 
@@ -152,21 +154,30 @@ def load_task(
     Args:
       more_characters: what a tokenizer of characters has to know besides those of the problems.
       episode_tokens: see `Task`.
+      reward: judges completions if `config.reward` names none; None for the problems' own.
 
     Raises:
-      ValueError, OSError: they cannot be loaded; the message says where it fails.
+      ValueError, OSError: they cannot be loaded, or lack answers that the reward reads; the message
+        says where it fails.
     """
     with _loading:
-        return _load(config, tokenizer, seed, more_characters, episode_tokens)
+        return _load(config, tokenizer, seed, more_characters, episode_tokens, reward)
 
 
 @functools.lru_cache(maxsize=1)  # A role loads more than once.
 def _load(
-    config: TaskConfig, tokenizer: TokenizerConfig, seed: int, more: str, episode_tokens: int
+    config: TaskConfig,
+    tokenizer: TokenizerConfig,
+    seed: int,
+    more: str,
+    episode_tokens: int,
+    reward: str | None,
 ) -> Task:
     problems = _problems(config, seed)
-    if config.reward is not None:
-        problems = dataclasses.replace(problems, reward=config.reward)
+    if (named := config.reward or reward) is not None:
+        problems = dataclasses.replace(problems, reward=named)
+    if problems.unanswered and reads_answer(problems.reward):
+        raise ValueError(problems.unanswered)
     problems = with_shots(problems, config.shots, seed, config.shot_template)
     if config.shots and tokenizer.chat == "auto":
         tokenizer = dataclasses.replace(tokenizer, chat="no")

@@ -197,6 +197,7 @@ def problems_of(
         preferences=_preferences(train),
         held_out_preferences=_preferences(held_out),
         notes=notes,
+        unanswered=next((one.unanswered for one in (*train, *held_out) if one.unanswered), ""),
     )
 
 

@@ -22,7 +22,8 @@ class JsonlConfig:
 
     path: str | None = setting(
         None,
-        'File of the training problems: an object `{"prompt": …, "answer": …}` a line.',
+        'File of the training problems: an object `{"prompt": …, "answer": …}` a line; where an'
+        " environment judges, without the answer.",
         implied="none, and task.name=jsonl needs one",
         is_path=True,
     )

@@ -58,8 +58,8 @@ def fit(
       episode_tokens: see `Task`; a demonstration is then a whole episode.
 
     Raises:
-      ValueError: no problem is left to train on or to hold out, or a chat template alone is too
-        long.
+      ValueError: no problem is left to train on or to hold out, a chat template alone is too long,
+        or nothing says how long completions may be.
     """
     if limits.max_prompt_tokens is not None:
         problems = _with_short_prompts(
@@ -77,6 +77,12 @@ def fit(
     pairs = [*problems.preferences, *problems.held_out_preferences]
     answers = [one.answer for one in (*asked, *problems.demonstrations)]
     answers += [text for pair in pairs for text in (pair.chosen, pair.rejected)]
+    if limits.max_completion_tokens is None and not any(answers):
+        raise ValueError(
+            "task.max_completion_tokens is not set, and the task has no answers or demonstrations,"
+            " whose greatest length it would be: set the most tokens of a completion (in an"
+            " environment, of a reply)."
+        )
     return Task(
         train=problems.train,
         held_out=problems.held_out,

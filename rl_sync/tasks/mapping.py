@@ -23,10 +23,12 @@ class Example(NamedTuple):
 
     Attributes:
       prompt: the question.
-      answer: the answer, for rewards; empty if the format has none.
+      answer: the answer, for rewards; empty if the format has none, or the row.
       demonstration: the text to imitate; None if the row lacks it.
       fields: the row.
       pair: a preferred completion, the other one, and the margin; None if the format has no pairs.
+      unanswered: the complaint that the row lacks the answer which its format names, or has an
+        empty one; empty for none.
     """
 
     prompt: str
@@ -34,14 +36,16 @@ class Example(NamedTuple):
     demonstration: str | None
     fields: Mapping[str, Any]
     pair: tuple[str, str, float] | None = None
+    unanswered: str = ""
 
 
 def example(row: Row, row_format: RowFormat) -> Example:
     """Maps one row to an example.
 
     Raises:
-      ValueError: a field is missing, empty, not a text, or holds half a character; or the answer
-        does not match its pattern or the choices. The message names file and line.
+      ValueError: a field but the answer is missing or empty; one is not a text, or holds half a
+        character; or the answer does not match its pattern or the choices. The message names file
+        and line.
     """
     choices = None
     if row_format.choices is not None:
@@ -50,13 +54,15 @@ def example(row: Row, row_format: RowFormat) -> Example:
             choices = Choices.of_field(value)
         except ValueError as error:
             raise _refusal(row, row_format.choices, str(error)) from error
-    answer = _answer(row, row_format, choices)
+    unanswered = _unanswered(row, row_format.answer)
+    answer = "" if unanswered else _answer(row, row_format, choices)
     demonstration: str | None = answer or None
     if row_format.demonstration is not None:
         there = _lookup(row.fields, row_format.demonstration) not in (_MISSING, None, "")
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
     pair = _pair(row, row_format)
-    found = Example(_prompt(row, row_format, choices), answer, demonstration, row.fields, pair)
+    prompt = _prompt(row, row_format, choices)
+    found = Example(prompt, answer, demonstration, row.fields, pair, unanswered)
     texts = {name: getattr(found, name) for name in ("prompt", "answer", "demonstration")}
     texts |= dict(zip(("chosen completion", "rejected completion"), pair or (), strict=False))
     for name, text in texts.items():
@@ -74,6 +80,17 @@ def _prompt(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
     assert row_format.prompt is not None, "a format has a template or a prompt"
     text = _text(row, row_format.prompt)
     return text if choices is None else f"{text}\n{choices.lines()}"
+
+
+def _unanswered(row: Row, field: str | None) -> str:
+    """Returns a complaint where the field of the answer is missing or empty; else an empty text."""
+    if field is None:
+        return ""
+    value = _lookup(row.fields, field)
+    if value is _MISSING:
+        return str(_missing(row, field))
+    is_empty = value is None or (isinstance(value, str) and not value.strip())
+    return str(_not_text(row, field, value)) if is_empty else ""
 
 
 def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
@@ -153,17 +170,14 @@ def _text(row: Row, field: str, lines: bool = False) -> str:
     if lines and isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     if not isinstance(value, str) or not value.strip():
-        raise _refusal(row, field, f"is {_shown(value)}; it must be text that is not empty.")
+        raise _not_text(row, field, value)
     return value
 
 
 def _value(row: Row, field: str) -> Any:
     value = _lookup(row.fields, field)
     if value is _MISSING:
-        there = ", ".join(map(repr, row.fields)) or "no fields"
-        raise _refusal(
-            row, field, f"is missing; it must be text that is not empty. The row has {there}."
-        )
+        raise _missing(row, field)
     return value
 
 
@@ -187,6 +201,17 @@ def _at(fields: Mapping[str, Any], path: str) -> Any:
         else:
             return _MISSING
     return value
+
+
+def _missing(row: Row, field: str) -> ValueError:
+    there = ", ".join(map(repr, row.fields)) or "no fields"
+    return _refusal(
+        row, field, f"is missing; it must be text that is not empty. The row has {there}."
+    )
+
+
+def _not_text(row: Row, field: str, value: Any) -> ValueError:
+    return _refusal(row, field, f"is {_shown(value)}; it must be text that is not empty.")
 
 
 def _refusal(row: Row, field: str, complaint: str) -> ValueError:

@@ -22,6 +22,8 @@ class Problems:
       held_out_preferences: pairs of held-out problems.
       charset: the characters of a tokenizer of characters, in order; None for those in the texts.
       notes: sentences about data that was left out.
+      unanswered: the complaint about the first row without the answer that its format names, for
+        rewards that read answers; empty if every row has it.
     """
 
     train: Sequence[Prompt]
@@ -32,6 +34,7 @@ class Problems:
     held_out_preferences: Sequence[Preference] = ()
     charset: str | None = None
     notes: Sequence[str] = ()
+    unanswered: str = ""
 
     def asking(self, train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Problems:
         """Returns the problems with these prompts alone, which get new numbers.

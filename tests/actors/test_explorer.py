@@ -4,7 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.actors.explorer import Explorer, ExplorerState
+from rl_sync.actors.episode_engine import EpisodeEngine
+from rl_sync.actors.episodes import End
+from rl_sync.actors.explorer import DifferentTaskError, Explorer, ExplorerState
+from rl_sync.ending import Ending
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
@@ -313,3 +316,50 @@ def test_other_requests_are_completed_beside_unfinished_groups_and_change_none_o
     assert [[one.tokens.tolist() for one in of] for of in alone] == [
         [one.tokens.tolist() for one in of] for of in found
     ]
+
+
+class Hearing:
+    """A director that hears of the episodes that begin, and ends them at once."""
+
+    def __init__(self):
+        self.begun = []
+
+    def begin(self, episodes):
+        self.begun += episodes
+
+    def answers(self, timeout_secs, all_of_them):
+        return [End(one.episode, Ending({}, {}, "done", "", turns=0)) for one in self.begun]
+
+    def close(self):
+        pass
+
+
+def _with_rows(**fields):
+    train = [one._replace(row={"kind": i, **fields}) for i, one in enumerate(TASK.train)]
+    director = Hearing()
+    engine = EpisodeEngine(_engine(), lambda: director, repeats=True)
+    task = dataclasses.replace(TASK, train=train)
+    return director, dataclasses.replace(EXPLORER, engine=engine, task=task)
+
+
+def test_episodes_begin_with_all_fields_of_the_explorers_own_row():
+    director, explorer = _with_rows(stones=[3, 4], prompt="not this one")
+    lease = _lease(1, prompt=5)._replace(prompt=TASK.train[5]._replace(row=None))
+    explorer.rollout(STATE, [lease])
+    asked = TASK.train[5]
+    fields = {"prompt": asked.text, "answer": asked.answer, "kind": 5, "stones": [3, 4]}
+    assert [one.row for one in director.begun] == [fields] * explorer.group_size
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TASK.train[5]._replace(text="1+1="),
+        TASK.train[5]._replace(answer="x"),
+        TASK.train[5]._replace(prompt_id=10_000),
+    ],
+)
+def test_a_lease_of_another_task_than_the_explorers_own_is_refused(other):
+    _, explorer = _with_rows()
+    with pytest.raises(DifferentTaskError, match=r"in the master, and .* in explorer 2\. Each"):
+        explorer.rollout(STATE, [_lease(1)._replace(prompt=other)])

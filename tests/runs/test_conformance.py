@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -10,10 +11,12 @@ import pytest
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SYNC_KINDS, SpanKind, sync_kind
 from rl_sync.observe.summary import overlap_secs, union_secs
+from rl_sync.runtime import wiring
 from tests.runs.conftest import EMBEDDED, ROOT, TEAMS, assert_same_bits, flags
 
 CHECKPOINT = f"--config.model.path={ROOT / 'tests' / 'data' / 'models' / 'qwen2'}"
 EPISODES = (
+    "--config.task.name=tests/runs/parrot.py:rows",
     "--config.environment.name=tests/runs/parrot.py:Parrot",
     "--config.environment.max_tokens=24",
     "--config.task.max_completion_tokens=3",
@@ -47,6 +50,7 @@ RUNS = {
         *flags("one_step_off_policy", transfer="checkpoint"),
         *EPISODES,
     ),
+    "synchronous, episodes": (*flags("synchronous", steps=6), *EPISODES),
     "custom (1, 4)": flags("custom", interval=1, offset=4),
     "custom (2, 3) by checkpoint": flags("custom", interval=2, offset=3, transfer="checkpoint"),
     "custom (2, 3) by server": flags("custom", interval=2, offset=3, transfer="server"),
@@ -73,6 +77,7 @@ RUNS = {
         *EPISODES,
     ),
     "synchronous, episodes, in teams": (*flags("synchronous", steps=6), *TEAMS, *EPISODES),
+    "two explorers, episodes": (*flags("multi_explorer", count=2, steps=30), *EPISODES),
     "asynchronous, streaming, in teams": (
         *flags("asynchronous", streaming=True, chunk_tokens=1, steps=12),
         *TEAMS,
@@ -104,6 +109,7 @@ WITH_REVERB = ("one step off-policy", "two explorers")
 RUNS = {name: some if name in WITH_REVERB else (*some, EMBEDDED) for name, some in RUNS.items()}
 EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
 LATEST = [name for name in RUNS if name not in EXACT]
+PLAYED = [name for name in RUNS if "episodes" in name]
 
 
 # Others have the same transfer, or as many explorers.
@@ -115,6 +121,8 @@ ALIKE = (
     "synchronous by server",
     "one step off-policy by checkpoint",
     "one step off-policy, episodes by checkpoint",
+    "synchronous, episodes",
+    "two explorers, episodes",
     "custom (2, 3) by checkpoint",
     "custom (2, 3) by server",
     "asynchronous, interval 2, collective",
@@ -200,6 +208,22 @@ def test_nothing_is_lost_or_doubled(runs, name):
     assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
     for entry in run.ledger:
         assert entry["event"] != "dropped" or entry["reason"]
+
+
+@of(*PLAYED)
+def test_environments_get_all_fields_of_their_row_in_training_and_in_evaluations(runs, name):
+    run = runs.get(*RUNS[name])
+    task = wiring.load_task(run.settings)
+    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    kinds: dict[bool, set[int]] = {False: set(), True: set()}
+    for one in judged:
+        prompts = task.held_out if one["held_out"] else task.train
+        assert one["episode"]["reason"] in ("done", "context"), one["episode"]
+        if one["episode"]["reason"] == "done":
+            kind = one["episode"]["metrics"]["kind"]
+            assert kind == (prompts[one["problem"]].row or {})["kind"]
+            kinds[one["held_out"]].add(kind)
+    assert all(len(of) > 10 for of in kinds.values()), kinds
 
 
 @every_run

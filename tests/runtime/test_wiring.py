@@ -199,6 +199,29 @@ def test_a_kernel_of_attention_that_cannot_express_the_rows_is_refused(fields, s
         wiring.load_task(settings)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "dataset", "own"])
+def test_rows_need_no_answer_where_the_environment_judges(tmp_path, kind):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a board"}\n{"prompt": "a second board"}\n')
+    (tmp_path / "rows.py").write_text("def rows():\n    return [{'prompt': x} for x in 'ab']\n")
+    fields: dict[str, object] = {"task__name": kind, "task__max_completion_tokens": 4}
+    if kind == "own":
+        fields |= {"task__name": f"{tmp_path}/rows.py:rows"}
+        fields |= {"task__dataset__held_out_fraction": 0.5}
+    else:
+        fields |= {f"task__{kind}__path": str(tmp_path / "rows.jsonl")}
+        fields |= {f"task__{kind}__held_out_fraction": 0.5}
+    fields |= {"warm_up__steps": 0}
+    task = wiring.load_task(settings_with(environment__name="guess", **fields))
+    assert (task.reward, task.train[0].answer) == ("environment", "")
+    for others in (
+        {"environment__name": "python"},  # It gives no rewards, so the task's own reward judges.
+        {"environment__name": "guess", "task__reward": "environment + 0.1 * exact"},
+        {},
+    ):
+        with pytest.raises(ConfigError, match=r"'answer' is missing"):
+            wiring.load_task(settings_with(**fields, **others))
+
+
 def test_the_tasks_reward_judges_where_the_environment_gives_no_rewards():
     for name, reward in (("python(seconds=2)", "exact"), ("calculator", "environment")):
         assert wiring.load_task(settings_with(environment__name=name)).reward == reward

@@ -233,7 +233,7 @@ def test_a_row_that_does_not_fit_is_named_by_file_and_line(tmp_path, row, settin
 
 
 def test_a_row_of_a_list_or_a_table_is_named_by_its_number(tmp_path):
-    rows = [{"prompt": "p", "answer": "a"}, {"prompt": "p", "answer": " "}]
+    rows = [{"prompt": f"p{i}", "answer": " " if i == 1 else "a"} for i in range(10)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for name in ("rows.json", "rows.parquet"):

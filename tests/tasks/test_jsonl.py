@@ -191,3 +191,53 @@ def test_the_reward_is_that_of_the_task_section(tmp_path):
     assert _load(path).reward == "exact"
     task = load(name="jsonl", jsonl__path=path, reward="exact + 0.1*final_answer")
     assert task.reward == "exact + 0.1*final_answer"
+
+
+BOARDS = [{"prompt": f"board {i}", "stones": i, **more} for i, more in enumerate(
+    [{}, {"answer": None}, {"answer": ""}, {"answer": " "}, {"answer": "7"}, {}, {}, {}]
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("reward", ["environment", "environment(name='won') + 0.1 * language"])
+def test_a_row_needs_no_answer_where_no_reward_reads_it(tmp_path, reward, held_out):
+    path = _file(tmp_path, BOARDS)
+    other = _file(tmp_path, BOARDS[:2], "other.jsonl") if held_out else None
+    task = load(
+        name="jsonl",
+        jsonl__path=path,
+        jsonl__held_out_path=other,
+        reward=reward,
+        max_completion_tokens=4,
+    )
+    assert {one.answer for one in task.train} <= {"", "7"}
+    assert all(one.fields["stones"] == int(one.text.split()[1]) for one in task.train)
+    assert {one.text for one in task.demonstrations} <= {"board 4"}
+
+
+@pytest.mark.parametrize("reward", [None, "exact", "environment + 0.1 * math", "own.py:reward"])
+def test_a_row_needs_an_answer_where_a_reward_may_read_it(tmp_path, reward):
+    more = {} if reward is None else {"reward": reward}
+    rows = [*_rows(8), {"prompt": "board"}]
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 9: 'answer' is missing"):
+        load(name="jsonl", jsonl__path=_file(tmp_path, rows), max_completion_tokens=4, **more)
+    held_out = _file(tmp_path, [{"prompt": "board", "answer": ""}], "other.jsonl")
+    with pytest.raises(ValueError, match=r"other\.jsonl, line 1: 'answer' is ''; it must be text"):
+        load(
+            name="jsonl",
+            jsonl__path=_file(tmp_path, _rows(8)),
+            jsonl__held_out_path=held_out,
+            **more,
+        )
+
+
+def test_an_answer_that_is_no_text_is_refused_even_where_none_is_needed(tmp_path):
+    path = _file(tmp_path, [*BOARDS, {"prompt": "x", "answer": {"a": 1}}])
+    with pytest.raises(ValueError, match=r"line 9: 'answer' is {'a': 1}"):
+        load(name="jsonl", jsonl__path=path, reward="environment", max_completion_tokens=4)
+
+
+def test_without_any_answer_the_length_of_completions_has_to_be_said(tmp_path):
+    path = _file(tmp_path, [{"prompt": f"board {i}"} for i in range(20)])
+    with pytest.raises(ValueError, match=r"task\.max_completion_tokens is not set, and the task"):
+        load(name="jsonl", jsonl__path=path, reward="environment")
