@@ -4,6 +4,9 @@ A program gets namespaces of its own (users, processes, network, IPC, host name,
 cleared environment, the system read-only, empty memory disks at `/tmp` and `/dev/shm`, no
 capabilities, and a filter of system calls. Its processes die when its first one does, when the
 layer's command is killed, and when the process that started that command dies.
+
+A namespace of users that root makes holds root: its user is still the one who owns the machine's
+settings in `/proc/sys`. So root either becomes another user inside, or before.
 """
 
 from __future__ import annotations
@@ -16,13 +19,23 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from rl_sync.sandbox import layer, seccomp
 
 _TMP = "/tmp"
 _FOLDER, _INSIDE = "/program", "/inside"
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
+_LEAST_SPARE = 10_000
+_TO_DROP = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
 _turns = itertools.count()
+
+
+_USERS = {
+    "own": "own user",
+    "dropped": "own user in a user namespace",
+    "ours": "user namespace",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +44,22 @@ class Bubblewrap:
 
     Attributes:
       binary: the path of `bwrap`.
-      own_user: whether a program runs as a user that nobody else is, which only root can arrange.
-        Otherwise it runs as our user in a namespace where that user has no rights.
+      user: the user of a program. `own`: one that nobody else is, without a namespace of users,
+        which only root with all its rights can arrange. `dropped`: one that nobody else is, who
+        makes a namespace of users; root becomes that user before it starts `bwrap`. `ours`: our
+        user, in a namespace where that user has no rights; never if that is the machine's root.
       has_proc: whether a program sees `/proc` with its own processes. Some containers forbid it.
     """
 
     binary: str
-    own_user: bool
+    user: Literal["own", "dropped", "ours"]
     has_proc: bool = True
 
     @property
     def name(self) -> str:
         """The layer, and how this variant differs."""
-        user = "own user" if self.own_user else "user namespace"
         proc = "" if self.has_proc else ", no /proc"
-        return f"bubblewrap ({self.binary}, {user}{proc})"
+        return f"bubblewrap ({self.binary}, {_USERS[self.user]}{proc})"
 
     @property
     def languages(self) -> frozenset[str] | None:
@@ -53,17 +67,39 @@ class Bubblewrap:
         return None
 
     def prepare(self) -> None:
-        """Does nothing: the layer is ready."""
+        """Checks that a program would not run as the machine's root.
+
+        Raises:
+          SandboxError: it would.
+        """
+        if self.user == "ours":
+            if is_root_of_machine():
+                raise layer.SandboxError(
+                    "root's user namespace would hold the machine's root, who may change its "
+                    "settings"
+                )
+            return
+        _spare_user()
+        if self.user == "dropped" and (missing := _missing_rights()):
+            raise layer.SandboxError(
+                f"root needs {', '.join(missing)} to start a program as another user, and a "
+                "user namespace of root itself would hold the machine's root"
+            )
 
     def command(self, job: layer.Job) -> layer.Command:
-        """Makes the command that runs a job in new namespaces."""
-        uid = _spare_user() if self.own_user else -1
+        """Makes the command that runs a job in new namespaces.
+
+        Raises:
+          SandboxError: the program would run as the machine's root.
+        """
+        self.prepare()
+        uid = -1 if self.user == "ours" else _spare_user()
         descriptors: tuple[int, ...] = ()
         argv = [self.binary, *_NAMESPACES, "--unshare-cgroup-try"]
-        if not self.own_user:
+        if self.user != "own":
             argv.append("--unshare-user")
         argv += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-        if self.own_user:
+        if self.user == "own":
             argv += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         for name, value in layer.ENVIRONMENT.items():
             argv += ["--setenv", name, value]
@@ -71,9 +107,11 @@ class Bubblewrap:
         if (code := seccomp.program()) is not None:
             descriptors = (_file_of(code),)
             argv += ["--seccomp", str(descriptors[0])]
-        python = layer.launch_arguments(job, folder=_FOLDER, inside=_INSIDE, uid=uid)
+        inside_uid = uid if self.user == "own" else -1
+        python = layer.launch_arguments(job, folder=_FOLDER, inside=_INSIDE, uid=inside_uid)
         argv += ["--chdir", _TMP, "--", layer.interpreter(), *python]
-        return layer.Command(argv, descriptors, environment={})
+        user = uid if self.user == "dropped" else None
+        return layer.Command(argv, descriptors, environment={}, user=user)
 
     def _mounts(self, job: layer.Job) -> list[str]:
         """Lists the options that make the file system."""
@@ -97,17 +135,53 @@ class Bubblewrap:
         if self.has_proc:
             # The first process is bubblewrap's own: it has no filter of system calls.
             options += ["--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
+            # The machine's settings are in it, and who may change them is not bubblewrap's to say.
+            options += ["--remount-ro", "/proc"]
         options += ["--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def variants() -> Iterator[Bubblewrap]:
     """Yields the variants that this machine may be able to run, the strongest first."""
-    users = (True, False) if os.geteuid() == 0 else (False,)
+    users: list[Literal["own", "dropped", "ours"]] = ["ours"]
+    if is_root_of_machine():
+        users = ["own", "dropped"]
+    elif os.geteuid() == 0:
+        users = ["own", "dropped", "ours"]
     for has_proc in (True, False):
         for binary in binaries():
-            for own_user in users:
-                yield Bubblewrap(binary, own_user, has_proc)
+            for user in users:
+                yield Bubblewrap(binary, user, has_proc)
+
+
+def is_root_of_machine() -> bool:
+    """Tells whether this process is the user who owns the machine's settings.
+
+    The root of a namespace of users is another user outside, whom the kernel refuses them.
+    """
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/uid_map") as lines:
+        if any(outside == "0" for _, outside, _ in map(str.split, lines)):
+            return True
+    try:
+        # Opened, not written. A file system that is read-only is found after the user's rights.
+        os.close(os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _missing_rights() -> list[str]:
+    """Returns the capabilities that this process lacks to run, and to end, another user's."""
+    held = 0
+    with open("/proc/self/status") as lines:
+        for line in lines:
+            if line.startswith("CapEff:"):
+                held = int(line.split()[1], 16)
+    return [name for name, bit in _TO_DROP.items() if not held >> bit & 1]
 
 
 def binaries() -> list[str]:
@@ -123,11 +197,19 @@ def binaries() -> list[str]:
 
 
 def _spare_user() -> int:
-    """Returns a user id that no account has, and no other program of this moment."""
+    """Returns a user id that no account has, and no other program of this moment.
+
+    Raises:
+      SandboxError: this namespace of users has none.
+    """
     with open("/proc/self/uid_map") as lines:
         highest = max(int(first) + int(length) for first, _, length in map(str.split, lines)) - 1
     # Half of the ids are above any account's. Process ids are at most 22 bits.
     base = min(highest, 1 << 31) // 2
+    if base < _LEAST_SPARE:
+        raise layer.SandboxError(
+            f"root needs user ids of no account, and this user namespace has {highest + 1} ids"
+        )
     return base + (os.getpid() * 16 + next(_turns) % 16) % (base - 1)
 
 

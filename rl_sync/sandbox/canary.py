@@ -14,6 +14,21 @@ import time
 
 SECRET, FOLDER, PORT, SOCKET, PROCESS, VICTIM, LIMIT = ast.literal_eval(sys.argv[1])
 
+SETTINGS = (
+    "/proc/sys/kernel/core_pattern",
+    "/proc/sys/kernel/modprobe",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/randomize_va_space",
+    "/proc/sys/vm/overcommit_memory",
+    "/proc/sys/fs/binfmt_misc/register",
+    "/proc/sysrq-trigger",
+    "/proc/kcore",
+    "/sys/kernel/uevent_helper",
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/power/state",
+    "/sys/fs/cgroup/cgroup.procs",
+)
+
 
 def read_secret():
     open(SECRET).read()
@@ -64,6 +79,31 @@ def reach_abstract_socket():
     socket.socket(socket.AF_UNIX).connect("\0" + SOCKET)
 
 
+def change_settings_of_the_machine():
+    """Opens files of the kernel for writing, and writes nothing."""
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+    def files():
+        # A sandbox may allow to open what it does not list.
+        yield from SETTINGS
+        for top in ("/proc", "/sys"):
+            for folder, folders, names in os.walk(top):
+                if folder == "/proc":
+                    # What belongs to this process alone is its own to change.
+                    own = ("self", "thread-self", str(os.getpid()))
+                    folders[:] = [name for name in folders if name not in own]
+                for name in names:
+                    yield os.path.join(folder, name)
+
+    for path in files():
+        try:
+            os.close(os.open(path, flags))
+        except OSError:
+            continue
+        return
+    raise OSError("none can be opened")
+
+
 def fork_without_end():
     started = []
     try:
@@ -97,6 +137,7 @@ for attack in (
     reach_unix_socket,
     reach_abstract_socket,
     kill_process_outside,
+    change_settings_of_the_machine,
     fork_without_end,
 ):
     try:

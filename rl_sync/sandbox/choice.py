@@ -16,7 +16,7 @@ from pathlib import Path
 from rl_sync.sandbox import bubblewrap, landlock, wasm
 from rl_sync.sandbox.cache import cache_folder
 from rl_sync.sandbox.layer import Layer, SandboxError
-from rl_sync.sandbox.probe import fault
+from rl_sync.sandbox.probe import CANARY, fault
 from rl_sync.sandbox.unconfined import Unconfined
 from rl_sync.spelling import require_one_of
 
@@ -63,7 +63,6 @@ def _choose(kind: str) -> tuple[Layer | None, str]:
             return layer, ""
     faults = []
     for layer in installed:
-        layer.prepare()
         if (reason := fault(layer)) is None:
             _log.info("Programs of completions run in the sandbox %s.", layer.name)
             _write(cache, layer.name)
@@ -94,7 +93,7 @@ def _refusal(kind: str, faults: str) -> str:
 
 def _cache_file(kind: str) -> Path:
     """Returns the file that remembers a choice until the next boot, for this user and container."""
-    facts = [kind, sys.prefix]
+    facts = [kind, sys.prefix, CANARY.read_text()]
     for source in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/user", "/proc/self/ns/mnt"):
         with contextlib.suppress(OSError):
             facts.append(os.readlink(source) if "/ns/" in source else Path(source).read_text())

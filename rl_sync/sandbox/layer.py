@@ -54,12 +54,14 @@ class Command:
       descriptors: file descriptors that it inherits, which its starter closes.
       environment: its environment variables.
       scratch: a temporary folder that it uses, which its starter removes; "" for none.
+      user: the user, and group, to start it as; None for ours.
     """
 
     argv: Sequence[str]
     descriptors: tuple[int, ...] = ()
     environment: Mapping[str, str] = dataclasses.field(default_factory=lambda: ENVIRONMENT)
     scratch: str = ""
+    user: int | None = None
 
 
 class Layer(Protocol):
@@ -76,7 +78,11 @@ class Layer(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Does what has to be done once on a machine before the first command."""
+        """Does what has to be done once on a machine before the first command.
+
+        Raises:
+          SandboxError: the layer cannot be trusted, or made, here.
+        """
         ...
 
     def command(self, job: Job) -> Command:

@@ -15,7 +15,8 @@ from rl_sync.sandbox.layer import Layer, SandboxError
 from rl_sync.sandbox.limits import MIB, Limits
 from rl_sync.sandbox.sandbox import Sandbox
 
-_CANARY = Path(__file__).with_name("canary.py")
+CANARY = Path(__file__).with_name("canary.py")
+"""The file of the hostile program."""
 _PLACE = "ast.literal_eval(sys.argv[1])"
 _LIMITS = Limits(wall_secs=10.0, memory_bytes=512 * MIB, processes=8)
 _VARIABLE = "RL_SYNC_CANARY"
@@ -23,9 +24,13 @@ _VARIABLE = "RL_SYNC_CANARY"
 
 def fault(layer: Layer) -> str | None:
     """Returns the reason not to trust a layer on this machine; None if it withstood all attacks."""
+    try:
+        layer.prepare()
+    except SandboxError as error:
+        return str(error)
     with _targets() as targets, _variable(), _victim() as victim:
         values = (*targets, os.getpid(), victim.pid, _LIMITS.processes)
-        source = _CANARY.read_text()
+        source = CANARY.read_text()
         assert _PLACE in source, "the canary has a place for its targets"
         program = source.replace(_PLACE, repr(values))
         sandbox = Sandbox(layer, _LIMITS)

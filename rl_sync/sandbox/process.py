@@ -60,13 +60,21 @@ class Confined:
                 env=dict(command.environment),
                 pass_fds=command.descriptors,
                 start_new_session=True,
+                user=command.user,
+                group=command.user,
+                extra_groups=None if command.user is None else [],
             )
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(f"The sandbox {layer.name} did not start: {error}") from error
         finally:
             for descriptor in command.descriptors:
                 os.close(descriptor)
         self._open: dict[IO[bytes], bytearray] = {}
+        if command.user is not None:
+            given = (end for end in (stdin, stdout) if isinstance(end, int))
+            made = (self._process.stdin, self._process.stdout, self._process.stderr)
+            for end in (*given, *(pipe.fileno() for pipe in made if pipe is not None)):
+                os.fchmod(end, 0o666)  # So that the other user can open /dev/stdin.
         for pipe, collected in (
             (self._process.stdout, self.stdout),
             (self._process.stderr, self.stderr),
