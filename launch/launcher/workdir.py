@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,16 +40,20 @@ class Resumption(NamedTuple):
       warm_up: the warm-up step; None if the warm-up is over.
       step: the trainer step; None in the warm-up.
       changes: the changed settings.
+      jump: a line about a learning rate that is not the one that the run would have gone on with;
+        empty where it is.
     """
 
     warm_up: int | None
     step: int | None
     changes: tuple[Change, ...] = ()
+    jump: str = ""
 
     def __str__(self) -> str:
         where = f"warm-up step {self.warm_up}" if self.step is None else f"trainer step {self.step}"
         told = [f"  with {change}" for change in self.changes if change.is_told]
-        return "\n".join([f"Goes on from {where}.", *told])
+        jump = [f"  WARNING: {self.jump}"] if self.jump else []
+        return "\n".join([f"Goes on from {where}.", *told, *jump])
 
 
 def saved(workdir: Workdir) -> tuple[int | None, int | None]:
@@ -122,7 +127,8 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
     if path.exists() and saved(workdir) != (None, None):
         changes = tuple(changes_between(read_config(path), config))
         warm_up, step, damaged = _whole(workdir)
-        resumption = Resumption(warm_up, step, changes)
+        jump = _jump(settings, step, changes)
+        resumption = Resumption(warm_up, step, changes, jump)
         _check(workdir, settings, task, resumption)
         if damaged:
             newest_whole(_snapshots(workdir, resumption), aside=True, say=_warn)
@@ -191,10 +197,35 @@ def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resu
         ) from error
 
 
+def _jump(settings: RunSettings, step: int | None, changes: Sequence[Change]) -> str:
+    """Says how the number of trainer steps changes the learning rate of the next one."""
+    names = "trainer.steps", "optimizer.schedule_steps"
+    before = {change.setting: change.before for change in changes if change.setting in names}
+    optimizer, steps = settings.optimizer, settings.trainer.steps
+    if not step or not before:
+        return ""
+    horizon = before.get(names[1], optimizer.schedule_steps)
+    former = dataclasses.replace(optimizer, schedule_steps=horizon)
+    former_steps = before.get(names[0], steps)
+    taken = step * optimizer.updates_per_batch
+    then = float(former.rate(former.updates(former_steps))(taken))
+    now = float(optimizer.rate(optimizer.updates(steps))(taken))
+    if math.isclose(then, now, rel_tol=0.05):
+        return ""
+    return (
+        f"the learning rate of trainer step {step + 1} is {now:.2g}, and would have been"
+        f" {then:.2g}, since optimizer.schedule={optimizer.schedule} ends after"
+        f" {optimizer.schedule_steps or steps} steps now, and ended after"
+        f" {horizon or former_steps}. --config.optimizer.schedule_steps={horizon or former_steps}"
+        " goes on as before."
+    )
+
+
 def _record(workdir: Workdir, resumption: Resumption) -> None:
     with contextlib.closing(JsonLinesWriter(workdir.resumed)) as lines:
         changes = [change._asdict() for change in resumption.changes]
-        lines.write({"time": time.time(), **resumption._asdict(), "changes": changes})
+        where = {"warm_up": resumption.warm_up, "step": resumption.step}
+        lines.write({"time": time.time(), **where, "changes": changes})
 
 
 def _clear_weights(directory: str) -> None:

@@ -278,7 +278,7 @@ class Trainer:
     @functools.cached_property
     def _critic(self) -> Critic:
         assert self.critic is not None
-        updates = self.steps * self.optimizer.updates_per_batch
+        updates = self.optimizer.updates(self.steps)
         return Critic(
             self.critic,
             self.model,
@@ -295,8 +295,9 @@ class Trainer:
 
     @property
     def _policy_updates(self) -> int:
-        """Updates of the policy in RL."""
-        return (self.steps - self._critic_steps) * self.optimizer.updates_per_batch
+        """Updates of the policy at whose end its learning rate's schedule ends."""
+        critic_alone = self._critic_steps * self.optimizer.updates_per_batch
+        return max(1, self.optimizer.updates(self.steps) - critic_alone)
 
     def _rate(self, schedule: optax.Schedule, opt_state: Any) -> Float[Array, ""]:
         """Returns the learning rate of the next update."""

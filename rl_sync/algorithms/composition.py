@@ -239,6 +239,13 @@ class Composition:
         return not (self.demonstrations_only or self.scores)
 
     @property
+    def learning(self) -> str:
+        """One word for what the trainer steps do."""
+        if self.scores:
+            return "training"
+        return "SFT" if self.demonstrations_only else "RL"
+
+    @property
     def needs_reference(self) -> bool:
         """Says whether there is a reference model."""
         return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference

@@ -126,7 +126,7 @@ def _state(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the bytes of a state on each device, and of the parts of it that are offloaded."""
     trained = _trained(model, layout)
-    updates = settings.trainer.steps * settings.optimizer.updates_per_batch
+    updates = settings.optimizer.updates(settings.trainer.steps)
     optimizer = settings.optimizer.reinforcement(updates)
     held = {
         "parameters": memory.device_bytes(param_like(model, layout)),

@@ -45,8 +45,17 @@ class OptimizerConfig:
     )
     schedule: str = setting(
         "constant",
-        "Course of RL's learning rate from the ramp to the last update of the run.",
+        "Course of RL's learning rate from the ramp to the last update of `schedule_steps`.",
         choices=tuple(SCHEDULES),
+    )
+    schedule_steps: int | None = setting(
+        None,
+        "Trainer steps at whose end `schedule` has come to `final_share`, where the learning rate"
+        " stays from then on.",
+        least=1,
+        implied="`trainer.steps`, so that a run resumed with another number of them jumps to"
+        " another learning rate",
+        free="always",
     )
     warm_up_schedule: str = setting(
         "cosine",
@@ -55,7 +64,7 @@ class OptimizerConfig:
     )
     final_share: float = setting(
         0.0,
-        "Share of the learning rate that `schedule` ends at, after the last update of the run.",
+        "Share of the learning rate that `schedule` ends at.",
         least=0,
         greatest=1,
     )
@@ -114,11 +123,15 @@ class OptimizerConfig:
         shares = self._shares(self.warm_up_schedule, updates, 0.0)
         return self._ramped(self.warm_up_learning_rate, shares)
 
+    def updates(self, steps: int) -> int:
+        """Returns the updates at whose end the schedule ends, in a run of so many trainer steps."""
+        return (self.schedule_steps or steps) * self.updates_per_batch
+
     def reinforcement(self, updates: int) -> optax.GradientTransformation:
         """The optimizer of the RL steps.
 
         Args:
-          updates: of the whole run; where the schedule ends.
+          updates: where the schedule ends; see `updates`.
         """
         return self._transformation(self.rate(updates))
 

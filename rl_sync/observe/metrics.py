@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.observe.jsonlines import read_json_lines
+from rl_sync.observe.metric_catalog import LINE_FIELDS
 from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, standing
 from rl_sync.workdir import Workdir
 
@@ -24,6 +26,11 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
     found = read_json_lines(Workdir(workdir).metrics, strict=False)
     lines = standing(found, is_void)
     return [line for line in lines if phase is None or line.get("phase") == phase]
+
+
+def measured(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of a line, without the fields that say what it is of."""
+    return {name: value for name, value in line.items() if name not in LINE_FIELDS}
 
 
 def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ the start of the first rollout to the end of the last train step.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable
 
@@ -25,8 +26,9 @@ class RoleSummary:
       busy_secs: the time at work of any kind, in at least one thread.
       sync_secs: the time without work in which weights are moved.
       idle_secs: the rest: waits, and time without spans.
-      wait_secs: seconds by the reason of the wait, longest first. A wait of one thread while
-        another works counts here, but not in `idle_secs`.
+      wait_secs: seconds by the reason of the wait, longest first. Only time in which the role
+        neither works nor moves weights counts: one thread may wait for the next batch while
+        another trains.
     """
 
     role: str
@@ -57,7 +59,7 @@ class RunSummary:
       roles: the summary of each role, explorers first.
       rollout_secs, train_secs: the total time, summed over explorers.
       overlap_secs: seconds in which at least one explorer generated while the trainer trained.
-      wait_secs: seconds by the reason of the wait, summed over roles.
+      wait_secs: seconds by the reason of the wait, summed over roles; see `RoleSummary`.
       rollout_tokens, trained_tokens: totals of the rollouts and train steps that ended in the
         phase.
       carried_over: how often a rollout left an unfinished group to the next rollout.
@@ -301,12 +303,13 @@ def _summarize_role(role: str, phase: list[Span], wall_secs: float) -> RoleSumma
 
 def _wait_secs(spans: Iterable[Span]) -> dict[str, float]:
     """Sums wait seconds by reason, longest first; waits of different roles add up."""
-    waits: dict[str, dict[str, list[Span]]] = {}
-    for span in of_kind(spans, SpanKind.WAIT):
-        reason = span.attributes.get("reason", "something")
-        waits.setdefault(reason, {}).setdefault(span.role, []).append(span)
-    totals = {
-        reason: sum(union_secs(role_spans) for role_spans in by_role.values())
-        for reason, by_role in waits.items()
-    }
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+    spans = list(spans)
+    totals: collections.Counter[str] = collections.Counter()
+    for role in {span.role for span in spans}:
+        others = of_kind(spans, *WORK_KINDS, *SYNC_KINDS, role=role)
+        waits: dict[str, list[Span]] = {}
+        for span in of_kind(spans, SpanKind.WAIT, role=role):
+            parts = uncovered(span, others)
+            waits.setdefault(span.attributes.get("reason", "something"), []).extend(parts)
+        totals.update({reason: union_secs(parts) for reason, parts in waits.items()})
+    return {reason: secs for reason, secs in totals.most_common() if secs > 0}

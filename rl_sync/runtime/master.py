@@ -35,7 +35,7 @@ from rl_sync.algorithms.screening import FAULTS
 from rl_sync.observe import accuracy, alarms
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.observe.jsonlines import RecordsError
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.observe.metrics import measured, read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.observe.outcome import Outcome, record_end, record_start
 from rl_sync.observe.progress import Progress
@@ -176,7 +176,15 @@ class MasterServer:
         self._progress.resume()
         for line in read_metrics(self._settings.workdir, "rl"):
             self._watch.add(line)
+        for line in read_metrics(self._settings.workdir, "evaluation"):
+            self._add(Result(evaluations={self._moment(line["step"]): measured(line)}))
         self._evaluations.resume(call.step)
+
+    def _moment(self, step: int) -> str:
+        """Names the moment of an evaluation before the run was resumed."""
+        if step == 0:
+            return f"before {self._settings.algorithm.learning}"
+        return f"after step {step}"
 
     def _begin(self, call: calls.Begin) -> None:
         # Leases that were given after the snapshot was taken have had their ids.

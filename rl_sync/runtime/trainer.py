@@ -255,11 +255,7 @@ class TrainerLoop:
 
     @property
     def _learning(self) -> str:
-        """One word for what the trainer steps do."""
-        algorithm = self.session.settings.algorithm
-        if algorithm.scores:
-            return "training"
-        return "SFT" if algorithm.demonstrations_only else "RL"
+        return self.session.settings.algorithm.learning
 
     def _evaluate(self, state: TrainState, moment: str) -> None:
         self.evaluator.hand_in(state.params, moment, int(state.step))

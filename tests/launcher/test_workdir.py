@@ -121,6 +121,42 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
 
 
 @pytest.mark.parametrize(
+    ("first", "then", "horizon"),
+    [
+        ({"trainer__steps": 40}, {"trainer__steps": STEP + 1}, 40),
+        ({"trainer__steps": 6}, {"trainer__steps": 400}, 6),
+        ({"trainer__steps": 12}, {"trainer__steps": 12, "optimizer__schedule_steps": 5}, 12),
+    ],
+)
+def test_a_jump_of_the_learning_rate_is_told_with_both_rates_and_the_way_to_avoid_it(
+    began, first, then, horizon
+):
+    course = {"optimizer__schedule": "cosine", "optimizer__ramp_updates": 0}
+    directory = began(**first, **course)
+    settings = read_settings(json.loads(directory.config.read_text()))
+    taken = STEP * settings.optimizer.updates_per_batch
+    rate = settings.optimizer.rate(settings.optimizer.updates(first["trainer__steps"]))(taken)
+    *_, told = str(prepare(directory, **then, **course)).splitlines()
+    assert told.startswith(f"  WARNING: the learning rate of trainer step {STEP + 1} is ")
+    assert f"would have been {float(rate):.2g}" in told
+    assert told.endswith(f"--config.optimizer.schedule_steps={horizon} goes on as before.")
+
+
+@pytest.mark.parametrize(
+    ("course", "kept"),
+    [
+        ({"optimizer__schedule": "cosine"}, {"optimizer__schedule_steps": 40}),
+        ({"optimizer__schedule": "constant"}, {}),
+    ],
+)
+def test_a_learning_rate_that_stays_as_it_was_is_not_told(began, course, kept):
+    directory = began(trainer__steps=40, **course)
+    resumption = prepare(directory, trainer__steps=90, **course, **kept)
+    assert resumption.step == STEP
+    assert "learning rate" not in str(resumption)
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {},

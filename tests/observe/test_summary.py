@@ -75,6 +75,29 @@ def test_a_hand_made_run_sums_up_as_by_hand():
     assert (summary.mean_staleness, summary.max_staleness) == (0.25, 1)
 
 
+def test_a_wait_beside_work_or_a_transfer_of_the_same_role_does_not_count():
+    """The trainer reads the next batch while it trains, and sends weights while it reads."""
+    spans = [
+        _span(0, 30, step=1, version=0, tokens=10, leases=[0]),
+        _span(0, 12, SpanKind.WAIT, "trainer", reason="experiences"),
+        _span(2, 9, SpanKind.TRAIN, "trainer", step=1, leases=[0], versions=[0], tokens=5),
+        _span(12, 20, SpanKind.SYNC_CHECKPOINT, "trainer", version=1),
+        _span(13, 24, SpanKind.WAIT, "trainer", reason="experiences"),
+        _span(23, 30, SpanKind.TRAIN, "trainer", step=2, leases=[0], versions=[0], tokens=5),
+    ]
+    summary = summarize(spans)
+    trainer = summary.role("trainer")
+    assert trainer.wait_secs == {"experiences": 2 + 3 + 3} == summary.wait_secs
+    assert trainer.idle_secs == 8
+    assert (trainer.busy_secs, trainer.sync_secs) == (14, 8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_role_waits_for_no_reason_longer_than_it_is_idle(mode):
+    for role in summarize(simulate(mode)).roles:
+        assert all(secs <= role.idle_secs + 1e-9 for secs in role.wait_secs.values())
+
+
 def test_groups_that_were_carried_over_are_counted_and_told_where_there_are_any():
     spans = _hand_made_run()
     assert "carried over" not in "\n".join(describe(summarize(spans)))

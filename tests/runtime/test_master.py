@@ -38,7 +38,9 @@ from rl_sync.processes.calls import (
     Heartbeat,
     LeaseGrant,
     Report,
+    Resumed,
     Trained,
+    WriteMetrics,
 )
 from rl_sync.processes.judging_calls import (
     AskJudgements,
@@ -329,6 +331,14 @@ def test_what_is_reported_of_a_run_adds_up(program, master):
     )
     assert type(decode(encode(summary))) is Summary
     assert decode(encode(summary)) == summary
+
+
+def test_a_run_that_goes_on_knows_the_evaluations_before_it_was_interrupted(program, master):
+    first, later = {"accuracy": 0.25, "problems": 8}, {"accuracy": 0.75, "problems": 8}
+    for step, values in ((0, first), (4, later), (8, {"accuracy": 0.5, "problems": 8})):
+        master(WriteMetrics("evaluation", step, values))
+    master(Resumed(5, None))
+    assert master(Close()).result.evaluations == {"before RL": first, "after step 4": later}
 
 
 def test_the_end_of_a_run_is_recorded_with_what_stopped_it(master, tmp_path):
