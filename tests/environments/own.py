@@ -181,6 +181,7 @@ class Hostile:
             "recursive": lambda: user("t", tools=(_endless(),)),
             "garbage": lambda: (_to_all_sockets(b"\x03\x00\x00\x00abc"), time.sleep(1000)),
             "long frame": lambda: (_to_all_sockets(b"\xff\xff\xff\xff"), time.sleep(1000)),
+            "half a frame": lambda: (_to_all_sockets(b"\x00\x10\x00\x00abc"), time.sleep(1000)),
             "numpy": lambda: Outcome({"score": np.float32(0.5)}, metrics={"n": np.int64(3)}),
         }
         if text.startswith("wait "):

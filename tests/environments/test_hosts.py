@@ -517,3 +517,50 @@ def test_episodes_beyond_the_workers_are_queued_until_others_end():
 def _answered(host):
     (answer,) = host.answers(30.0)
     return answer
+
+
+def test_a_long_answer_that_is_ready_at_once_is_in_time_however_late_the_caller_looks():
+    with hosting("Hostile", workers=3, limit_secs=1.0) as host:
+        begun(host, 1, 2, 3)
+        for episode, characters in ((1, 2_000_000), (2, 30_000_000), (3, 150_000)):
+            host.step(episode, Reply(f"say {characters}"))
+        time.sleep(3.0)  # As while a chunk is decoded.
+        found = next_answers(host, 3)
+        assert [len(text_of(found[episode])) for episode in (1, 2, 3)] == [
+            2_000_000,
+            30_000_000,
+            150_000,
+        ]
+
+
+def test_a_long_request_goes_out_while_nobody_looks():
+    with hosting("Counting(start=1)", workers=1, limit_secs=1.0) as host:
+        begun(host, 1, turns=9)
+        host.step(1, Reply("ä" * 8_000_000))
+        time.sleep(3.0)
+        assert len(text_of(next_answers(host)[1])) == 8_000_002
+
+
+def test_a_look_that_finds_the_beginning_of_an_answer_waits_for_its_end():
+    """The thread that reads may get no time, as while another holds the interpreter."""
+    with hosting("Hostile", workers=2, limit_secs=1.0) as host:
+        begun(host, 1, 2)
+        courier, channel = host._pool._courier, host._pool.workers[0].channel
+        courier.unwatch(channel._socket)
+        host.step(1, Reply("say 20000000"))
+        host.step(2, Reply("sleep"))
+        time.sleep(2.0)
+        found = dict(host.answers(0.0))
+        courier.watch(channel._socket, channel)
+        while len(found) < 2:
+            found |= next_answers(host)
+    assert len(text_of(found[1])) == 20_000_000
+    assert found[2].kind == "time-out"
+
+
+def test_an_answer_that_never_ends_is_late_all_the_same():
+    with hosting("Hostile", workers=1, limit_secs=0.6) as host:
+        begun(host, 1)
+        failure = stepped(host, 1, "half a frame")
+        assert failure.kind == "time-out"
+        assert "the answer to step took longer than 0.6 s to arrive" in failure.why

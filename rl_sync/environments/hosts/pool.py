@@ -8,6 +8,7 @@ import time
 from typing import NamedTuple
 
 from rl_sync.environments.hosts.channel import Channel
+from rl_sync.environments.hosts.courier import Courier
 from rl_sync.environments.hosts.forks import Forks, ServerLostError
 from rl_sync.environments.hosts.host import Failure, Kind
 from rl_sync.environments.hosts.limits import Limits
@@ -17,7 +18,7 @@ from rl_sync.environments.hosts.worker import READY, Method
 _LAST_WORDS_SECS = 1.0
 """The time from the end of a worker's channel to the news how the worker ended."""
 _MOST_LOSSES = 3
-_SERVER = 0  # The selector's key of the fork server; workers are numbered from 1.
+_SERVER, _BELL = 0, 1  # The selector's keys of the fork server, and of the courier.
 _NEVER = float("inf")
 
 
@@ -31,6 +32,7 @@ class Worker:
       limit_secs: the time for that, from when a worker that has started gets the request.
       deadline: the end of the time for an answer, a start, or the news of its end.
       has_started: whether it takes requests.
+      is_answering: whether the first part of its answer has arrived, which stops its clock.
     """
 
     number: int
@@ -40,6 +42,7 @@ class Worker:
     asked: Method | None = None
     limit_secs: float = 0.0
     has_started: bool = False
+    is_answering: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -75,12 +78,18 @@ class Pool:
     def __init__(self, reference: str, limits: Limits) -> None:
         self._reference, self._limits = reference, limits
         self._selector = selectors.DefaultSelector()
+        self._courier = Courier()
+        self._selector.register(self._courier.bell, selectors.EVENT_READ, _BELL)
         self._workers: dict[int, Worker] = {}
         self._news: list[News] = []
         self._forked = 0
         self._losses = 0
         self._forks: Forks | None = None
-        self._begin_forks()
+        try:
+            self._begin_forks()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def workers(self) -> list[Worker]:
@@ -101,7 +110,7 @@ class Pool:
     def ask(self, worker: Worker, method: Method, data: bytes, limit_secs: float) -> None:
         """Sends a request to a worker that has none."""
         assert worker.asked is None, "a worker answers one request at a time"
-        worker.asked, worker.limit_secs = method, limit_secs
+        worker.asked, worker.limit_secs, worker.is_answering = method, limit_secs, False
         if worker.has_started and worker.channel.is_open:
             worker.deadline = time.monotonic() + limit_secs
         worker.channel.send(data)
@@ -130,6 +139,7 @@ class Pool:
         """Ends all workers."""
         for worker in self.workers:
             self._remove(worker)
+        self._courier.close()
         self._selector.close()
         if self._forks is not None:
             self._forks.close()
@@ -156,21 +166,21 @@ class Pool:
             return None
         worker = Worker(
             number=self._forked,
-            channel=Channel(sock, self._selector, self._forked),
+            channel=Channel(sock, self._courier, self._forked),
             deadline=time.monotonic() + self._limits.start_secs,
         )
         self._workers[worker.number] = worker
         return worker
 
     def _read(self, timeout_secs: float) -> None:
-        for key, events in self._selector.select(timeout_secs):
-            if key.data == _SERVER:
-                self._hear_of_ends()
-            # An end that was heard of before may have removed it.
-            elif (worker := self._workers.get(key.data)) is not None:
-                if events & selectors.EVENT_WRITE:
-                    worker.channel.flush()
-                self._hear(worker)
+        ready = {key.data for key, _ in self._selector.select(timeout_secs)}
+        if _BELL in ready:
+            for number in sorted(self._courier.heard()):
+                # An end that was heard of before may have removed it.
+                if (worker := self._workers.get(number)) is not None:
+                    self._hear(worker)
+        if _SERVER in ready:
+            self._hear_of_ends()
 
     def _hear(self, worker: Worker) -> None:
         """Reads what a worker has sent."""
@@ -210,7 +220,7 @@ class Pool:
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
         for worker in self.workers:
-            if now < worker.deadline:
+            if now < worker.deadline or self._has_answered_after_all(worker, now):
                 continue
             if not worker.channel.is_open:
                 self._lose(worker, "died", "its worker closed the channel to the host")
@@ -219,10 +229,23 @@ class Pool:
                     f"its worker took longer than start_secs={self._limits.start_secs:g} to start"
                 )
                 self._lose(worker, "time-out", late)
+            elif worker.is_answering:
+                late = f"the answer to {worker.asked} took longer than {worker.limit_secs:g} s"
+                self._lose(worker, "time-out", f"{late} to arrive, and its worker was killed")
             else:
                 late = f"{worker.asked} took longer than {worker.limit_secs:g} s"
                 self._lose(worker, "time-out", f"{late}, and its worker was killed")
             self._kill(worker)
+
+    def _has_answered_after_all(self, worker: Worker, now: float) -> bool:
+        """Looks for what has arrived since; an answer that has begun has time to arrive."""
+        self._hear(worker)
+        if worker.number not in self._workers or now < worker.deadline:
+            return True
+        if not worker.channel.is_open or not worker.channel.is_receiving or worker.is_answering:
+            return False
+        worker.is_answering, worker.deadline = True, now + worker.limit_secs
+        return worker.has_started
 
     def _lose(self, worker: Worker, kind: Kind, why: str) -> None:
         if worker.number in self._workers:
