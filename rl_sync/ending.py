@@ -11,6 +11,9 @@ REASONS = ("done", "turns", "tokens", "context", "parse error", "time-out", "env
 CUTS = ("turns", "tokens", "context")
 """Those of a limit of the episode."""
 
+POLICY = "policy"
+"""Who plays where a policy does, before the version of its weights."""
+
 FAILURES = ("time-out", "environment failure")
 """Those that say nothing about the policy."""
 
@@ -27,6 +30,20 @@ class Fault(NamedTuple):
     why: str
 
 
+class Move(NamedTuple):
+    """A reply of a player in a game of several.
+
+    Attributes:
+      player: the player, from 0.
+      by: who played: `policy` and the versions of its weights, or a scripted opponent's name.
+      text: the reply; a long one is cut.
+    """
+
+    player: int
+    by: str
+    text: str
+
+
 class Ending(NamedTuple):
     """The end of an episode, as its environment told it.
 
@@ -40,6 +57,8 @@ class Ending(NamedTuple):
       segments: runs of append-only tokens, 1 unless a template rewrote what was said before.
       faults: the beginnings of the episode that failed, in their order; if it failed, the last one
         is this end.
+      seat: in a game of several players, the one who learns.
+      moves: in such a game, all replies in their order.
     """
 
     rewards: Mapping[str, float]
@@ -49,6 +68,8 @@ class Ending(NamedTuple):
     turns: int
     segments: int = 1
     faults: tuple[Fault, ...] = ()
+    seat: int | None = None
+    moves: tuple[Move, ...] = ()
 
     @property
     def failed(self) -> bool:

@@ -40,6 +40,19 @@ def alone(what: str, thunk: Callable[[], T]) -> T:
 
 
 @dataclasses.dataclass
+class _Opponent:
+    """An opponent's conversation in an episode.
+
+    Attributes:
+      held: the last reply, whose cache the engine holds.
+      turns: the number of replies.
+    """
+
+    held: Handle | None = None
+    turns: int = 0
+
+
+@dataclasses.dataclass
 class _Episode:
     """An episode under way.
 
@@ -47,6 +60,7 @@ class _Episode:
       rewards: of the replies that were answered.
       attempt: the number of its beginnings, from 0.
       held: the last reply, whose cache the engine holds.
+      opponents: of other players that the engine plays, by their numbers.
       streams: whether the director hears the reply under way.
       heard: the number of tokens that it has heard of it.
     """
@@ -58,6 +72,7 @@ class _Episode:
     rewards: tuple[float, ...] = ()
     attempt: int = 0
     held: Handle | None = None
+    opponents: dict[int, _Opponent] = dataclasses.field(default_factory=dict)
     streams: bool = False
     heard: int = 0
 
@@ -65,9 +80,23 @@ class _Episode:
     def turns(self) -> int:
         return len(self.trajectory.replies)
 
-    @property
-    def seed(self) -> tuple[int, ...]:
-        return (*self.request.seed, self.index, self.attempt, self.turns)
+    def seed(self, opponent: int | None) -> tuple[int, ...]:
+        """Returns the seed of the next reply of the policy, or of an opponent."""
+        if opponent is None:
+            return (*self.request.seed, self.index, self.attempt, self.turns)
+        turns = self.opponents[opponent].turns
+        return (*self.request.seed, self.index, self.attempt, turns, 1 + opponent)
+
+    def held_of(self, opponent: int | None) -> Handle | None:
+        """Returns the last reply of the policy, or of an opponent."""
+        return self.held if opponent is None else self.opponents[opponent].held
+
+    def hold(self, opponent: int | None, handle: Handle | None) -> None:
+        """Notes the last reply of the policy, or of an opponent."""
+        if opponent is None:
+            self.held = handle
+        else:
+            self.opponents[opponent].held = handle
 
 
 class EpisodeEngine:
@@ -97,7 +126,7 @@ class EpisodeEngine:
         self._make_director, self._repeats, self._agree = director, repeats, agree
         self._made: Director | None = None
         self._playing: dict[int, _Episode] = {}
-        self._replying: dict[tuple[int, int], int] = {}
+        self._replying: dict[tuple[int, int], tuple[int, int | None]] = {}
         self._opening: dict[int, list[Continue | End]] = {}
         self._tickets = self._episodes = 0
 
@@ -145,7 +174,9 @@ class EpisodeEngine:
             for index in range(request.completions):
                 self._playing[self._episodes] = _Episode(self._tickets, index, request)
                 seed = int(np.random.SeedSequence(request.seed).generate_state(1)[0])
-                begun.append(Begin(self._episodes, request.row, seed))
+                begun.append(
+                    Begin(self._episodes, request.row, seed, request.number, request.examines)
+                )
                 self._episodes += 1
             self._opening[self._tickets] = []
             self._tickets += 1
@@ -214,7 +245,7 @@ class EpisodeEngine:
         """Returns what was drawn of replies that stream, since the director last heard of them."""
         streamed = {
             Handle(*key): number
-            for key, number in self._replying.items()
+            for key, (number, _) in self._replying.items()
             if self._playing[number].streams
         }
         sayings = []
@@ -239,7 +270,8 @@ class EpisodeEngine:
         for answer in answers:
             episode = self._playing[answer.episode]
             if isinstance(answer, End):
-                self._release(episode)
+                for speaker in (None, *episode.opponents):
+                    self._release(episode, speaker)
                 del self._playing[answer.episode]
                 # The last reply has a reward too, and one before a failure may have none.
                 given = (*episode.rewards, answer.reward)[: episode.turns]
@@ -274,75 +306,102 @@ class EpisodeEngine:
         request, first = episodes[0].request, turns[0]
         alike = all(
             np.array_equal(one.ids, first.ids)
-            and (one.stop_strings, one.room) == (first.stop_strings, first.room)
+            and (one.stop_strings, one.room, one.opponent)
+            == (first.stop_strings, first.room, first.opponent)
             for one in turns
         )
         if not alike or any(one.restarts for one in turns) or len(turns) < request.completions:
             for episode, answer in zip(episodes, turns, strict=True):
                 self._go_on(episode, answer)
             return
-        sampling = _sampling(request.sampling, first)
+        sampling = _sampling(request, first)
         (ticket,) = self.engine.submit(
             [CompletionRequest(first.ids, sampling, request.completions, request.seed, held=True)]
         )
         for episode, answer in zip(episodes, turns, strict=True):
-            episode.trajectory = begin_segment(episode.trajectory, answer.ids)
+            self._begin_segment(episode, answer)
             self._reply_begins(ticket, episode.index, answer)
+
+    def _begin_segment(self, episode: _Episode, answer: Continue) -> None:
+        """Begins a conversation with a turn; an opponent's is no part of the trajectory."""
+        if answer.opponent is None:
+            episode.trajectory = begin_segment(episode.trajectory, answer.ids)
+        else:
+            episode.opponents.setdefault(answer.opponent, _Opponent())
 
     def _go_on(self, episode: _Episode, answer: Continue) -> None:
         """Begins the reply to a turn."""
         if answer.restarts:
-            episode.trajectory, episode.rewards = _NOTHING_SAID, ()
-            episode.attempt += 1
-        if episode.turns:
+            self._restart(episode)
+        speaker = answer.opponent
+        if speaker is None and episode.turns:
             episode.rewards += (answer.reward,)
-        sampling = _sampling(episode.request.sampling, answer)
+        sampling = _sampling(episode.request, answer)
         if answer.begins_segment:
-            self._release(episode)
-            episode.trajectory = begin_segment(episode.trajectory, answer.ids)
+            self._release(episode, speaker)
+            self._begin_segment(episode, answer)
+            seed = episode.seed(speaker)
             (ticket,) = self.engine.submit(
-                [CompletionRequest(answer.ids, sampling, seed=episode.seed, held=True)]
+                [CompletionRequest(answer.ids, sampling, seed=seed, held=True)]
             )
         else:
-            assert episode.held is not None, "only a new segment has no reply before it"
-            episode.trajectory = append_turn(episode.trajectory, answer.ids)
-            ticket = self.engine.extend(
-                episode.held, answer.ids, sampling, seed=episode.seed, held=True
-            )
+            held, seed = episode.held_of(speaker), episode.seed(speaker)
+            assert held is not None, "only a new segment has no reply before it"
+            if speaker is None:
+                episode.trajectory = append_turn(episode.trajectory, answer.ids)
+            ticket = self.engine.extend(held, answer.ids, sampling, seed=seed, held=True)
         self._reply_begins(ticket, 0, answer)
 
     def _reply_begins(self, ticket: int, index: int, answer: Continue) -> None:
         episode = self._playing[answer.episode]
         episode.streams, episode.heard = answer.streams, 0
-        self._replying[ticket, index] = answer.episode
+        self._replying[ticket, index] = answer.episode, answer.opponent
 
-    def _release(self, episode: _Episode) -> None:
-        """Lets the engine forget what it holds of an episode."""
-        if episode.held is not None:
-            self.engine.release(episode.held)
-            episode.held = None
+    def _restart(self, episode: _Episode) -> None:
+        """Drops all that was said in an episode, which begins again."""
+        for speaker in (None, *episode.opponents):
+            self._release(episode, speaker)
+        episode.trajectory, episode.rewards, episode.opponents = _NOTHING_SAID, (), {}
+        episode.attempt += 1
+
+    def _release(self, episode: _Episode, speaker: int | None) -> None:
+        """Lets the engine forget what it holds of the policy or an opponent in an episode."""
+        if speaker is not None and speaker not in episode.opponents:
+            return
+        if (held := episode.held_of(speaker)) is not None:
+            self.engine.release(held)
+            episode.hold(speaker, None)
 
     def _said(self, completion: Completion) -> Said:
         """Records a finished reply."""
-        number = self._replying.pop((completion.ticket, completion.index))
+        number, speaker = self._replying.pop((completion.ticket, completion.index))
         episode = self._playing[number]
-        episode.held = Handle(completion.ticket, completion.index)
-        episode.trajectory = append_reply(
-            episode.trajectory, completion.tokens, completion.logprobs, completion.versions
-        )
+        episode.hold(speaker, completion.handle)
+        if speaker is None:
+            episode.trajectory = append_reply(
+                episode.trajectory, completion.tokens, completion.logprobs, completion.versions
+            )
+        else:
+            episode.opponents[speaker].turns += 1
         return Said(
             episode=number,
             tokens=completion.tokens,
             is_cut=completion.finish == "length",
             logprobs=completion.logprobs,
             versions=completion.versions,
+            opponent=speaker,
         )
 
 
-def _sampling(sampling: Sampling, answer: Continue) -> Sampling:
-    """The choices of a reply: with the stop strings of the turn, and within the episode's room."""
+def _sampling(request: EpisodeRequest, answer: Continue) -> Sampling:
+    """The choices of a reply: with the stop strings of the turn, and within the episode's room.
+
+    Opponents draw at random also where the policy takes the likeliest tokens.
+    """
+    sampling = request.sampling
     return dataclasses.replace(
         sampling,
+        greedy=sampling.greedy and answer.opponent is None,
         max_new_tokens=min(sampling.max_new_tokens, answer.room),
         min_new_tokens=min(sampling.min_new_tokens, answer.room),
         stop_strings=tuple(dict.fromkeys((*sampling.stop_strings, *answer.stop_strings))),

@@ -24,12 +24,16 @@ class EpisodeRequest:
       completions: the number of episodes.
       seed: the seed of the draws and, with its first two numbers, of the environments: all episodes
         of a request begin alike.
+      number: in games of several players, the number with which seats go round.
+      examines: whether the episodes are an evaluation's, with its opponent.
     """
 
     row: Mapping[str, Any]
     sampling: Sampling
     completions: int = 1
     seed: tuple[int, ...] = (0,)
+    number: int = 0
+    examines: bool = False
 
 
 class Begin(NamedTuple):
@@ -38,6 +42,8 @@ class Begin(NamedTuple):
     episode: int
     row: Mapping[str, Any]
     seed: int
+    number: int = 0
+    examines: bool = False
 
 
 class Said(NamedTuple):
@@ -47,6 +53,7 @@ class Said(NamedTuple):
       tokens: the ids that it drew.
       is_cut: whether it ends because it has the largest number of tokens.
       logprobs, versions: see `append_reply`.
+      opponent: see `Continue`.
     """
 
     episode: int
@@ -54,6 +61,7 @@ class Said(NamedTuple):
     is_cut: bool
     logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
+    opponent: int | None = None
 
 
 class Saying(NamedTuple):
@@ -76,6 +84,8 @@ class Continue(NamedTuple):
       stop_strings: texts that end the reply besides those of the sampling.
       room: the most tokens of the reply.
       streams: whether the director hears the reply while it is drawn.
+      opponent: the player whose turn it is, if that is an opponent: the turn continues that
+        player's conversation, of which nothing is learned. None for the policy that learns.
     """
 
     episode: int
@@ -86,6 +96,7 @@ class Continue(NamedTuple):
     stop_strings: tuple[str, ...] = ()
     room: int = 1 << 30
     streams: bool = False
+    opponent: int | None = None
 
 
 class End(NamedTuple):

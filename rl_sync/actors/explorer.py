@@ -224,6 +224,7 @@ class Explorer:
                 sampling=sampling,
                 completions=self.group_size,
                 seed=(self.seed, lease.ordinal, lease.attempt),
+                number=lease.ordinal,
             )
             for lease in leases
         ]

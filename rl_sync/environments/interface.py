@@ -94,6 +94,9 @@ class Turn:
         episode may have several conversations; `ANEW` where they are a whole conversation; None
         where they follow the last reply. If it is given, `tools` are all that may be called.
       most_tokens: the most tokens of the reply; None for those of the run.
+      player: in a game of several players, whose turn it is, from 0. The messages are that
+        player's, and so is the conversation.
+      moves: the legal replies, of which scripted opponents choose; no policy sees them.
     """
 
     messages: tuple[Message, ...]
@@ -103,6 +106,8 @@ class Turn:
     reward: float = 0.0
     after: int | None = None
     most_tokens: int | None = None
+    player: int = 0
+    moves: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,6 +181,19 @@ class Reply:
 
 
 @dataclasses.dataclass(frozen=True)
+class Standing:
+    """The end of a game as one of several players has it.
+
+    Attributes:
+      rewards: rewards by name, which count for the player's whole episode.
+      metrics: other numbers by name, to be logged.
+    """
+
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """The end of an episode.
 
@@ -186,6 +204,7 @@ class Outcome:
       reason: the reason of the end.
       messages: last messages, for the record; the policy does not see them.
       why: more about the reason.
+      standings: of a game of several players, in place of rewards: each player's, in their order.
     """
 
     rewards: Mapping[str, float]
@@ -193,10 +212,36 @@ class Outcome:
     reason: Reason = "done"
     messages: tuple[Message, ...] = ()
     why: str = ""
+    standings: tuple[Standing, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeatedTurn(Turn):
+    """A turn of a policy at a table with other players; see `rl_sync.environments.table`.
+
+    Attributes:
+      learns: whether it is that of the player who learns, and not of an opponent.
+      seat: the player who learns.
+      played: the scripted moves since the answer before: player, name and reply.
+    """
+
+    learns: bool
+    seat: int
+    played: tuple[tuple[int, str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeatedOutcome(Outcome):
+    """The end of a game as the player who learns has it; see `SeatedTurn`."""
+
+    seat: int
+    played: tuple[tuple[int, str, str], ...]
 
 
 class Environment(Protocol):
     """One episode at a time: `reset`, then `step` until it returns an outcome.
+
+    A game of several players has an attribute `players` once it is reset: how many there are.
 
     Each method is plain or `async`. `close` is called once, when no episode will follow, also after
     an error.
@@ -215,3 +260,8 @@ class Environment(Protocol):
 
     def close(self) -> Awaitable[None] | None:
         """Gives back what the environment holds."""
+
+
+def players_of(environment: Environment) -> int:
+    """Returns the number of players of a game that was reset; 1 where it does not say."""
+    return getattr(environment, "players", 1)

@@ -6,6 +6,7 @@ import dataclasses
 
 from rl_sync.environments.calls import CALL_FORMATS
 from rl_sync.environments.catalog import ENVIRONMENTS, is_own
+from rl_sync.environments.opponents import SCRIPTS, SELF, is_scripted, parse_opponent
 from rl_sync.setting import check, setting
 from rl_sync.spelling import require_one_of
 
@@ -83,6 +84,25 @@ class EnvironmentSettings:
         least=0,
     )
 
+    opponent: str = setting(
+        SELF,
+        "In games of several players, who plays against the policy in training: the policy"
+        f" itself (`{SELF}`), a scripted player ({', '.join(f'`{name}`' for name in SCRIPTS)}), or"
+        " one of your own, `path/to/file.py:function`, with options as in"
+        " `file.py:function(level=3)`.",
+    )
+    evaluation_opponent: str = setting(
+        "random",
+        "The same in evaluations: a scripted player, as only the success against one that stays"
+        " the same can be compared.",
+    )
+    seat: int | None = setting(
+        None,
+        "In games of several players, the one that the policy learns as, from 0.",
+        least=0,
+        implied="each by turns, group after group",
+    )
+
     aside_bytes: int = setting(
         0,
         "Host memory of each explorer, for keys and values of episodes whose slots others need"
@@ -95,5 +115,21 @@ class EnvironmentSettings:
 
     def __post_init__(self) -> None:
         check(self, "environment")
+        for name in ("opponent", "evaluation_opponent"):
+            try:
+                parse_opponent(getattr(self, name))
+            except ValueError as error:
+                raise ValueError(f"environment.{name}={getattr(self, name)}: {error}") from error
+        if not is_scripted(self.evaluation_opponent):
+            raise ValueError(
+                f"environment.evaluation_opponent={self.evaluation_opponent} changes with training,"
+                " so success against it says nothing: use a scripted player, such as random."
+            )
         if self.name is not None and not is_own(self.name):
             require_one_of("environment.name", self.name.partition("(")[0].strip(), ENVIRONMENTS)
+
+    @property
+    def opponents(self) -> tuple[str, ...]:
+        """The scripted opponents in training and evaluations."""
+        both = dict.fromkeys((self.opponent, self.evaluation_opponent))
+        return tuple(name for name in both if is_scripted(name))

@@ -18,8 +18,11 @@ from rl_sync.environments.interface import (
     Outcome,
     Reason,
     Reply,
+    SeatedOutcome,
+    Standing,
     ToolCall,
     Turn,
+    players_of,
 )
 
 _SHOWN_CHARACTERS = 200
@@ -90,6 +93,7 @@ class _Place:
 
     def __init__(self, environment: Environment, method: str) -> None:
         self.name = f"{type(environment).__name__}.{method}()"
+        self.players = players_of(environment)
 
     def refuse(self, rule: str, value: Any, way_out: str) -> NoReturn:
         shown = repr(value)
@@ -116,22 +120,31 @@ class _Place:
                 "must give deadline_secs above 0", deadline, "Use None for no limit of its own."
             )
         self._check_number("the reward of a turn", turn.reward)
+        if type(turn.player) is not int or not 0 <= turn.player < self.players:
+            rule = f"must give a player from 0 to {self.players - 1}"
+            self.refuse(rule, turn.player, "A game of several players sets self.players in reset.")
+        for move in self._tuple("moves", turn.moves):
+            if not isinstance(move, str):
+                self.refuse("must give moves that are texts", move, "Use str(...).")
         self._check_count("after", turn.after, ANEW)
         self._check_count("most_tokens", turn.most_tokens, 1)
 
     def check_outcome(self, outcome: Outcome) -> None:
-        for field in ("rewards", "metrics"):
-            values = getattr(outcome, field)
-            if not isinstance(values, Mapping):
-                self.refuse(f"must give {field} by name", values, f"Use {field}={{'name': 1.0}}.")
-            for name, value in values.items():
-                if not isinstance(name, str) or not name:
-                    self.refuse(f"must give {field} names that are texts", name, "Name it.")
-                self._check_number(f"{field}[{name!r}]", value)
+        self._check_values(outcome)
+        for standing in self._tuple("standings", outcome.standings):
+            if not isinstance(standing, Standing):
+                self.refuse("must give standings that are Standing records", standing, "Use them.")
+            self._check_values(standing)
+        is_seated = isinstance(outcome, SeatedOutcome)
+        if outcome.standings and not is_seated and len(outcome.standings) != self.players:
+            rule = f"must give a Standing of each of its {self.players} players"
+            way_out = "A game of several players sets self.players in reset."
+            self.refuse(rule, outcome.standings, way_out)
         if outcome.reason not in get_args(Reason):
             reasons = ", ".join(map(repr, get_args(Reason)))
             self.refuse("must give a known reason", outcome.reason, f"Choose one of {reasons}.")
-        if outcome.reason == "done" and not outcome.rewards and not outcome.why:
+        is_judged = outcome.rewards or outcome.standings
+        if outcome.reason == "done" and not is_judged and not outcome.why:
             self.refuse(
                 "must give a reward where the reason is 'done'",
                 outcome.rewards,
@@ -140,6 +153,16 @@ class _Place:
         self._check_messages(outcome.messages)
         if not isinstance(outcome.why, str):
             self.refuse("must say why in a text", outcome.why, "Use str(...).")
+
+    def _check_values(self, record: Outcome | Standing) -> None:
+        for field in ("rewards", "metrics"):
+            values = getattr(record, field)
+            if not isinstance(values, Mapping):
+                self.refuse(f"must give {field} by name", values, f"Use {field}={{'name': 1.0}}.")
+            for name, value in values.items():
+                if not isinstance(name, str) or not name:
+                    self.refuse(f"must give {field} names that are texts", name, "Name it.")
+                self._check_number(f"{field}[{name!r}]", value)
 
     def _check_messages(self, messages: Any) -> None:
         for message in self._tuple("messages", messages):

@@ -6,11 +6,11 @@ import dataclasses
 from typing import NamedTuple
 
 from rl_sync.actors.events import GroupsJudged
-from rl_sync.ending import Ending, Fault
+from rl_sync.ending import Ending, Fault, Move
 from rl_sync.processes.messages import record
 from rl_sync.processes.rpc import Call
 
-for _class in (Ending, Fault, GroupsJudged):
+for _class in (Ending, Fault, GroupsJudged, Move):
     record(_class)
 
 

@@ -7,8 +7,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+from jaxtyping import Int
+
 from rl_sync.actors.episodes import Begin, Continue, End, Said, Saying
-from rl_sync.ending import FAILURES, Ending, Fault
+from rl_sync.ending import FAILURES, POLICY, Ending, Fault, Move
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.history import Exchange
 from rl_sync.environments.hosts.host import Failure, Host, Result
@@ -19,9 +22,12 @@ from rl_sync.environments.interface import (
     Outcome,
     Part,
     Reply,
+    SeatedOutcome,
+    SeatedTurn,
     StreamedTurn,
     Turn,
 )
+from rl_sync.environments.opponents import Seating
 from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import REFUSE, SEGMENT, EnvironmentSettings
 from rl_sync.processes.failures import RunError
@@ -29,43 +35,29 @@ from rl_sync.processes.messages import record
 
 _POLL_SECS = 0.25
 _LINE_CHARACTERS = 300
+_MOVE_CHARACTERS = 500
 
 for _class in (Continue, End):
     record(_class)
 
 
 @dataclasses.dataclass
-class _Dialogue:
-    """An episode so far.
+class _Side:
+    """The conversation of one player with the game; an episode of one player has one.
 
     Attributes:
-      begun: what it began with; it begins again with the same after a failure.
-      faults: its earlier beginnings, which failed.
-      history: its replies, each with all before it.
+      history: the replies, each with all before it.
       asked: the prompt of the next reply.
-      hear: hears parts of that reply; None where nobody does.
-      heard: the ids of the parts so far.
-      tokens: of all its segments.
+      tokens: of all segments.
       segments: runs of append-only tokens.
       calls: calls of tools.
-      rewards: the sum of the rewards of its turns.
-      deadline_secs, until: the longest time for the reply to the last turn, and its end.
-      limit: the limit that ends it, once one is reached.
     """
 
-    begun: Begin
-    faults: tuple[Fault, ...] = ()
     history: list[Exchange] = dataclasses.field(default_factory=list)
     asked: Exchange | None = None
-    hear: Callable[[Part], None] | None = None
-    heard: list[int] = dataclasses.field(default_factory=list)
     tokens: int = 0
     segments: int = 0
     calls: int = 0
-    rewards: float = 0.0
-    deadline_secs: float = math.inf
-    until: float = math.inf
-    limit: str = ""
 
     @property
     def turns(self) -> int:
@@ -81,6 +73,54 @@ class _Dialogue:
         if turn.after == ANEW or (turn.after is None and not self.history):
             return None
         return self.history[-1 if turn.after is None else turn.after]
+
+
+@dataclasses.dataclass
+class _Dialogue:
+    """An episode so far.
+
+    Attributes:
+      begun: what it began with; it begins again with the same after a failure.
+      faults: its earlier beginnings, which failed.
+      side: of the policy that learns.
+      opponents: of other players that a policy plays, by their numbers.
+      seat: the player who learns, in a game of several.
+      moves: all replies in such a game.
+      hear: hears parts of the next reply; None where nobody does.
+      heard: the ids of the parts so far.
+      rewards: the sum of the rewards of its turns.
+      deadline_secs, until: the longest time for the reply to the last turn, and its end.
+      limit: the limit that ends it, once one is reached.
+      has_begun: whether a policy was asked since its last beginning.
+    """
+
+    begun: Begin
+    faults: tuple[Fault, ...] = ()
+    side: _Side = dataclasses.field(default_factory=_Side)
+    opponents: dict[int, _Side] = dataclasses.field(default_factory=dict)
+    seat: int | None = None
+    moves: list[Move] = dataclasses.field(default_factory=list)
+    hear: Callable[[Part], None] | None = None
+    heard: list[int] = dataclasses.field(default_factory=list)
+    rewards: float = 0.0
+    deadline_secs: float = math.inf
+    until: float = math.inf
+    limit: str = ""
+    has_begun: bool = False
+
+    @property
+    def turns(self) -> int:
+        """Number of replies of the policy that learns."""
+        return self.side.turns
+
+    def side_of(self, opponent: int | None) -> _Side:
+        """Returns the side of the policy that learns, or of an opponent."""
+        return self.side if opponent is None else self.opponents.setdefault(opponent, _Side())
+
+    def note(self, answer: SeatedTurn | SeatedOutcome) -> None:
+        """Notes what the table tells: the seat, and the moves of scripted opponents."""
+        self.seat = answer.seat
+        self.moves += [Move(player, by, _short(text)) for player, by, text in answer.played]
 
 
 class Director:
@@ -127,9 +167,10 @@ class Director:
         for saying in sayings:
             dialogue = self._dialogues[saying.episode]
             assert dialogue.hear is not None, "somebody hears the reply"
-            assert dialogue.asked is not None, "the policy replies to a turn"
+            asked = dialogue.side.asked
+            assert asked is not None, "the policy replies to a turn"
             dialogue.heard += saying.tokens.tolist()
-            drawn = Drawn(dialogue.asked.prompt, saying.tokens, saying.logprobs, saying.versions)
+            drawn = Drawn(asked.prompt, saying.tokens, saying.logprobs, saying.versions)
             dialogue.hear(Part(self._reader.beginning(dialogue.heard), drawn))
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
@@ -171,7 +212,10 @@ class Director:
 
     def _ask_for_first_turn(self, begun: Begin) -> None:
         self._awaited.add(begun.episode)
-        self._host.begin(begun.episode, begun.row, begun.seed)
+        settings = self._settings
+        opponent = settings.evaluation_opponent if begun.examines else settings.opponent
+        seating = Seating(begun.number, settings.seat, opponent)
+        self._host.begin(begun.episode, begun.row, begun.seed, seating)
 
     def _give(self, dialogue: _Dialogue, reply: Reply) -> None:
         """Gives a reply to the environment, and awaits its answer."""
@@ -180,14 +224,16 @@ class Director:
 
     def _taken(self, dialogue: _Dialogue, said: Said) -> Reply:
         """Reads a reply, and adds it to the history."""
-        asked = dialogue.asked
+        side = dialogue.side_of(said.opponent)
+        asked = side.asked
         assert asked is not None, "the policy replies to a turn"
-        reply = self._reader.reply(said.tokens.tolist(), said.is_cut, dialogue.calls)
-        dialogue.tokens += len(said.tokens)
-        dialogue.calls += len(reply.tool_calls)
-        dialogue.history.append(
-            dataclasses.replace(asked, tokens=said.tokens, reply=reply.message())
-        )
+        reply = self._reader.reply(said.tokens.tolist(), said.is_cut, side.calls)
+        side.tokens += len(said.tokens)
+        side.calls += len(reply.tool_calls)
+        side.history.append(dataclasses.replace(asked, tokens=said.tokens, reply=reply.message()))
+        if dialogue.seat is not None:
+            player = dialogue.seat if said.opponent is None else said.opponent
+            dialogue.moves.append(Move(player, _policy(said.versions), _short(reply.text)))
         drawn = Drawn(asked.prompt, said.tokens, said.logprobs, said.versions)
         return dataclasses.replace(reply, drawn=drawn)
 
@@ -197,6 +243,8 @@ class Director:
             return None  # Of an environment that was given up.
         self._awaited.discard(episode)
         dialogue = self._dialogues[episode]
+        if isinstance(answer, SeatedTurn | SeatedOutcome):
+            dialogue.note(answer)
         if isinstance(answer, Failure) and not dialogue.limit:
             return self._failed(dialogue, answer)
         if isinstance(answer, Failure):  # It has not borne its limit, which counts all the same.
@@ -219,13 +267,15 @@ class Director:
 
     def _continued(self, dialogue: _Dialogue, turn: Turn) -> Continue | End | None:
         """Renders a turn, or ends an episode that has no room for it."""
+        opponent = turn.player if isinstance(turn, SeatedTurn) and not turn.learns else None
+        side = dialogue.side_of(opponent)
         dialogue.rewards += turn.reward
-        if dialogue.limit or dialogue.turns >= self._settings.max_turns:
+        if dialogue.limit or side.turns >= self._settings.max_turns:
             return self._limited(dialogue, turn, dialogue.limit or "turns")
         try:
-            asked = self._asked(dialogue, turn)
+            asked = self._asked(side, turn)
         except IndexError:
-            why = f"the environment's Turn.after={turn.after} is none of {dialogue.turns} replies"
+            why = f"the environment's Turn.after={turn.after} is none of {side.turns} replies"
             self._host.end(dialogue.begun.episode)
             return self._failed(dialogue, Failure(why, "nonsense"))
         except ValueError as error:
@@ -235,26 +285,29 @@ class Director:
                 return self._failed(dialogue, Failure(why, "nonsense"))
             self._give(dialogue, Reply("", refusal=str(error)))
             return None
-        goes_on = asked.before is not None and asked.before is dialogue.history[-1]
+        goes_on = asked.before is not None and asked.before is side.history[-1]
         ids = asked.given if goes_on else asked.prompt
-        room = self._settings.max_tokens - dialogue.tokens - len(ids)
+        room = self._settings.max_tokens - side.tokens - len(ids)
         if room < 1:
             return self._limited(dialogue, turn, "context")
-        dialogue.asked = asked
+        side.asked = asked
         dialogue.hear, dialogue.heard = turn.hear if isinstance(turn, StreamedTurn) else None, []
-        dialogue.tokens += len(ids)
-        dialogue.segments += not goes_on
+        side.tokens += len(ids)
+        side.segments += not goes_on
         dialogue.deadline_secs = turn.deadline_secs or math.inf
         dialogue.until = time.monotonic() + dialogue.deadline_secs
+        restarts = bool(dialogue.faults) and not dialogue.has_begun
+        dialogue.has_begun = True
         return Continue(
             episode=dialogue.begun.episode,
             ids=ids,
             begins_segment=not goes_on,
-            restarts=bool(dialogue.faults) and not dialogue.turns,
+            restarts=restarts,
             reward=turn.reward,
             stop_strings=turn.stop_strings,
             room=min(room, turn.most_tokens or room),
             streams=dialogue.hear is not None,
+            opponent=opponent,
         )
 
     def _limited(self, dialogue: _Dialogue, turn: Turn, limit: str) -> End | None:
@@ -268,9 +321,9 @@ class Director:
         self._give(dialogue, Reply("", is_cut=True))
         return None
 
-    def _asked(self, dialogue: _Dialogue, turn: Turn) -> Exchange:
+    def _asked(self, side: _Side, turn: Turn) -> Exchange:
         """Renders a turn behind the exchange that it follows."""
-        before = dialogue.before(turn)
+        before = side.before(turn)
         if before is None:
             step = self._bridge.first(turn)
             return Exchange(None, step.conversation, step.ids)
@@ -308,10 +361,23 @@ class Director:
             reason=reason,
             why=why,
             turns=dialogue.turns,
-            segments=max(1, dialogue.segments),
+            segments=max(1, dialogue.side.segments),
             faults=(*dialogue.faults, *faults),
+            seat=dialogue.seat,
+            moves=tuple(dialogue.moves),
         )
         return End(dialogue.begun.episode, ending, reward)
+
+
+def _policy(versions: Int[np.ndarray, " T"]) -> str:
+    """Names the versions of the weights that drew a reply."""
+    first, last = (int(versions.min()), int(versions.max())) if versions.size else (0, 0)
+    return f"{POLICY} {first}" if first == last else f"{POLICY} {first} to {last}"
+
+
+def _short(text: str) -> str:
+    """Returns a reply as records have it."""
+    return text if len(text) <= _MOVE_CHARACTERS else f"{text[: _MOVE_CHARACTERS - 1]}…"
 
 
 def _line(why: str) -> str:

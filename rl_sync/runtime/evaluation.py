@@ -64,8 +64,10 @@ class Examination:
                     sampling=self.sampling,
                     completions=self.samples,
                     seed=(_SEED, self.seed, prompt.prompt_id),
+                    number=number,
+                    examines=True,
                 )
-                for prompt in self.prompts
+                for number, prompt in enumerate(self.prompts)
             ]
         tokens, lengths = self.task.encode_prompts([prompt.text for prompt in self.prompts])
         return [

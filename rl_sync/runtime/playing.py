@@ -9,6 +9,7 @@ from rl_sync.environments.catalog import reference_of
 from rl_sync.environments.hosts.choice import host_of
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.limits import Limits
+from rl_sync.environments.opponents import script_of
 from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import EnvironmentSettings
 from rl_sync.rollout.engine import Engine
@@ -42,6 +43,8 @@ def check_environment(settings: RunSettings, task: Task) -> None:
         construction = environment_of(settings)
         if construction is not None:
             construction.check()
+            for opponent in settings.environment.opponents:
+                script_of(opponent)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if construction is None or not construction.has_tools:

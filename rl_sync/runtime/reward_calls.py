@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from rl_sync.ending import Ending, Fault
+from rl_sync.ending import Ending, Fault, Move
 from rl_sync.processes.messages import record
 from rl_sync.processes.rpc import Call
 from rl_sync.rewards.identity import RewardIdentity
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable
 
-for _class in (Completion, Ending, Fault, Judgeable, Judgement, RewardIdentity):
+for _class in (Completion, Ending, Fault, Judgeable, Judgement, Move, RewardIdentity):
     record(_class)
 
 

@@ -19,6 +19,7 @@ from rl_sync.environments.hosts.host import Answer, Failure, Result
 from rl_sync.environments.hosts.limits import Limits
 from rl_sync.environments.hosts.processes import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
+from rl_sync.environments.opponents import Seating
 
 _POLL_SECS = 0.02
 _LEAST_CONNECTIONS = 64
@@ -83,12 +84,15 @@ class AgentHost:
         """Number of episodes that cannot begin before others end."""
         return self._processes.queued
 
-    def begin(self, episode: int, task: Mapping[str, Any], seed: int) -> None:
+    def begin(
+        self, episode: int, task: Mapping[str, Any], seed: int, seating: Seating | None = None
+    ) -> None:
         """Starts an agent, as soon as a worker is free.
 
         Raises:
           ValueError: the episode is under way already, or the row is no JSON.
         """
+        del seating  # An agent plays alone.
         if episode in self._episodes:
             raise ValueError(f"Episode {episode} is under way already: end it, then begin it anew.")
         text = _json(task)

@@ -11,7 +11,9 @@ from typing import Any
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.host import Failure, Kind, Result
 from rl_sync.environments.hosts.plain import plain
-from rl_sync.environments.interface import Environment, Reply
+from rl_sync.environments.interface import Environment, Outcome, Reply, SeatedOutcome, Turn
+from rl_sync.environments.opponents import Seating
+from rl_sync.environments.table import Table
 from rl_sync.environments.validation import check_answer, check_turn
 
 _LAST_LINES = 12
@@ -30,21 +32,27 @@ class Guarded:
         self._construction = construction
         self._runner = runner
         self._environment: Environment | None = None
+        self._table: Environment | Table | None = None
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> Result:
-        """Makes the environment and returns its first turn, or why there is none."""
+    def reset(self, task: Mapping[str, Any], seed: int, seating: Seating | None = None) -> Result:
+        """Makes the environment and returns its first turn, or why there is none.
+
+        Args:
+          seating: the players, if it is a game of several.
+        """
 
         def call() -> Any:
-            self._environment = self._construction.make()
-            return self._environment.reset(task, seed)
+            made = self._environment = self._construction.make()
+            self._table = made if seating is None else Table(made, seating)
+            return self._table.reset(task, seed)
 
-        return self._answer("reset", call, check_turn)
+        return self._answer("reset", call, _check_first)
 
     def step(self, reply: Reply) -> Result:
         """Returns the environment's answer to a reply, or why there is none."""
-        environment = self._environment
-        assert environment is not None, "an environment is reset before its first step"
-        return self._answer("step", lambda: environment.step(reply), check_answer)
+        table = self._table
+        assert table is not None, "an environment is reset before its first step"
+        return self._answer("step", lambda: table.step(reply), check_answer)
 
     def close(self) -> Failure | None:
         """Closes the environment if it was made; returns the fault if that fails."""
@@ -78,6 +86,13 @@ class Guarded:
         except BaseException as error:  # An environment may exit, or cancel itself.
             kind: Kind = "memory" if isinstance(error, MemoryError) else "raised"
             return None, Failure(f"{self._construction.name}.{method}: {_described(error)}", kind)
+
+
+def _check_first(environment: Environment, found: Any) -> Turn | Outcome:
+    """Checks a first turn; opponents may have ended the game before the policy's."""
+    if isinstance(found, SeatedOutcome):
+        return check_answer(environment, found)
+    return check_turn(environment, found)
 
 
 async def _awaited(found: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from rl_sync.environments.interface import Outcome, Reply, Turn
+from rl_sync.environments.opponents import Seating
 
 Kind = Literal["raised", "time-out", "memory", "died", "nonsense"]
 
@@ -47,8 +48,13 @@ class Host(Protocol):
     def queued(self) -> int:
         """Number of episodes that cannot begin before others end."""
 
-    def begin(self, episode: int, task: Mapping[str, Any], seed: int) -> None:
+    def begin(
+        self, episode: int, task: Mapping[str, Any], seed: int, seating: Seating | None = None
+    ) -> None:
         """Makes an environment and asks it for its first turn.
+
+        Args:
+          seating: the players, if it is a game of several.
 
         Raises:
           ValueError: the episode is under way already, or the task cannot be sent.

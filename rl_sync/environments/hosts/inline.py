@@ -11,6 +11,7 @@ from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.guarded import Guarded
 from rl_sync.environments.hosts.host import Answer, Result
 from rl_sync.environments.interface import Reply, Turn
+from rl_sync.environments.opponents import Seating
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,9 @@ class InlineHost:
         """None: all episodes begin at once."""
         return 0
 
-    def begin(self, episode: int, task: Mapping[str, Any], seed: int) -> None:
+    def begin(
+        self, episode: int, task: Mapping[str, Any], seed: int, seating: Seating | None = None
+    ) -> None:
         """Makes an environment and its first turn.
 
         Raises:
@@ -56,7 +59,7 @@ class InlineHost:
                 f"Episode {episode} is under way already: end it before it begins anew."
             )
         guarded = self._under_way[episode] = Guarded(self._construction, self._runner)
-        self._answered(episode, guarded.reset(task, seed))
+        self._answered(episode, guarded.reset(task, seed, seating))
 
     def step(self, episode: int, reply: Reply) -> None:
         """Lets an environment answer a reply.

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.environments.hosts.host import Failure
-from rl_sync.environments.interface import Message, Outcome, ToolCall, Turn
+from rl_sync.environments.interface import (
+    Message,
+    Outcome,
+    SeatedOutcome,
+    SeatedTurn,
+    Standing,
+    ToolCall,
+    Turn,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +35,13 @@ class Closed:
 
 
 Sent = Turn | Outcome | Failure | Closed
-_RECORDS = {cls.__name__: cls for cls in (Turn, Outcome, Failure, Closed, Message, ToolCall)}
+_RECORDS = {
+    cls.__name__: cls
+    for cls in (
+        *(Turn, SeatedTurn, Outcome, SeatedOutcome, Standing),
+        *(Failure, Closed, Message, ToolCall),
+    )
+}
 _ATOMS = (str, int, float, bool, bytes, type(None))
 _DEEPEST = 32
 

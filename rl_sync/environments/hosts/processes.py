@@ -17,6 +17,7 @@ from rl_sync.environments.hosts.plain import Closed
 from rl_sync.environments.hosts.pool import News, Pool, Worker
 from rl_sync.environments.hosts.worker import Close, Request, Reset, Step
 from rl_sync.environments.interface import Reply, Turn
+from rl_sync.environments.opponents import Seating
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,9 @@ class ProcessHost:
         room = self._limits.workers - (len(self._episodes) - len(self._queue))
         return max(0, len(self._queue) - room)
 
-    def begin(self, episode: int, task: Mapping[str, Any], seed: int) -> None:
+    def begin(
+        self, episode: int, task: Mapping[str, Any], seed: int, seating: Seating | None = None
+    ) -> None:
         """Makes an environment and asks it for its first turn, as soon as a worker is free.
 
         Raises:
@@ -85,7 +88,7 @@ class ProcessHost:
         if episode in self._episodes:
             raise ValueError(f"Episode {episode} is under way already: end it, then begin it anew.")
         self._episodes[episode] = _Episode(
-            request=_encoded(Reset(task, seed), f"The task of episode {episode}"),
+            request=_encoded(Reset(task, seed, seating), f"The task of episode {episode}"),
             queue_deadline=time.monotonic() + self._limits.queue_secs,
         )
         self._queue.append(episode)

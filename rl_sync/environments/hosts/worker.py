@@ -17,6 +17,7 @@ from rl_sync.environments.hosts.guarded import Guarded
 from rl_sync.environments.hosts.host import Failure, Result
 from rl_sync.environments.hosts.plain import Closed, Sent, pack
 from rl_sync.environments.interface import Reply
+from rl_sync.environments.opponents import Seating
 
 READY = b""
 """The payload of a worker's first frame."""
@@ -25,10 +26,11 @@ _SEEDS = 1 << 32  # NumPy's global generator takes 32 bits.
 
 
 class Reset(NamedTuple):
-    """Asks for an environment and its first turn."""
+    """Asks for an environment and its first turn, with the players of a game of several."""
 
     task: Mapping[str, Any]
     seed: int
+    seating: Seating | None = None
 
 
 class Step(NamedTuple):
@@ -75,7 +77,7 @@ class _Worker:
             _seed_globals(request.seed)
             self._runner = asyncio.Runner()
             self._guarded = Guarded(self._construction, self._runner)
-            return self._noted(self._guarded.reset(request.task, request.seed))
+            return self._noted(self._guarded.reset(*request))
         assert self._guarded is not None, "a host resets an environment first"
         if isinstance(request, Step):
             return self._noted(self._guarded.step(request.reply))
