@@ -37,6 +37,10 @@ ENVIRONMENTS = {
         "rl_sync.environments.guess:Guess",
         "Hides a number, and says of each guess whether it is too small or too large.",
     ),
+    "nim": Kind(
+        "rl_sync.environments.nim:Nim",
+        "Plays Nim, a game of two players, in few characters.",
+    ),
     "python": Kind(
         "rl_sync.environments.python:Python",
         "Runs the policy's Python code in a sandbox; the task's reward judges its last reply.",
@@ -44,7 +48,7 @@ ENVIRONMENTS = {
     ),
     "textarena": Kind(
         "rl_sync.environments.textarena_games:TextArenaGame",
-        "Plays a game of TextArena for one player.",
+        "Plays a game of TextArena, for one player or several.",
     ),
     "gymnasium": Kind(
         "rl_sync.environments.gymnasium_games:GymnasiumGame",

@@ -42,7 +42,8 @@ class TextArenaGame:
             if value < 0:
                 raise ValueError(f"{name}={value} must be at least 0.")
         self._game, self._asked, self._options = game, players, options
-        self._invalid, self._env = invalid, None
+        self._invalid = invalid
+        self._env: Any = None
         self.players = 1
 
     @staticmethod

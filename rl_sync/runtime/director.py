@@ -316,7 +316,9 @@ class Director:
         An environment of several conversations is told so in place of replies, and ends it itself.
         """
         if turn.after is None:
-            return self._cut(dialogue, limit, turn.reward)
+            is_other = isinstance(turn, SeatedTurn) and not turn.learns
+            why = f"of player {turn.player}" if is_other else ""
+            return self._cut(dialogue, limit, turn.reward, why)
         dialogue.limit = limit
         self._give(dialogue, Reply("", is_cut=True))
         return None

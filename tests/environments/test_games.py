@@ -14,6 +14,7 @@ from rl_sync.environments.hosts.host import Failure
 from rl_sync.environments.hosts.limits import Limits
 from rl_sync.environments.hosts.processes import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
+from rl_sync.environments.opponents import Seating
 from rl_sync.environments.speech import action, said
 from rl_sync.environments.textarena_games import TextArenaGame
 
@@ -81,22 +82,32 @@ def _textarena():
         yield Hosted(host)
 
 
+@pytest.fixture(name="arena", scope="module")
+def _arena():
+    """Hosts games of TextArena with their own options."""
+    if importlib.util.find_spec("textarena") is None:
+        pytest.skip("needs the package textarena")
+    reference = "rl_sync.environments.textarena_games:TextArenaGame"
+    with ProcessHost(reference, Limits(workers=1)) as host:
+        yield Hosted(host)
+
+
 class Hosted:
     """Episodes in worker processes."""
 
     def __init__(self, host):
-        self._host = host
+        self.host = host
 
     def begin(self, episode, **task):
-        self._host.begin(episode, task, seed=3)
-        return self._answer(episode)
+        self.host.begin(episode, task, seed=3)
+        return self.answer(episode)
 
     def step(self, episode, text):
-        self._host.step(episode, Reply(text))
-        return self._answer(episode)
+        self.host.step(episode, Reply(text))
+        return self.answer(episode)
 
-    def _answer(self, episode):
-        (answer,) = self._host.answers(60.0)
+    def answer(self, episode):
+        (answer,) = self.host.answers(60.0)
         assert answer.episode == episode
         return answer.result
 
@@ -128,13 +139,101 @@ def test_textarena_judges_moves_that_it_does_not_understand(textarena):
     ("game", "why"),
     [
         ("GuessTheNumbr-v0", "no game 'GuessTheNumbr-v0'; did you mean 'GuessTheNumber"),
-        ("PigDice-v0", "PigDice-v0 cannot be played by one player"),
     ],
 )
-def test_games_that_do_not_exist_or_need_several_players_are_refused(textarena, game, why):
+def test_games_that_do_not_exist_are_refused(textarena, game, why):
     failure = textarena.begin(1, game=game)
     assert isinstance(failure, Failure)
     assert why in failure.why
+
+
+def seated(hosted, game, number, opponent, policy):
+    """Plays a game of several players; the policy answers to (text, player)."""
+    hosted.host.begin(1, {"game": game}, 3, Seating(number, None, opponent))
+    answer, texts, rewards = hosted.answer(1), [], []
+    while isinstance(answer, Turn):
+        texts.append((answer.player, answer.learns, text_of(answer)))
+        rewards.append(answer.reward)
+        answer = hosted.step(1, policy(text_of(answer), answer.player))
+    assert not any(rewards)
+    return texts, answer
+
+
+def listed(text, player):
+    """Takes the last move that the text offers."""
+    return re.findall(r"\[\w+\]", text.rpartition("vailable")[2])[-1]
+
+
+def test_a_policy_plays_each_seat_of_a_game_of_two(arena):
+    for number in (0, 1):
+        texts, outcome = seated(arena, "TicTacToe-v0", number, "first", listed)
+        assert {player for player, _, _ in texts} == {outcome.seat} == {number}
+        assert f"You are Player {number} in Tic Tac Toe" in texts[0][2]
+        assert sum(outcome.metrics[name] for name in ("won", "drawn", "lost")) == 1
+        assert outcome.rewards["game"] == outcome.metrics["won"] - outcome.metrics["lost"]
+        assert [text for _, _, text in outcome.played or texts[-1:]]
+
+
+def test_each_seat_of_a_game_is_shown_what_is_its_own(arena):
+    texts, outcome = seated(arena, "KuhnPoker-v0", 0, "self", listed)
+    cards = {player: re.findall(r"Your card is: '(\w)'", text) for player, _, text in texts[:2]}
+    assert [len(cards[player]) for player in (0, 1)] == [1, 1]
+    assert cards[0] != cards[1]
+    assert all(learns == (player == 0) for player, learns, _ in texts)
+    assert outcome.rewards["game"] in (-1.0, 0.0, 1.0)
+    assert texts == seated(arena, "KuhnPoker-v0", 0, "self", listed)[0]
+
+
+@pytest.mark.parametrize(
+    ("game", "wrong"),
+    [
+        ("TicTacToe-v0", "[9]"),
+        ("ConnectFour-v0", "[col 7]"),
+        ("Nim-v0", "[0 9]"),
+        ("KuhnPoker-v0", "I fold."),
+    ],
+)
+def test_illegal_moves_of_games_of_two_lose_with_their_reason(arena, game, wrong):
+    texts, outcome = seated(arena, game, 1, "random", lambda text, player: wrong)
+    assert "attempted an invalid move" in texts[-1][2]
+    assert outcome.rewards == {"game": -1.0}
+    assert outcome.why.startswith("Player 1 made an illegal move. ")
+    assert outcome.metrics["invalid_move"] == outcome.metrics["lost"] == 1.0
+    assert outcome.metrics["opponent/invalid_move"] == 0.0
+
+
+def test_scripted_opponents_know_the_moves_of_games_of_two_and_three(arena):
+    for game in ("TicTacToe-v0", "ConnectFour-v0", "Nim-v0", "KuhnPoker-v0"):
+        texts, outcome = seated(arena, game, 0, "random", lambda text, player: "[9 9]")
+        assert outcome.metrics["opponent/invalid_move"] == 0.0, game
+    game = "ThreePlayerTicTacToe-v0"
+    texts, outcome = seated(arena, game, 2, "random", listed)
+    assert texts[0][2].count("Player") >= 2
+    assert outcome.metrics["opponent/invalid_move"] == 0.0
+    assert outcome.seat == 2
+
+
+def test_what_other_players_say_is_shown_where_the_game_does_not_tell_it(arena):
+    words = iter("abcdefgh")
+    texts, _ = seated(
+        arena, "IteratedPrisonersDilemma-v0", 0, "self", lambda text, player: next(words, "x")
+    )
+    said = " ".join(text for player, _, text in texts if player == 1)
+    assert "Player 0: a" in said
+    assert "Player 1: " not in said
+
+
+def test_a_number_of_players_that_a_game_does_not_take_is_refused():
+    reference = "rl_sync.environments.textarena_games:TextArenaGame(players=3, invalid=1)"
+    with ProcessHost(reference, Limits(workers=1)) as host:
+        hosted = Hosted(host)
+        failure = hosted.begin(1, game="Nim-v0")
+        assert "Nim-v0 cannot be played by so many players. 3: " in failure.why
+        texts, outcome = seated(
+            hosted, "ThreePlayerTicTacToe-v0", 0, "random", lambda text, player: "five"
+        )
+        assert len(texts) == 1, "the first illegal move loses"
+        assert outcome.metrics["invalid_move"] == 1.0
 
 
 @needs("gymnasium")

@@ -1,0 +1,97 @@
+"""A small transformer learns Nim by playing against itself.
+
+python -m launcher --config=configs/selfplay.py
+"""
+
+import itertools
+import random
+
+from ml_collections import ConfigDict
+
+from configs import base
+from rl_sync.environments.nim import legal_moves
+from rl_sync.environments.opponents import View
+from rl_sync.tasks.problems import Problems
+from rl_sync.types import Prompt
+
+PILES = (3, 4, 5)
+DEMONSTRATIONS = 20_000
+
+
+def games(seed: int) -> Problems:
+    """Begins with any piles of at most 3, 4 and 5 stones; held out are games that can be won.
+
+    Seats go round, so the policy begins each other game: with piles from which who begins can
+    always win. The games between begin with piles from which the other one can.
+    """
+    draw = random.Random(seed)
+    piles = [list(part) for part in itertools.product(*(range(most + 1) for most in PILES))][1:]
+    train = [Prompt(i, _shown(part), "") for i, part in enumerate(piles)]
+    won = [i for i, part in enumerate(piles) if _nim_sum(part)]
+    lost = itertools.cycle(i for i, part in enumerate(piles) if not _nim_sum(part))
+    held_out = [i for pair in zip(won, lost, strict=False) for i in pair]
+    shown = [draw.randrange(len(train)) for _ in range(DEMONSTRATIONS)]
+    return Problems(
+        train=train,
+        held_out=[Prompt(i, train[game].text, "") for i, game in enumerate(held_out)],
+        demonstrations=[
+            train[i]._replace(answer=_game(piles[i], draw).removeprefix(train[i].text))
+            for i in shown
+        ],
+        reward="environment",
+    )
+
+
+def perfect(view: View) -> str:
+    """Plays perfectly: leaves piles whose exclusive or is 0, and any if it cannot."""
+    piles = [int(digit) for digit in view.text.strip().removesuffix(":")]
+    good = [move for move in view.moves if not _nim_sum(_after(piles, move))]
+    return view.random.choice(good or view.moves)
+
+
+def _game(piles: list[int], draw: random.Random) -> str:
+    """Writes a game of random legal moves, as the player who begins sees it."""
+    text, piles = "", [*piles]
+    for turn in itertools.count():
+        if not any(piles):
+            return text
+        move = draw.choice(legal_moves(piles))
+        text += f"{_shown(piles)}{move}" if turn % 2 == 0 else ""
+        piles = _after(piles, move)
+    raise AssertionError("games end")
+
+
+def _shown(piles: list[int]) -> str:
+    return "".join(map(str, piles)) + ":"
+
+
+def _after(piles: list[int], move: str) -> list[int]:
+    left = [*piles]
+    left["abc".index(move[0])] -= int(move[1])
+    return left
+
+
+def _nim_sum(piles: list[int]) -> int:
+    total = 0
+    for stones in piles:
+        total ^= stones
+    return total
+
+
+def get_config() -> ConfigDict:
+    """Returns the defaults with this run's task, environment and pace."""
+    config = base.get_config()
+    config.name = "selfplay"
+    config.task.name = "configs.selfplay:games"
+    config.task.max_completion_tokens = 4
+    config.environment.name = "nim"
+    config.environment.opponent = "self"
+    config.environment.evaluation_opponent = "configs.selfplay:perfect"
+    config.environment.max_turns = 6
+    config.environment.max_tokens = 64
+    config.sync.mode = "one_step_off_policy"
+    config.warm_up.steps = 300
+    config.trainer.update({"steps": 150, "groups_per_step": 60, "group_size": 8})
+    config.evaluation.problems = 204
+    config.optimizer.schedule = "cosine"
+    return config

@@ -1,0 +1,214 @@
+"""Games of several players on a real engine: the policy, itself as opponent, and scripts."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import numpy as np
+import pytest
+
+from rl_sync.actors.episode_engine import EpisodeEngine
+from rl_sync.actors.episodes import EpisodeRequest
+from rl_sync.environments.bridge import Bridge
+from rl_sync.environments.hosts.inline import InlineHost
+from rl_sync.environments.interface import Message, Outcome, Standing, Turn
+from rl_sync.environments.reader import Reader
+from rl_sync.environments.settings import EnvironmentSettings
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import init_params
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.sampling import Sampling
+from rl_sync.runtime.director import Director
+from rl_sync.tasks.tokenizer import CharacterTokenizer
+
+TOKENIZER = CharacterTokenizer("abcdefgh0123;:|")
+MODEL = ModelConfig(
+    vocab_size=TOKENIZER.vocab_size,
+    embed_dim=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    mlp_dim=16,
+    max_length=96,
+)
+PARAMS = init_params(MODEL, jax.random.key(0))
+SAMPLING = Sampling(max_new_tokens=4, stop_ids=tuple(TOKENIZER.eos_ids))
+
+
+class Talk:
+    """Three players say something in turn; each hears the two others, but not what began it.
+
+    Args:
+      rounds: the number of rounds.
+      fails: whether the first beginning of each episode fails in the second round.
+    """
+
+    inline = True
+    failed: ClassVar = set()
+
+    def __init__(self, rounds=3, fails=False):
+        self._rounds, self._fails = rounds, fails
+
+    def reset(self, task, seed):
+        self.players, self.said, self.task, self.seed = 3, [], task, seed
+        return self.turn()
+
+    def step(self, reply):
+        self.said.append(reply.text)
+        if self._fails and len(self.said) == 4 and self.task["prompt"] not in self.failed:
+            self.failed.add(self.task["prompt"])
+            raise ArithmeticError("the table broke")
+        if len(self.said) < 3 * self._rounds:
+            return self.turn()
+        lengths = [sum(map(len, self.said[player::3])) for player in range(3)]
+        standings = [Standing({"length": float(length)}) for length in lengths]
+        return Outcome({}, standings=tuple(standings))
+
+    def turn(self):
+        player = len(self.said) % 3
+        heard = "|".join(text for text in self.said[-2:] if text)
+        heard = "".join(c for c in heard if c in "abcdefgh|")[:8]
+        text = f"{player}{self.task['prompt']}:{heard};"
+        return Turn((Message("user", text),), player=player, moves=("ab", "cd"))
+
+    def close(self):
+        pass
+
+
+def players(opponent="self", slots=8, repeats=True, environment="Talk", **settings):
+    limits = EnvironmentSettings(
+        **{"name": "x:Y", "opponent": opponent, "max_tokens": 96, "attempts": 2, **settings}
+    )
+
+    def director():
+        host = InlineHost(f"{__file__}:{environment}")
+        return Director(host, Bridge(TOKENIZER), Reader(TOKENIZER), limits)
+
+    engine = Engine(
+        MODEL, slots=slots, layout=Layout.single(), chunk_tokens=3, decode=TOKENIZER.decode
+    )
+    made = EpisodeEngine(engine, director, repeats=repeats)
+    made.load(PARAMS, version=4)
+    return made
+
+
+def requests(groups=3, episodes=2, examines=False, sampling=SAMPLING):
+    return [
+        EpisodeRequest(
+            {"prompt": "abc"[number]},
+            sampling,
+            episodes,
+            (3, number, 0),
+            number=number,
+            examines=examines,
+        )
+        for number in range(groups)
+    ]
+
+
+def text_of(segment, drawn):
+    return TOKENIZER.decode_all(segment.tokens[segment.mask == drawn].tolist())
+
+
+def test_each_trajectory_is_the_view_of_the_player_who_learns():
+    groups = players().generate(requests())
+    for number, group in enumerate(groups):
+        for one in group:
+            assert one.ending.seat == number, "seats go round with the groups"
+            (segment,) = one.trajectory.segments
+            assert len(one.trajectory.replies) == one.ending.turns == 3
+            told = text_of(segment, False)
+            assert told.startswith(f"{number}{'abc'[number]}:")
+            assert told.count(f"{number}{'abc'[number]}:") == 3
+            own = [move.text for move in one.ending.moves if move.player == number]
+            spans = one.trajectory.replies
+            drawn = [TOKENIZER.decode(segment.tokens[s.start : s.stop].tolist()) for s in spans]
+            assert own == drawn
+            assert [move.player for move in one.ending.moves] == [0, 1, 2] * 3
+            assert {move.by for move in one.ending.moves} == {"policy 4"}
+            assert one.ending.rewards == {"length": sum(map(len, own))}
+            logprobs, _ = token_logprobs(MODEL, PARAMS, segment.tokens[None])
+            np.testing.assert_allclose(
+                segment.behavior_logprobs[segment.mask],
+                np.asarray(logprobs)[0][segment.mask],
+                atol=1e-4,
+            )
+
+
+def described(groups):
+    return [
+        [[s.tokens.tolist() for s in one.trajectory.segments], one.ending]
+        for group in groups
+        for one in group
+    ]
+
+
+def test_games_against_oneself_are_the_same_in_any_batch():
+    found = described(players().generate(requests()))
+    assert described(players(slots=2).generate(requests())) == found
+    assert described(players(repeats=False, slots=5).generate(requests())) == found
+    alone = [described(players().generate([one])) for one in requests()]
+    assert [one for of in alone for one in of] == found
+    texts = {str(ending.moves) for _, ending in found}
+    assert len(texts) == len(found), "opponents draw for each episode anew"
+
+
+def test_the_engine_forgets_all_players_of_a_game_that_is_over():
+    made = players(slots=2)
+    made.generate(requests())
+    assert made.engine.held == ()
+    assert made.unfinished == 0
+
+
+def test_a_game_that_begins_again_begins_with_all_its_players():
+    made = players(environment="Talk(fails=True)")
+    found = made.generate(requests(groups=3, episodes=1))
+    for number, (one,) in enumerate(found):
+        assert [fault.why for fault in one.ending.faults] == ["ArithmeticError: the table broke"]
+        assert [move.player for move in one.ending.moves] == [0, 1, 2] * 3
+        (segment,) = one.trajectory.segments
+        assert text_of(segment, False).count(f"{number}{'abc'[number]}:") == 3
+    assert made.engine.held == ()
+
+
+def test_scripts_play_in_evaluations_and_where_they_are_asked_for():
+    for made, wanted in (
+        (players(evaluation_opponent="first"), requests(examines=True)),
+        (players("first"), requests()),
+    ):
+        for number, group in enumerate(made.generate(wanted)):
+            for one in group:
+                others = [move for move in one.ending.moves if move.player != number]
+                assert {(move.by, move.text) for move in others} == {("first", "ab")}
+                mine = [move.by for move in one.ending.moves if move.player == number]
+                assert mine == ["policy 4"] * 3
+
+
+def test_opponents_draw_at_random_where_the_policy_is_greedy():
+    greedy = dataclasses.replace(SAMPLING, greedy=True)
+    first, second = players(seat=0).generate(requests(1, 2, sampling=greedy))[0]
+    moves = [[move.text for move in one.ending.moves] for one in (first, second)]
+    assert moves[0][0] == moves[1][0]
+    assert moves[0][1:3] != moves[1][1:3]
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"), [({"max_turns": 2}, "turns"), ({"max_tokens": 16}, "context")]
+)
+def test_a_limit_of_any_player_ends_the_game(limit, reason):
+    for (one,) in players(**limit).generate(requests(episodes=1)):
+        assert one.ending.reason == reason
+        assert one.ending.rewards == {}
+        assert one.ending.moves
+
+
+def test_names_of_opponents_in_settings_are_checked():
+    with pytest.raises(ValueError, match=r"environment\.opponent=slef: .* did you mean 'self'"):
+        EnvironmentSettings(opponent="slef")
+    with pytest.raises(ValueError, match=r"evaluation_opponent=self changes with training"):
+        EnvironmentSettings(evaluation_opponent="self")
+    with pytest.raises(ValueError, match=r"environment\.seat=-1 must be at least 0"):
+        EnvironmentSettings(seat=-1)
