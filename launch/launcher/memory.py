@@ -77,14 +77,12 @@ def describe_explorer(settings: RunSettings, task: Task) -> str:
     """Describes an explorer's weights, and its engine on each platform."""
     of = {platform: explorer_estimate(settings, task, platform) for platform in _PLATFORMS}
     slots = settings.slots // settings.explorer_layout.batch_shards
-    aside = settings.environment.aside_bytes if settings.plays else 0
+    on_host = dict(of["cpu"].offloaded)
+    if settings.plays and settings.environment.aside_bytes:
+        on_host["caches set aside"] = settings.environment.aside_bytes
     lines = [
         _held("explorer", settings.explorer.mesh.shape, of["cpu"]),
-        *(
-            [f"in the host's memory, at most: {_list({'caches set aside': aside})}"]
-            if aside
-            else []
-        ),
+        *([f"in the host's memory, at most: {_list(on_host)}"] if on_host else []),
         f"and for {slots} slots of {wiring.explorer_model(settings, task).max_length} tokens:",
         *(_on_device(platform, of[platform]) for platform in _PLATFORMS if platform != "cpu"),
         _on_cpus(of["cpu"], resident.explorer(settings, task, of["cpu"])),

@@ -18,6 +18,7 @@ from rl_sync.actors.episodes import (
     Said,
     Saying,
 )
+from rl_sync.actors.older import OlderVersions
 from rl_sync.environments.trajectory import Trajectory, append_reply, append_turn, begin_segment
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest, Handle
@@ -112,6 +113,7 @@ class EpisodeEngine:
       repeats: whether a run must give the same bits again. Then all answers are awaited before the
         next chunk of tokens, so that batches are the same however long environments take.
       agree: see `Agree`.
+      older: plays opponents with older weights; None where the policy plays them itself.
     """
 
     def __init__(
@@ -121,12 +123,14 @@ class EpisodeEngine:
         *,
         repeats: bool,
         agree: Agree = alone,
+        older: OlderVersions | None = None,
     ) -> None:
         self.engine = engine
+        self._older = older
         self._make_director, self._repeats, self._agree = director, repeats, agree
         self._made: Director | None = None
         self._playing: dict[int, _Episode] = {}
-        self._replying: dict[tuple[int, int], tuple[int, int | None]] = {}
+        self._replying: dict[tuple[Engine, Handle], tuple[int, int | None]] = {}
         self._opening: dict[int, list[Continue | End]] = {}
         self._tickets = self._episodes = 0
 
@@ -148,7 +152,15 @@ class EpisodeEngine:
     @property
     def stats(self) -> Stats:
         """See `Engine`."""
-        return self.engine.stats
+        return sum((one.stats for one in self._engines), Stats())
+
+    @property
+    def _engines(self) -> tuple[Engine, ...]:
+        return (self.engine,) if self._older is None else (self.engine, self._older.engine)
+
+    def _engine_of(self, opponent: int | None) -> Engine:
+        """Returns the engine of the policy that learns, or of an opponent."""
+        return self._engines[0 if opponent is None else -1]
 
     @property
     def unfinished(self) -> int:
@@ -166,6 +178,8 @@ class EpisodeEngine:
     def load(self, params: Params, version: int) -> None:
         """See `Engine`."""
         self.engine.load(params, version)
+        if self._older is not None:
+            self._older.take(params, version)
 
     def submit(self, requests: Sequence[EpisodeRequest]) -> list[int]:
         """Begins episodes; returns a ticket for each request."""
@@ -192,7 +206,7 @@ class EpisodeEngine:
         """
         if not self._playing:
             return []
-        wait = 0.0 if self.engine.unfinished else _POLL_SECS
+        wait = 0.0 if any(one.unfinished for one in self._engines) else _POLL_SECS
         asks = bool(self._playing) and len(self._playing) > len(self._replying)
         answers = (
             self._agree("answers", lambda: self._director.answers(wait, self._repeats))
@@ -200,7 +214,7 @@ class EpisodeEngine:
             else []
         )
         played = self._heed(answers)
-        replies = [self._said(completion) for completion in self.engine.step()]
+        replies = [self._said(one, done) for one in self._engines for done in one.step()]
         sayings = self._sayings()
         if replies or sayings:
             self._agree("replies", lambda: self._tell(sayings, replies))
@@ -244,8 +258,8 @@ class EpisodeEngine:
     def _sayings(self) -> list[Saying]:
         """Returns what was drawn of replies that stream, since the director last heard of them."""
         streamed = {
-            Handle(*key): number
-            for key, (number, _) in self._replying.items()
+            handle: number
+            for (_, handle), (number, _) in self._replying.items()
             if self._playing[number].streams
         }
         sayings = []
@@ -315,7 +329,7 @@ class EpisodeEngine:
                 self._go_on(episode, answer)
             return
         sampling = _sampling(request, first)
-        (ticket,) = self.engine.submit(
+        (ticket,) = self._engine_of(first.opponent).submit(
             [CompletionRequest(first.ids, sampling, request.completions, request.seed, held=True)]
         )
         for episode, answer in zip(episodes, turns, strict=True):
@@ -334,6 +348,7 @@ class EpisodeEngine:
         if answer.restarts:
             self._restart(episode)
         speaker = answer.opponent
+        engine = self._engine_of(speaker)
         if speaker is None and episode.turns:
             episode.rewards += (answer.reward,)
         sampling = _sampling(episode.request, answer)
@@ -341,7 +356,7 @@ class EpisodeEngine:
             self._release(episode, speaker)
             self._begin_segment(episode, answer)
             seed = episode.seed(speaker)
-            (ticket,) = self.engine.submit(
+            (ticket,) = engine.submit(
                 [CompletionRequest(answer.ids, sampling, seed=seed, held=True)]
             )
         else:
@@ -349,13 +364,14 @@ class EpisodeEngine:
             assert held is not None, "only a new segment has no reply before it"
             if speaker is None:
                 episode.trajectory = append_turn(episode.trajectory, answer.ids)
-            ticket = self.engine.extend(held, answer.ids, sampling, seed=seed, held=True)
+            ticket = engine.extend(held, answer.ids, sampling, seed=seed, held=True)
         self._reply_begins(ticket, 0, answer)
 
     def _reply_begins(self, ticket: int, index: int, answer: Continue) -> None:
         episode = self._playing[answer.episode]
         episode.streams, episode.heard = answer.streams, 0
-        self._replying[ticket, index] = answer.episode, answer.opponent
+        key = self._engine_of(answer.opponent), Handle(ticket, index)
+        self._replying[key] = answer.episode, answer.opponent
 
     def _restart(self, episode: _Episode) -> None:
         """Drops all that was said in an episode, which begins again."""
@@ -369,12 +385,12 @@ class EpisodeEngine:
         if speaker is not None and speaker not in episode.opponents:
             return
         if (held := episode.held_of(speaker)) is not None:
-            self.engine.release(held)
+            self._engine_of(speaker).release(held)
             episode.hold(speaker, None)
 
-    def _said(self, completion: Completion) -> Said:
+    def _said(self, engine: Engine, completion: Completion) -> Said:
         """Records a finished reply."""
-        number, speaker = self._replying.pop((completion.ticket, completion.index))
+        number, speaker = self._replying.pop((engine, completion.handle))
         episode = self._playing[number]
         episode.hold(speaker, completion.handle)
         if speaker is None:

@@ -42,7 +42,13 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
         found = ESTIMATES[one.name](settings, task, platform, one.sizes)
         cache = max(cache, found.held.get(_CACHE, 0))
         work[one.name] = found.temporary + found.held.get(_PROMPTS, 0)
-    return Estimate(held, {_CACHE: cache}, work, {})
+    made, offloaded = {_CACHE: cache}, {}
+    if count := settings.environment.older_versions if settings.plays else 0:
+        held["parameters of opponents"] = weights
+        made["KV cache of opponents"] = cache
+        # The policy's version is kept, too: it is older than the next.
+        offloaded["older versions"] = (count + 1) * weights
+    return Estimate(held, made, work, offloaded)
 
 
 def decode_estimate(

@@ -6,7 +6,14 @@ import dataclasses
 
 from rl_sync.environments.calls import CALL_FORMATS
 from rl_sync.environments.catalog import ENVIRONMENTS, is_own
-from rl_sync.environments.opponents import SCRIPTS, SELF, is_scripted, parse_opponent
+from rl_sync.environments.opponents import (
+    OLDER,
+    SCRIPTS,
+    SELF,
+    is_scripted,
+    older_versions,
+    parse_opponent,
+)
 from rl_sync.setting import check, setting
 from rl_sync.spelling import require_one_of
 
@@ -87,9 +94,10 @@ class EnvironmentSettings:
     opponent: str = setting(
         SELF,
         "In games of several players, who plays against the policy in training: the policy"
-        f" itself (`{SELF}`), a scripted player ({', '.join(f'`{name}`' for name in SCRIPTS)}), or"
-        " one of your own, `path/to/file.py:function`, with options as in"
-        " `file.py:function(level=3)`.",
+        f" itself (`{SELF}`), older versions of it (`{OLDER}`, or `{OLDER}(versions=8)` for one"
+        " drawn from the last 8), a scripted player"
+        f" ({', '.join(f'`{name}`' for name in SCRIPTS)}), or one of your own,"
+        " `path/to/file.py:function`, with options as in `file.py:function(level=3)`.",
     )
     evaluation_opponent: str = setting(
         "random",
@@ -133,3 +141,8 @@ class EnvironmentSettings:
         """The scripted opponents in training and evaluations."""
         both = dict.fromkeys((self.opponent, self.evaluation_opponent))
         return tuple(name for name in both if is_scripted(name))
+
+    @property
+    def older_versions(self) -> int:
+        """The most older versions of the policy that opponents are drawn from; 0 for none."""
+        return older_versions(self.opponent)

@@ -50,7 +50,8 @@ class Rollout:
       advantage: the mean of its tokens' advantages; None if the loss has none.
       staleness: of its oldest token, in trainer steps.
       truncated: whether it was cut by a limit.
-      episode: of an episode: its `reason`, `why`, `turns`, `rewards` and `metrics`.
+      episode: of an episode: its `reason`, `why`, `turns`, `rewards` and `metrics`; in a game of
+        several players also `seat`, the player who learns, and all `moves`: `player`, `by`, `text`.
       prompt_ids: token ids of the prompt.
       ids: token ids of all after the prompt.
       tokens: their texts.

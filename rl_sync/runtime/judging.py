@@ -332,7 +332,7 @@ def _described(ending: Ending) -> dict[str, float]:
 
 
 def _record(item: Written, one: Judgement) -> Mapping[str, object]:
-    ending = {} if item.ending is None else {"episode": item.ending._asdict()}
+    ending = {} if item.ending is None else {"episode": _episode(item.ending)}
     return {
         "problem": item.prompt_id,
         "held_out": item.held_out,
@@ -344,6 +344,14 @@ def _record(item: Written, one: Judgement) -> Mapping[str, object]:
         "truncated": item.truncated,
         **ending,
     }
+
+
+def _episode(ending: Ending) -> dict[str, object]:
+    """Describes the end of an episode; seat and moves are told of games of several players."""
+    fields = ending._asdict()
+    moves = [move._asdict() for move in fields.pop("moves")]
+    seat = fields.pop("seat")
+    return fields if seat is None else {**fields, "seat": seat, "moves": moves}
 
 
 def _shown(text: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rl_sync.actors.episode_engine import Agree, EpisodeEngine, alone
+from rl_sync.actors.older import OlderVersions
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.calls import CALL_FORMATS, call_format
 from rl_sync.environments.catalog import reference_of
@@ -65,21 +68,31 @@ def check_environment(settings: RunSettings, task: Task) -> None:
 
 
 def playing(
-    settings: RunSettings, task: Task, engine: Engine, agree: Agree = alone
+    settings: RunSettings,
+    task: Task,
+    engine: Engine,
+    agree: Agree = alone,
+    opponents: Callable[[], Engine] | None = None,
 ) -> Engine | EpisodeEngine:
     """An engine as it is, or one of episodes if the run has an environment.
 
     Args:
       agree: how the processes of a program agree on what environments answered.
+      opponents: makes an engine for opponents with older weights; None for evaluations, which have
+        scripted ones.
     """
     if (construction := environment_of(settings)) is None:
         return engine
     repeats = settings.schedule.pull == "exact"
+    count, older = settings.environment.older_versions, None
+    if count and opponents is not None:
+        older = OlderVersions(opponents(), count, settings.seed)
     return EpisodeEngine(
         engine,
         lambda: _director(settings.environment, task, construction.reference),
         repeats=repeats,
         agree=agree,
+        older=older,
     )
 
 

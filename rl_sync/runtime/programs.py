@@ -208,7 +208,13 @@ def run_explorer(
         ahead.begin(lambda: explorer_programs(settings, task, engine, parameters))
         explorer = Explorer(
             number=number,
-            engine=playing(settings, task, engine, session.agree),
+            engine=playing(
+                settings,
+                task,
+                engine,
+                session.agree,
+                opponents=lambda: rollout_engine(settings, task, layout),
+            ),
             task=task,
             sampling=wiring.sampling(settings, task),
             group_size=settings.trainer.group_size,

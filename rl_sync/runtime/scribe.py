@@ -279,6 +279,9 @@ def _judged(judgements: Judgements, i: int) -> dict[str, Any]:
     if (ending := judgements.endings[i]) is not None:
         told = ("reason", "why", "turns", "rewards", "metrics")
         fields["episode"] = {name: getattr(ending, name) for name in told}
+        if ending.seat is not None:
+            moves = [move._asdict() for move in ending.moves]
+            fields["episode"] |= {"seat": ending.seat, "moves": moves}
     return fields
 
 

@@ -189,6 +189,16 @@ def test_caches_set_aside_are_apart_from_what_the_device_holds():
     assert found == without._replace(apart={"caches set aside": format_bytes(3000)})
 
 
+def test_older_versions_of_opponents_are_held_beside_the_policy_s():
+    without = described("explorer", environment__name="nim")
+    found = described(
+        "explorer", environment__name="nim", environment__opponent="older(versions=3)"
+    )
+    assert found.apart == {"older versions": format_bytes(4 * PARAMETERS)}
+    more = {"parameters of opponents": format_bytes(PARAMETERS)}
+    assert found.held[0] == without.held[0] | more
+
+
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
     settings = {"model__lora__rank": 2, "algorithm__kl_coefficient": 0.001}
     trainer = described("trainer", **settings)

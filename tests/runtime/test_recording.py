@@ -8,11 +8,12 @@ import types
 import numpy as np
 import pytest
 
-from rl_sync.ending import Ending
+from rl_sync.ending import Ending, Move
 from rl_sync.learning.batching import Batching
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.rollouts import read_rollouts
 from rl_sync.processes.judging_calls import Judgements
+from rl_sync.processes.messages import decode, encode
 from rl_sync.runtime.recording import Budget, RolloutRecorder
 from rl_sync.runtime.scribe import NO_FIGURES, Chosen, Figures, Scribe
 from rl_sync.settings.observe import ObserveSettings
@@ -150,6 +151,18 @@ def test_an_episode_is_recorded_with_its_turns():
     assert one["versions"] == [[3, 2], [-1, 2], [3, 1]]
     told = {"reason": "turns", "why": "no more", "turns": 2, "rewards": {"win": 1.0}}
     assert one["episode"] == {**told, "metrics": {"moves": 2.0}}
+
+
+def test_a_game_of_several_players_is_recorded_with_all_moves():
+    group = _group("2E>>5", truncated=np.array([False]), segments=np.zeros((1, 9), int))
+    moves = (Move(0, "older.py:mine", "4"), Move(1, "policy 3", "2"))
+    ending = Ending({"win": 1.0}, {}, "done", "", 2, seat=1, moves=moves)
+    (one,) = _records([(0, group)], _judgements(1, endings=[decode(encode(ending))]))
+    assert one["episode"]["seat"] == 1
+    assert one["episode"]["moves"] == [
+        {"player": 0, "by": "older.py:mine", "text": "4"},
+        {"player": 1, "by": "policy 3", "text": "2"},
+    ]
 
 
 def test_an_episode_that_the_environment_ends_is_recorded_to_its_end():

@@ -9,6 +9,7 @@ import pytest
 
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest
+from rl_sync.actors.older import OlderVersions
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.hosts.inline import InlineHost
 from rl_sync.environments.interface import Message, Outcome, Standing, Turn
@@ -87,10 +88,13 @@ def players(opponent="self", slots=8, repeats=True, environment="Talk", **settin
         host = InlineHost(f"{__file__}:{environment}")
         return Director(host, Bridge(TOKENIZER), Reader(TOKENIZER), limits)
 
-    engine = Engine(
-        MODEL, slots=slots, layout=Layout.single(), chunk_tokens=3, decode=TOKENIZER.decode
-    )
-    made = EpisodeEngine(engine, director, repeats=repeats)
+    def engine():
+        layout = Layout.single()
+        return Engine(MODEL, slots=slots, layout=layout, chunk_tokens=3, decode=TOKENIZER.decode)
+
+    count = limits.older_versions
+    older = OlderVersions(engine(), count, seed=5) if count else None
+    made = EpisodeEngine(engine(), director, repeats=repeats, older=older)
     made.load(PARAMS, version=4)
     return made
 
@@ -212,3 +216,71 @@ def test_names_of_opponents_in_settings_are_checked():
         EnvironmentSettings(evaluation_opponent="self")
     with pytest.raises(ValueError, match=r"environment\.seat=-1 must be at least 0"):
         EnvironmentSettings(seat=-1)
+
+
+def by_of(groups):
+    """Returns who played, for the player who learns and for the others."""
+    both = set(), set()
+    for group in groups:
+        for one in group:
+            for move in one.ending.moves:
+                both[move.player != one.ending.seat].add(move.by)
+    return both
+
+
+def versions_played(made, last=12):
+    """Plays with version after version; returns the opponents' of each, and all games."""
+    found, games = {}, []
+    for version in range(5, last):
+        made.load(init_params(MODEL, jax.random.key(version)), version)
+        groups = made.generate(requests(groups=2))
+        mine, others = by_of(groups)
+        assert mine == {f"policy {version}"}
+        (other,) = others
+        found[version] = int(other.removeprefix("policy "))
+        games.append(described(groups))
+    return found, games
+
+
+def test_opponents_are_played_with_versions_before_the_policy_s():
+    made = players("older(versions=3)")
+    assert by_of(made.generate(requests(groups=2)))[1] == {"policy 4"}, "there is no older one yet"
+    found, games = versions_played(made)
+    assert all(max(4, version - 3) <= older < version for version, older in found.items())
+    assert len({version - older for version, older in found.items()}) > 1
+    again = players("older(versions=3)")
+    again.generate(requests(groups=2))
+    assert versions_played(again) == (found, games), "drawn by the seed and the version"
+
+
+def test_the_moves_of_older_weights_are_those_that_they_would_make():
+    params = {4: PARAMS, 5: init_params(MODEL, jax.random.key(5))}
+    made = players("older(versions=1)", seat=0)
+    made.load(params[5], version=5)
+    ((one,),) = made.generate(requests(1, 1))
+    alone = players("self", seat=0)
+    ((other,),) = alone.generate(requests(1, 1))
+    assert one.ending.moves[1].by == "policy 4"
+    told, first = one.ending.moves, other.ending.moves
+    alike = [a.text == b.text for a, b in zip(told, first, strict=True)]
+    # The first reply is the policy's own; if it is the same, so is the older opponent's.
+    assert alike[1] or not alike[0]
+    for moves in (told, first):
+        assert [move.player for move in moves] == [0, 1, 2] * 3
+    assert made.stats.decode_tokens > made.engine.stats.decode_tokens
+
+
+def test_older_versions_survive_the_loss_of_the_arrays_that_were_loaded():
+    older, before = OlderVersions(_idle(), 2, seed=1), {}
+    for version in range(4):
+        params = jax.tree.map(lambda x: x + 0, PARAMS)
+        older.take(params, version)
+        jax.tree.map(lambda x: x.delete(), before)
+        before = params
+    assert older.engine.version in (1, 2)
+    older.take(params, 3)
+    assert older.versions == [2, 3]
+
+
+def _idle():
+    return Engine(MODEL, slots=2, layout=Layout.single(), decode=TOKENIZER.decode)

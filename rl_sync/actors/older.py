@@ -1,0 +1,54 @@
+"""Older versions of the weights, with which opponents are played."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import numpy as np
+
+from rl_sync.models.placement import in_host_memory, move, shardings
+from rl_sync.rollout.engine import Engine
+from rl_sync.types import Params
+
+
+class OlderVersions:
+    """An engine of its own, whose weights are older than the policy's.
+
+    Whenever there are new weights, one of the versions before them is drawn, each as likely, for
+    the opponents of all games under way. Before there is an older version, they have the policy's.
+
+    Args:
+      engine: plays the opponents; nothing else uses it.
+      count: the most versions that are kept, in the memory of the devices' host.
+      seed: with the version of the policy, what the draw depends on.
+    """
+
+    def __init__(self, engine: Engine, count: int, seed: int) -> None:
+        self.engine = engine
+        self._seed = seed
+        self._kept: collections.deque[tuple[int, Params]] = collections.deque(maxlen=count)
+        self._newest: tuple[int, Params] | None = None
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions from which the next opponent's is drawn."""
+        newest = [] if self._newest is None else [self._newest[0]]
+        return [*(version for version, _ in self._kept), *newest][-(self._kept.maxlen or 0) :]
+
+    def take(self, params: Params, version: int) -> None:
+        """Takes the policy's new weights, and draws those of its opponents."""
+        if self._newest is not None:
+            if self._newest[0] == version:
+                return
+            self._kept.append(self._newest)
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+        )
+        self._newest = version, move(params, in_host_memory(like))
+        if not self._kept:
+            self.engine.load(params, version)
+            return
+        draw = np.random.default_rng([self._seed, version]).integers(len(self._kept))
+        older, kept = self._kept[int(draw)]
+        self.engine.load(jax.device_put(kept, shardings(like)), older)

@@ -1,0 +1,69 @@
+"""Runs in which the policy plays against itself, in processes of their own."""
+
+import collections
+import json
+
+import pytest
+
+from rl_sync.observe.rollouts import read_rollouts
+from tests.runs.conftest import EMBEDDED
+
+MODES = ("synchronous", "one_step_off_policy", "asynchronous", "multi_explorer")
+GAME = (
+    EMBEDDED,
+    "--config.task.name=configs.selfplay:games",
+    "--config.environment.name=nim",
+    "--config.environment.evaluation_opponent=configs.selfplay:perfect",
+    "--config.environment.max_turns=6",
+    "--config.environment.max_tokens=48",
+    "--config.task.max_completion_tokens=4",
+    "--config.trainer.steps=4",
+    "--config.trainer.groups_per_step=6",
+    "--config.evaluation.problems=8",
+    "--config.warm_up.probe_problems=8",
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "opponent"),
+    [
+        ("asynchronous", "older(versions=2)"),
+        *(
+            pytest.param(mode, opponent, marks=pytest.mark.slow)
+            for mode in MODES
+            for opponent in ("self", "older(versions=2)")
+            if (mode, opponent) != ("asynchronous", "older(versions=2)")
+        ),
+    ],
+)
+def test_a_policy_plays_against_itself_in_every_mode(runs, mode, opponent):
+    several = ("--config.explorer.count=2",) if mode == "multi_explorer" else ()
+    run = runs.get(
+        *GAME, f"--config.sync.mode={mode}", f"--config.environment.opponent={opponent}", *several
+    )
+    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    assert not [one for one in judged if one["score"] is None]
+    seats = collections.defaultdict(set)
+    for one in judged:
+        episode = one["episode"]
+        seats[one["held_out"]].add(episode["seat"])
+        others = {move["by"] for move in episode["moves"] if move["player"] != episode["seat"]}
+        if one["held_out"]:
+            assert others <= {"configs.selfplay:perfect"}
+        else:
+            assert all(by.startswith("policy ") for by in others)
+        assert one["score"] in (-1.0, 1.0) or episode["reason"] != "done"
+    assert seats == {False: {0, 1}, True: {0, 1}}
+    rollouts = [*read_rollouts(run.workdir)]
+    assert {one.step for one in rollouts} == {1, 2, 3, 4}
+    for one in rollouts:
+        assert one.episode is not None
+        mine = [move for move in one.episode["moves"] if move["player"] == one.episode["seat"]]
+        said = [turn for turn in one.turns or () if turn["by"] == "policy"]
+        assert [turn["text"] for turn in said][: len(mine)] or not mine
+    if opponent != "self":
+        lag = collections.Counter()
+        for one in rollouts:
+            versions = [int(m["by"].split()[1]) for m in one.episode["moves"]]
+            lag[max(versions) - min(versions)] += 1
+        assert max(lag) >= 1, "no opponent was older"
