@@ -88,10 +88,10 @@ def get_config() -> ConfigDict:
     config.environment.opponent = "self"
     config.environment.evaluation_opponent = "configs.selfplay:perfect"
     config.environment.max_turns = 6
-    config.environment.max_tokens = 64
+    config.environment.max_tokens = 48
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = 300
-    config.trainer.update({"steps": 150, "groups_per_step": 60, "group_size": 8})
+    config.warm_up.steps = 60
+    config.trainer.update({"steps": 100, "groups_per_step": 40, "group_size": 8})
     config.evaluation.problems = 204
     config.optimizer.schedule = "cosine"
     return config

@@ -8,6 +8,7 @@ import pytest
 from rl_sync.environments.calls import read_tagged
 from rl_sync.environments.hosts.processes import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply
+from rl_sync.environments.opponents import Seating
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
 
@@ -16,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
 def _examples(tmp_path):
     """Files with the Python texts of the page, in their order."""
     texts = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(texts) == 2
+    assert len(texts) == 4
     files = []
     for number, text in enumerate(texts):
         files.append(tmp_path / f"example_{number}.py")
@@ -55,3 +56,21 @@ def test_the_tool_is_called_and_the_answer_judged(examples):
         assert _answer(host).messages[0].content == "408"
         host.step(1, Reply("It is 408."))
         assert _answer(host) == Outcome({"right": 1.0})
+
+
+def test_the_game_of_two_is_played_against_a_player_of_one_s_own(examples):
+    with ProcessHost(f"{examples[3]}:Higher") as host:
+        for opponent, digit in {f"{examples[2]}:last": "9", "first": "0"}.items():
+            host.begin(1, {}, 4, Seating(1, None, opponent))
+            turn = _answer(host)
+            limit = int(turn.messages[0].content.split()[3].rstrip("."))
+            assert turn.played == ((0, opponent, digit),)
+            host.step(1, Reply("2"))
+            outcome = _answer(host)
+            assert limit < 9
+            assert outcome.rewards == {"won": 1.0}
+            assert outcome.metrics["won"] == 1.0
+        host.begin(2, {}, 4, Seating(0, None, "first"))
+        assert _answer(host).played == ()
+        host.step(2, Reply("ten"))
+        assert _answer(host).metrics["lost"] == 1.0
