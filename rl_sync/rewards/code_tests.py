@@ -44,8 +44,8 @@ def code_tests(row: Row, tolerance: float) -> CodeTests:
     """Reads the tests of a row.
 
     Args:
-      row: the row. Its fields `tests`, `entry_point`, `functions`, `classes`, `setup` and
-        `continues_prompt` matter here.
+      row: the row. Its fields `tests`, `entry_point`, `functions`, `classes`, `in_place`,
+        `setup` and `continues_prompt` matter here.
       tolerance: the relative and absolute difference at which floats still count as equal.
 
     Raises:
@@ -77,6 +77,7 @@ def code_tests(row: Row, tolerance: float) -> CodeTests:
             entry_point=entry_point,
             functions=_names(row, "functions"),
             classes=_names(row, "classes"),
+            in_place=_names(row, "in_place"),
         ),
     )
 

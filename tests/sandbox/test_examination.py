@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from rl_sync.sandbox import examination
 from rl_sync.sandbox.choice import choose
-from rl_sync.sandbox.examination import START, Examination, examine
+from rl_sync.sandbox.examination import START, Examination, Verdict, examine
 from rl_sync.sandbox.limits import Limits
 from rl_sync.sandbox.sandbox import Sandbox
 
@@ -39,8 +40,8 @@ def sandbox():
 
 def outcomes(sandbox, *tests, program=PROGRAM, secs=20.0, **fields):
     tests = [{"text": test} if isinstance(test, str) else test for test in tests]
-    examination = Examination(tests, **fields)
-    return list(examine(sandbox, program, examination, time.monotonic() + secs))
+    wanted = Examination(tests, **fields)
+    return list(examine(sandbox, program, wanted, time.monotonic() + secs))
 
 
 def passes(sandbox, test, **fields):
@@ -149,3 +150,12 @@ def test_a_value_that_grew_too_deep_is_the_programs_fault(sandbox):
     program = "def f(x):\n    for _ in range(99): x = [x]\n    return x"
     verdict = passes(sandbox, "f([[f(1)]])", program=program)
     assert verdict.outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    "line", [b"wasm trap: out of memory\n", b"\n", b"[1]\n", b"\xff\n", b"7\n"]
+)
+def test_the_last_words_of_a_sandbox_that_gave_up_are_no_verdict(line):
+    """A large result can end the examiner's sandbox, where the program is to blame."""
+    assert examination._verdict(line) is None
+    assert examination._verdict(b'[0, "passed", ""]\n') == Verdict(0, "passed", "")

@@ -4,10 +4,17 @@ The tests call proxies of the program's functions. A proxy sends the arguments t
 gets a plain value back, so that no object of the program takes part in a comparison, and the
 program sees arguments only. Verdicts leave through a third pipe, which the program has no end of.
 
+Tests are Python, whose own control flow swallows some exceptions: `map` ends at StopIteration. So
+those that Python itself reacts to arrive as others of the same name, which only handlers in the
+tests catch. What is no answer at all (the program ended, its result is no plain value) fails its
+test, whatever that test catches.
+
 The file to serve holds `setup` (text to run first), `entry_point` (an expression that names the
 function `candidate`), `functions` (more names of the program's functions), `classes` (names of the
-program's classes whose objects tests may use) and `tests`: each a `text`, or a `call` with `args`,
-`kwargs` and `expected`.
+program's classes whose objects tests may use), `in_place` (names of functions that return a value
+and whose changes of their arguments the tests look at too), `asked` (whether earlier tests asked
+the program for something) and `tests`: each a `text`, or a `call` with `args`, `kwargs` and
+`expected`.
 """
 
 from __future__ import annotations
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 23
 _SHOWN = 200
+_CHANGEABLE = (list, dict, set, bytearray)
 
 
 class ProgramError(Exception):
@@ -47,8 +55,20 @@ class RefusedError(ProgramError):
     """A result of the program that is no plain value."""
 
 
+class LostError(ProgramError):
+    """The end of the program before that of its tests."""
+
+
 class TestError(Exception):
     """A test that asks for something that no proxy can do."""
+
+
+_SWALLOWED = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "SystemExit")
+_STAND_INS: dict[str, Any] = {
+    name: type(name, (ProgramError,), {"__doc__": f"{name} of the program, for handlers alone."})
+    for name in (*_SWALLOWED, "KeyboardInterrupt")
+}
+_CATCHES = "_program_{}"
 
 
 class Pipe:
@@ -57,55 +77,128 @@ class Pipe:
     Attributes:
       last: a sentence on the last call, for the reason of a failure.
       lost: whether the program ended, or sent what cannot be understood.
+      fault: the reason why the current test fails, whatever it makes of it; "" for none.
+      asked: whether the program was asked for anything yet.
+      raised: the last exception that came from the program.
     """
 
-    def __init__(self, answers: Any, requests: Any):
+    def __init__(self, answers: Any, requests: Any, in_place: Any = (), knows_nan: bool = True):
         self._answers, self._requests = answers, requests
-        self.last, self.lost = "", False
+        self._in_place, self._knows_nan = frozenset(in_place), knows_nan
+        self._changed: list[tuple[Any, Any]] = []
+        self.last, self.lost, self.fault, self.asked = "", False, "", False
+        self.raised: BaseException | None = None
 
-    def ask(self, shown: str, request: list, arguments: tuple = ()) -> Any:
+    def begin(self) -> None:
+        """Forgets the last test."""
+        self.last, self.fault, self._changed = "", "", []
+
+    def undo(self) -> None:
+        """Takes back what the program changed in arguments of the current test."""
+        for argument, before in reversed(self._changed):
+            _replace(argument, before)
+
+    def refuse(self, why: str) -> RefusedError:
+        """Makes the error of a result that tests cannot receive; the current test has failed."""
+        self.fault = self.fault or why
+        return RefusedError(why)
+
+    def send(self, arguments: tuple, keywords: dict) -> list:
+        """Encodes the arguments of a call.
+
+        Raises:
+          ProgramError: the program made them what they are.
+          TestError: the test did.
+        """
+        try:
+            return [
+                [encode(value) for value in arguments],
+                {name: encode(value) for name, value in keywords.items()},
+            ]
+        except TooLargeError as error:
+            raise self.refuse(f"the tests' argument has become {error}") from None
+        except NotPlainError as error:
+            if isinstance(error.value, Method):
+                raise error.value.misused() from None
+            raise TestError(f"a test hands the program {error}, which no pipe can carry") from None
+
+    def ask(
+        self,
+        shown: str,
+        request: list,
+        arguments: dict | None = None,
+        name: str = "",
+        may_refuse: bool = False,
+    ) -> Any:
         """Sends a request and returns the value of the answer, or raises what the program raised.
 
         Args:
           shown: the call as a text, for the reason of a failure.
-          request: the request; None to wait for the first answer.
-          arguments: arguments that the program may have changed in place, which are changed alike.
+          request: the request.
+          arguments: arguments by position or name, which the program may have changed in place.
+            They are changed alike if the result is None, or the function is one of `in_place`;
+            else a program could change what its result is compared with.
+          name: the function's name.
+          may_refuse: whether a result that is no plain value is no fault.
         """
         if shown:
-            self.last = f"{shown} did not return"
+            self.last, self.asked = f"{shown} did not return", True
+        try:
+            kind, value, changed = self._exchange(request)
+        except BaseException as error:
+            self.fault = self.fault or "; ".join(filter(None, (self.last, _describe(error))))
+            raise
+        self.last = ""
+        if kind == "raised":
+            self.raised = value
+            self.last = f"{shown} raised {type(value).__name__}: {value}" if shown else ""
+            if type(value) is ProgramError:
+                self.last = f"{shown} raised {value}" if shown else ""
+            raise value
+        if kind == "refused":
+            why = f"{shown} returned {value}, which tests cannot receive"
+            raise RefusedError(why) if may_refuse else self.refuse(why)
+        if not self._knows_nan and _has_nan(value):
+            raise self.refuse(f"{shown} returned {_short(value)}, and the tests know no NaN")
+        if value is None or name in self._in_place:
+            self._change(arguments or {}, changed)
+        self.last = f"{shown} returned {_short(value)}" if shown else ""
+        return value
+
+    def _exchange(self, request: list) -> tuple[str, Any, dict]:
+        """Sends a request, and returns the kind of the answer, its value and changed arguments."""
         if self.lost:
-            raise ProgramError("the program ended before its tests did")
+            raise LostError("the program ended before its tests did")
         self.lost = True
         try:
-            if request:
-                write_message(self._requests, request)
+            write_message(self._requests, request)
             answer = read_message(self._answers, _MOST_BYTES)
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise ProgramError("the program ended before its tests did")
-        self.last = ""
-        result = self._understand(shown, answer, arguments)
-        self.lost = False
-        self.last = f"{shown} returned {_short(result)}" if shown else ""
-        return result
-
-    def _understand(self, shown: str, answer: Any, arguments: tuple) -> Any:
-        """Returns the value in an answer, or raises what the program raised."""
+            raise LostError("the program ended before its tests did")
         match answer:
             case ["value", value, dict(changed)]:
-                result = decode(value)
-                for position, after in changed.items():
-                    _change(arguments, position, decode(after))
-                return result
+                found = ("value", decode(value), {k: decode(v) for k, v in changed.items()})
             case ["raised", str(name), str(text)]:
-                self.lost = False
-                self.last = f"{shown} raised {name}: {text}" if shown else ""
-                raise _exception(name, text)
+                found = ("raised", _exception(name, text), {})
             case ["refused", str(why)]:
-                self.lost = False
-                raise RefusedError(f"{shown} returned {why}, which tests cannot receive")
-        raise MessageError("an answer of an unknown kind")
+                found = ("refused", why, {})
+            case _:
+                raise MessageError("an answer of an unknown kind")
+        self.lost = False
+        return found
+
+    def _change(self, arguments: dict, changed: dict) -> None:
+        """Changes arguments in place as the program did."""
+        for position, after in changed.items():
+            argument = arguments.get(position)
+            if type(argument) is not type(after) or not isinstance(argument, _CHANGEABLE):
+                self.lost = True
+                self.fault = "the program changed an argument that was not given, or its type"
+                raise MessageError(self.fault)
+            self._changed.append((argument, argument.copy()))
+            _replace(argument, after)
 
 
 class Function:
@@ -118,8 +211,9 @@ class Function:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Calls the function in the program."""
         shown = _call_text(self._expression, arguments, keywords)
-        sent = _send(arguments, keywords)
-        return self._pipe.ask(shown, ["call", self._expression, *sent], arguments)
+        sent = self._pipe.send(arguments, keywords)
+        request = ["call", self._expression, *sent]
+        return self._pipe.ask(shown, request, _by_name(arguments, keywords), self._expression)
 
 
 class Class(Function):
@@ -128,7 +222,7 @@ class Class(Function):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Makes an object in the program, and returns its proxy."""
         shown = _call_text(self._expression, arguments, keywords)
-        sent = _send(arguments, keywords)
+        sent = self._pipe.send(arguments, keywords)
         number = self._pipe.ask(shown, ["new", self._expression, *sent])
         return Object(self._pipe, number, self._expression)
 
@@ -144,7 +238,7 @@ class Object:
             raise AttributeError(name)
         request = ["attribute", self._number, name]
         try:
-            return self._pipe.ask(f"{self._kind}().{name}", request)
+            return self._pipe.ask(f"{self._kind}().{name}", request, may_refuse=True)
         except RefusedError:
             return Method(self, name)
 
@@ -153,17 +247,33 @@ class Object:
 
 
 class Method:
-    """A method of an object of the program: a call of it runs it there."""
+    """A method of an object of the program: a call of it runs it there.
+
+    An attribute that is no plain value looks alike. To call it is all that a test can do with it;
+    all else fails the test, as the program could always have something there that fits.
+    """
 
     def __init__(self, owner: Object, name: str):
         self._owner, self._name = owner, name
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Calls the method in the program."""
-        shown = _call_text(f"{self._owner._kind}().{self._name}", arguments, keywords)
-        sent = _send(arguments, keywords)
+        pipe, kind = self._owner._pipe, self._owner._kind
+        shown = _call_text(f"{kind}().{self._name}", arguments, keywords)
+        sent = pipe.send(arguments, keywords)
         request = ["method", self._owner._number, self._name, *sent]
-        return self._owner._pipe.ask(shown, request, arguments)
+        known = f"{kind}.{self._name}"
+        name = known if known in pipe._in_place else self._name
+        return pipe.ask(shown, request, _by_name(arguments, keywords), name)
+
+    def misused(self, *_: Any) -> Any:
+        """Raises the error of a test that does something else with it."""
+        kind, pipe = self._owner._kind, self._owner._pipe
+        raise pipe.refuse(f"{kind}().{self._name} is no plain value, which tests cannot receive")
+
+    __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = misused
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = misused
+    __hash__ = __str__ = __repr__ = __format__ = misused
 
 
 def serve(path: str) -> None:
@@ -177,31 +287,43 @@ def serve(path: str) -> None:
         verdicts.write(to_json([test, outcome, why[: 5 * _SHOWN]]).encode() + b"\n")
         verdicts.flush()
 
-    pipe = Pipe(answers, requests)
+    texts = [examination["setup"], *(test.get("text", "") for test in examination["tests"])]
+    knows_nan = any("nan" in text.lower() for text in texts)
+    pipe = Pipe(answers, requests, examination["in_place"], knows_nan)
+    pipe.asked = examination["asked"]
     try:
-        codes, namespace = _prepare(examination, pipe)
+        codes, namespace = _prepare(examination, texts, pipe)
     except Exception as error:
         report(-1, "broken", f"the tests do not run: {_describe(error)}")
         return
-    outcome = _outcome(lambda: pipe.ask("", []), pipe)
+    outcome = _outcome(lambda: pipe.ask("", ["start"]), pipe)
     report(-1, *outcome)
-    if outcome[0] == "passed":
-        for number, (test, code) in enumerate(zip(examination["tests"], codes, strict=True)):
-            pipe.last = ""
-            # After a test that lost the program, others get the program anew.
-            if pipe.lost:
-                break
-            report(number, *_outcome(lambda t=test, c=code: _run(t, c, namespace, pipe), pipe))
+    if outcome[0] != "passed":
+        return
+    last = len(codes) - 1
+    for number, (test, code) in enumerate(zip(examination["tests"], codes, strict=True)):
+        # After a test that lost the program, others get the program anew.
+        if pipe.lost:
+            break
+        pipe.begin()
+        outcome = _outcome(lambda t=test, c=code: _run(t, c, namespace, pipe), pipe)
+        if outcome[0] != "passed":
+            pipe.undo()
+        elif number == last and not pipe.asked:
+            outcome = ("broken", "no test calls anything of the program")
+        report(number, *outcome)
 
 
-def _prepare(examination: dict, pipe: Pipe) -> tuple[list, dict]:
+def _prepare(examination: dict, texts: list[str], pipe: Pipe) -> tuple[list, dict]:
     """Compiles the tests, and makes the names that they use."""
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     module = type(sys)("solution")
     module.__getattr__ = lambda name: Function(pipe, name)  # type: ignore[method-assign]
     sys.modules["solution"] = module
-    texts = [examination["setup"], *(test.get("text", "") for test in examination["tests"])]
+    namespace |= {_CATCHES.format(name): kind for name, kind in _STAND_INS.items()}
     trees: list[Any] = [compile(text, "<tests>", "exec", ast.PyCF_ONLY_AST) for text in texts]
+    for tree in trees:
+        _catch_stand_ins(tree)
     setup = trees.pop(0)
     exec(compile(setup, "<setup>", "exec"), namespace)
     entry_point = examination["entry_point"]
@@ -223,6 +345,31 @@ def _prepare(examination: dict, pipe: Pipe) -> tuple[list, dict]:
         )
     namespace.update({name: Function(pipe, name) for name in undefined})
     return [compile(tree, "<tests>", "exec") for tree in trees], namespace
+
+
+def _catch_stand_ins(tree: Any) -> None:
+    """Makes handlers, and arguments such as those of `suppress`, name the stand-ins beside."""
+
+    def both(node: Any) -> Any:
+        if not isinstance(node, ast.Name) or node.id not in _STAND_INS:
+            return node
+        place = {name: getattr(node, name) for name in node._attributes}
+        beside = ast.Name(_CATCHES.format(node.id), ast.Load(), **place)
+        return ast.Tuple([node, beside], ast.Load(), **place)
+
+    for node in list(_walk(tree)):
+        if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Tuple):
+            node.type.elts = [both(kind) for kind in node.type.elts]
+            # A handler's tuple holds classes only.
+            node.type.elts = [
+                name
+                for kind in node.type.elts
+                for name in (kind.elts if isinstance(kind, ast.Tuple) else [kind])
+            ]
+        elif isinstance(node, ast.ExceptHandler):
+            node.type = both(node.type)
+        elif isinstance(node, ast.Call):
+            node.args = [both(argument) for argument in node.args]
 
 
 def _undefined(trees: list[Any], namespace: dict) -> set[str]:
@@ -275,10 +422,25 @@ def _run(test: dict, code: Any, namespace: dict, pipe: Pipe) -> None:
     exec(code, namespace)
     defined = [name for name in namespace if name not in before]
     if "check" in defined:
-        namespace.pop("check")(namespace["candidate"])
+        _finish(namespace.pop("check")(namespace["candidate"]))
     for name in defined:
         if name.startswith("test_") and callable(namespace[name]):
-            namespace.pop(name)()
+            _finish(namespace.pop(name)())
+    if "unittest" in sys.modules:
+        import unittest
+
+        for name in defined:
+            value = namespace.get(name)
+            if isinstance(value, type) and issubclass(value, unittest.TestCase):
+                unittest.defaultTestLoader.loadTestsFromTestCase(namespace.pop(name)).debug()
+
+
+def _finish(result: Any) -> None:
+    """Runs the coroutine that a function of the tests returned."""
+    if type(result).__name__ == "coroutine":
+        import asyncio
+
+        asyncio.run(result)
 
 
 def equal(got: Any, expected: Any, tolerance: float) -> bool:
@@ -300,14 +462,18 @@ def _outcome(action: Any, pipe: Pipe) -> tuple[str, str]:
     """Runs an action and returns `passed`, `failed` or `broken` with the reason."""
     try:
         action()
-    except TestError as error:
-        return "broken", str(error)
     except BaseException as error:
+        if pipe.fault:
+            return "failed", pipe.fault
+        if isinstance(error, TestError):
+            return "broken", str(error)
+        if isinstance(error, ImportError) and error is not pipe.raised:
+            return "broken", f"the test lacks a module: {error}"
         reason = _describe(error)
         if reason in pipe.last:
             return "failed", pipe.last
         return "failed", f"{pipe.last}; {reason}" if pipe.last and reason else pipe.last or reason
-    return "passed", ""
+    return ("failed", pipe.fault) if pipe.fault else ("passed", "")
 
 
 def _describe(error: BaseException) -> str:
@@ -321,6 +487,9 @@ def _describe(error: BaseException) -> str:
 
 
 def _exception(name: str, text: str) -> Exception:
+    """Makes an exception of the program: of Python's own class, else with its name in its text."""
+    if name in _STAND_INS:
+        return _STAND_INS[name](text)
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
@@ -330,27 +499,36 @@ def _exception(name: str, text: str) -> Exception:
     return ProgramError(f"{name}: {text}")
 
 
-def _send(arguments: tuple, keywords: dict) -> list:
-    try:
-        return [[encode(a) for a in arguments], {name: encode(v) for name, v in keywords.items()}]
-    except TooLargeError as error:
-        raise ProgramError(f"the tests' argument has become {error}") from None
-    except NotPlainError as error:
-        raise TestError(f"a test hands the program {error}, which no pipe can carry") from None
+def _by_name(arguments: tuple, keywords: dict) -> dict:
+    """Returns the arguments of a call by position, as a text, or by name."""
+    return {str(number): value for number, value in enumerate(arguments)} | keywords
 
 
-def _change(arguments: tuple, position: str, after: Any) -> None:
-    """Changes an argument in place as the program did."""
-    if not position.isdecimal() or int(position) >= len(arguments):
-        raise MessageError("an argument that was not given")
-    argument = arguments[int(position)]
-    if type(argument) is not type(after):
-        raise MessageError("an argument of another type")
+def _replace(argument: Any, after: Any) -> None:
+    """Gives an argument another content."""
     if isinstance(argument, list | bytearray):
         argument[:] = after
-    elif isinstance(argument, dict | set):
+    else:
         argument.clear()
         argument.update(after)
+
+
+def _has_nan(value: Any) -> bool:
+    """Tells whether a value is, or holds, a number that compares with nothing."""
+    waiting = [value]
+    for one in waiting:
+        if isinstance(one, list | tuple | set | frozenset):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, complex):
+            waiting += [one.real, one.imag]
+        elif isinstance(one, float):
+            if one != one:
+                return True
+        elif type(one).__name__ == "Decimal" and one.is_nan():
+            return True
+    return False
 
 
 def _call_text(function: str, arguments: tuple, keywords: dict) -> str:

@@ -27,7 +27,13 @@ _SMALL = 1 << 53
 
 
 class NotPlainError(TypeError):
-    """A value that no message can hold."""
+    """A value that no message can hold.
+
+    Attributes:
+      value: the part of it that is of another type, where that is the reason.
+    """
+
+    value: Any = None
 
 
 class TooLargeError(NotPlainError):
@@ -58,7 +64,9 @@ def encode(value: Any, depth: int = 0) -> Any:
         return encode(value.tolist(), depth + 1)
     if kind.__module__ in ("decimal", "fractions") and kind.__name__ in ("Decimal", "Fraction"):
         return [kind.__name__, str(value)]
-    raise NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}")
+    error = NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}")
+    error.value = value
+    raise error
 
 
 def decode(value: Any, depth: int = 0) -> Any:

@@ -1,11 +1,12 @@
 """The judged program's side of an examination: runs the program, then answers calls.
 
-A request is `["call", expression, arguments, keywords]`: the expression, such as `Solution().sort`,
-names the function. `["new", ...]` keeps the result here and answers with its number, by which
+The first request, often `["start"]`, runs the program's text, and the first answer tells that.
+`["call", expression, arguments, keywords]`: the expression, such as `Solution().sort`, names the
+function. `["new", ...]` keeps the result here and answers with its number, by which
 `["method", number, name, arguments, keywords]` and `["attribute", number, name]` use it. An answer
 is `["value", result, changed]`, where `changed` has the arguments that the call changed in place by
-their positions, or `["raised", type, text]`, or `["refused", why]` for a result that is no plain
-value. The first answer tells that the program's text was run.
+their positions or names, or `["raised", type, text]`, or `["refused", why]` for a result that is no
+plain value.
 
 Everything here can be read and changed by the program. That is no harm: whatever it answers is
 compared elsewhere, with values that it is never shown.
@@ -31,14 +32,15 @@ def serve(path: str) -> None:
     requests, answers, _ = take_streams(2, 2)
     namespace = _namespace(path)
     objects: list[Any] = []
-    answer = _answer(_load, path, namespace)
-    while True:
-        write_message(answers, answer)
+    # The program does not run before its tests do: they would have to wait for a processor.
+    request = read_message(requests)
+    write_message(answers, _answer(_load, path, namespace))
+    while request is not None:
+        if request[0] != "start":
+            write_message(answers, _answer(_fulfil, request, namespace, objects))
         request = read_message(requests)
-        if request is None:
-            # Nobody wants to hear of what the program does at its end.
-            os._exit(0)
-        answer = _answer(_fulfil, request, namespace, objects)
+    # Nobody wants to hear of what the program does at its end.
+    os._exit(0)
 
 
 def _namespace(path: str) -> dict[str, Any]:
@@ -75,11 +77,12 @@ def _fulfil(request: list, namespace: dict[str, Any], objects: list[Any]) -> tup
 
         result = asyncio.run(result)
     value = encode(result)
-    changed = {}
-    for position, argument in enumerate(arguments):
+    changed: dict[int | str, Any] = {}
+    given = [*enumerate(arguments), *keywords.items()]
+    for (position, argument), before in zip(given, (*rest[0], *rest[1].values()), strict=True):
         if isinstance(argument, _CHANGEABLE):
             after = encode(argument)
-            if after != rest[0][position]:
+            if after != before:
                 changed[position] = after
     return value, changed
 
