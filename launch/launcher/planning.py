@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.command import Arguments
+
+if TYPE_CHECKING:
+    from rl_sync.settings.run import RunSettings
+    from rl_sync.tasks.task import Task
 
 
 def execute(arguments: Arguments) -> int:
@@ -33,6 +39,8 @@ def execute(arguments: Arguments) -> int:
         lambda: "\n".join([describe_memory(settings, task), *describe_transfer(settings, task)]),
         lambda: describe_programs(settings, task),
     ]
+    if judging := _judging(settings, task):
+        more.insert(2, lambda: judging)
     if "workdir" in flags:
         from launcher.predicting import describe_predicted
 
@@ -51,3 +59,14 @@ def execute(arguments: Arguments) -> int:
     for number, text in enumerate(more):
         print("\n" * (number > 0) + text(), flush=True)
     return 0
+
+
+def _judging(settings: RunSettings, task: Task) -> str:
+    """Says which problems could not be judged on this machine; a run may have another one."""
+    from rl_sync.runtime import wiring
+    from rl_sync.settings.records import ConfigError
+
+    try:
+        return "\n".join(wiring.try_reward(settings, task))
+    except ConfigError as error:
+        return f"Judging here: {error}"

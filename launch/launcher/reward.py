@@ -119,9 +119,11 @@ def _reward(settings: RunSettings) -> str:
     if reward is None:
         task = wiring.load_task(settings)
         wiring.check_reward(task)
+        for note in wiring.try_reward(settings, task):
+            print(note, flush=True)
         return task.reward
     try:
-        Rubric(reward)
+        Rubric(reward).try_out([])
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return reward

@@ -307,6 +307,8 @@ def start(config: Mapping[str, Any]) -> int:
     check_environment(settings, task)
     wiring.check_reward(task)
     wiring.check_reward_servers(settings, task)
+    for note in wiring.try_reward(settings, task):
+        print(note, file=sys.stderr)
     if settings.launch.host:
         check_own("launch.host", settings.launch.host)
     if settings.replay.address:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rl_sync.rewards.code_tests import CodeTests, InputOutput, code_tests
 from rl_sync.rewards.judgement import Completion, Judgement, Row
@@ -13,6 +14,7 @@ from rl_sync.rewards.program_text import program_text
 from rl_sync.sandbox.choice import choose
 from rl_sync.sandbox.examination import START, Verdict, examine
 from rl_sync.sandbox.executable import BuildError, executable
+from rl_sync.sandbox.greeting import greet
 from rl_sync.sandbox.languages import Language, language
 from rl_sync.sandbox.layer import SandboxError
 from rl_sync.sandbox.limits import MIB, Limits
@@ -88,6 +90,26 @@ class Code:
         except SandboxError as error:
             return Judgement.unknown(f"the sandbox failed: {error}")
 
+    def try_out(self, rows: Iterable[Row]) -> list[str]:
+        """Runs a program that says hello in each language of the rows, on this machine.
+
+        Returns:
+          A sentence on each language that does not run here.
+
+        Raises:
+          ValueError: none does, so that no completion could be judged.
+        """
+        counts = collections.Counter(str(row.get("language") or self.language) for row in rows)
+        faults = []
+        for name in counts or [self.language]:
+            try:
+                self._sandbox(name)
+            except SandboxError as error:
+                faults.append(f"{error} ({counts[name]} problems)" if counts else str(error))
+        if len(faults) == len(counts or [self.language]):
+            raise ValueError(f"it can judge nothing on this machine: {'; '.join(faults)}")
+        return [f"{fault}: their completions cannot be judged." for fault in faults]
+
     def _judge(self, program: str, language: Language, name: str, tests: CodeTests) -> Judgement:
         sandbox = self._sandbox(name)
         deadline = time.monotonic() + self.total_secs
@@ -130,7 +152,9 @@ class Code:
             output_bytes=self.output_kib * 1024,
             processes=self.processes,
         )
-        return Sandbox(layer, limits, packages=self.packages)
+        sandbox = Sandbox(layer, limits, packages=self.packages)
+        greet(sandbox, name)
+        return sandbox
 
     def _cases(
         self,

@@ -95,6 +95,25 @@ class Rubric:
                         f" ({_short(str(row.get('prompt', '')), 80)!r}): {error}"
                     ) from error
 
+    def try_out(self, rows: Iterable[Row]) -> list[str]:
+        """Tries on this machine what terms with `try_out(rows)` need of it, such as a compiler.
+
+        Returns:
+          Sentences on problems that could not be judged here.
+
+        Raises:
+          ValueError: a term could judge none; names it, and the cause.
+        """
+        kept, notes = list(rows), []
+        for part in self._parts:
+            if hasattr(part.reward, "try_out"):
+                try:
+                    found = part.reward.try_out(kept)
+                except ValueError as error:
+                    raise ValueError(f"The reward {part.label} does not work: {error}") from error
+                notes += [f"The reward {part.label}: {fault}" for fault in found]
+        return notes
+
     def warm_up(self) -> None:
         """Prepares this process with every term that has `warm_up()`, before the clock starts."""
         for part in self._parts:

@@ -78,6 +78,8 @@ def evaluate(settings: RunSettings, source: Source, say: Callable[[str], None]) 
     task = wiring.load_task(settings)
     wiring.check_reward(task)
     wiring.check_reward_servers(settings, task)
+    for note in wiring.try_reward(settings, task):
+        say(note)
     examination = wiring.examination(settings, task)
     layout = _layout(settings)
     policy, params = _policy(settings, source, task, layout)

@@ -125,6 +125,25 @@ def check_reward(task: Task) -> None:
         raise ConfigError(str(error)) from error
 
 
+def try_reward(settings: RunSettings, task: Task) -> list[str]:
+    """Tries on this machine what the reward needs of it; reward servers have tried it themselves.
+
+    Returns:
+      Sentences on problems whose completions cannot be judged.
+
+    Raises:
+      ConfigError: no completion could be judged.
+    """
+    if settings.reward.addresses is not None:
+        return []
+    try:
+        return Rubric(task.reward).try_out(
+            prompt.fields for prompt in (*task.train, *task.held_out)
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def check_reward_servers(settings: RunSettings, task: Task) -> None:
     """Refuses reward servers with another reward or another secret.
 

@@ -38,7 +38,7 @@ def main() -> None:
         cwd=folder,
         on_exit=sandlock.BranchAction.ABORT,
         clean_env=True,
-        env={**order["environment"], "HOME": folder},
+        env={**order["environment"], "HOME": folder, "TMPDIR": folder},
     )
     code = sandbox.run_interactive(order["command"])
     os._exit(code if code >= 0 else 128 - code)

@@ -13,6 +13,7 @@ class Language:
 
     Attributes:
       file: the name of the file that holds the program.
+      hello: a program that prints the line that it reads.
       run: the command that runs it; None for the interpreter that this project runs in.
       build: the command that makes the file `program` in the current folder; empty for none.
       fences: names of the language in front of code blocks, besides the name in the table.
@@ -20,6 +21,7 @@ class Language:
     """
 
     file: str
+    hello: str
     run: tuple[str, ...] | None
     build: tuple[str, ...] = ()
     fences: tuple[str, ...] = ()
@@ -29,26 +31,48 @@ class Language:
 _BUILT = ("{folder}/program",)
 
 LANGUAGES: dict[str, Language] = {
-    "python": Language("main.py", run=None, fences=("py", "python3")),
-    "bash": Language("main.sh", run=("bash", "{folder}/main.sh"), fences=("sh", "shell")),
+    "python": Language("main.py", "print(input())", run=None, fences=("py", "python3")),
+    "bash": Language(
+        "main.sh",
+        'read -r line; echo "$line"',
+        run=("bash", "{folder}/main.sh"),
+        fences=("sh", "shell"),
+    ),
     "c": Language(
-        "main.c", run=_BUILT, build=("gcc", "-O2", "-o", "program", "{folder}/main.c", "-lm")
+        "main.c",
+        "#include <stdio.h>\nint main() { int c; while ((c = getchar()) != EOF) putchar(c); }",
+        run=_BUILT,
+        build=("gcc", "-O2", "-o", "program", "{folder}/main.c", "-lm"),
     ),
     "cpp": Language(
         "main.cpp",
+        "#include <iostream>\nint main() { std::cout << std::cin.rdbuf(); }",
         run=_BUILT,
         build=("g++", "-O2", "-std=c++20", "-o", "program", "{folder}/main.cpp"),
         fences=("c++", "cc"),
     ),
     "javascript": Language(
-        "main.js", run=("node", "{folder}/main.js"), fences=("js", "node"), counts_reserved=False
+        "main.js",
+        "process.stdout.write(require('fs').readFileSync(0))",
+        run=("node", "{folder}/main.js"),
+        fences=("js", "node"),
+        counts_reserved=False,
     ),
-    "perl": Language("main.pl", run=("perl", "{folder}/main.pl"), fences=("pl",)),
-    "ruby": Language("main.rb", run=("ruby", "{folder}/main.rb"), fences=("rb",)),
+    "perl": Language("main.pl", "print <STDIN>;", run=("perl", "{folder}/main.pl"), fences=("pl",)),
+    "ruby": Language("main.rb", "puts gets", run=("ruby", "{folder}/main.rb"), fences=("rb",)),
     "rust": Language(
-        "main.rs", run=_BUILT, build=("rustc", "-O", "-o", "program", "{folder}/main.rs")
+        "main.rs",
+        "fn main() { std::io::copy(&mut std::io::stdin(), &mut std::io::stdout()).unwrap(); }",
+        run=_BUILT,
+        build=("rustc", "-O", "-o", "program", "{folder}/main.rs"),
     ),
-    "java": Language("Main.java", run=("java", "{folder}/Main.java"), counts_reserved=False),
+    "java": Language(
+        "Main.java",
+        "public class Main { public static void main(String[] a) throws Exception {"
+        " System.in.transferTo(System.out); System.out.flush(); } }",
+        run=("java", "{folder}/Main.java"),
+        counts_reserved=False,
+    ),
 }
 
 

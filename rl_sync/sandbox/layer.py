@@ -23,6 +23,17 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 
+# Files that what is in /usr needs, often by links: of the linker, Java and OpenSSL (of Node.js).
+_PARTS_OF_ETC = (
+    "ld.so.cache",
+    "alternatives",
+    "java",
+    "java-*",
+    "crypto-policies",
+    "ssl/openssl.cnf",
+    "pki/tls/openssl.cnf",
+)
+
 
 class SandboxError(RuntimeError):
     """The sandbox itself failed, so that nothing is known about the program."""
@@ -102,7 +113,7 @@ def readable_folders() -> tuple[str, ...]:
     """Returns the folders of the system and of the interpreter that every program may read."""
     prefix = Path(sys.base_prefix)
     folders = [Path("/usr"), *(prefix / part for part in ("bin", "lib", "lib64"))]
-    files = [Path("/etc") / name for name in ("ld.so.cache", "alternatives")]
+    files = [found for pattern in _PARTS_OF_ETC for found in sorted(Path("/etc").glob(pattern))]
     inside_usr = [f for f in folders[1:] if f.is_relative_to("/usr")]
     return tuple(
         str(path) for path in [*folders, *files] if path not in inside_usr and path.exists()

@@ -99,6 +99,11 @@ PROGRAMS = {
     "javascript": ("node", "console.log(require('fs').readFileSync(0) ** 2)"),
     "perl": ("perl", "$n = <STDIN>; print $n * $n"),
     "ruby": ("ruby", "n = gets.to_i; puts n * n"),
+    "java": (
+        "java",
+        "import java.util.*;\npublic class Main { public static void main(String[] a) {\n"
+        "int n = new Scanner(System.in).nextInt(); System.out.println(n * n); } }",
+    ),
 }
 
 
@@ -112,6 +117,47 @@ def test_programs_in_other_languages_run_where_they_are_installed(language):
     assert judgement.score == 1.0, judgement.why
 
 
+def test_a_language_that_does_not_run_here_is_unknown_with_the_cause(monkeypatch):
+    from rl_sync.sandbox import greeting, languages
+
+    broken = languages.Language(
+        "main.x", "echo no settings >&2; exit 3", run=("bash", "{folder}/main.x")
+    )
+    monkeypatch.setitem(languages.LANGUAGES, "x", broken)
+    row = {**SQUARE, "language": "x"}
+    right = block("read n; echo $((n * n))", "x")
+    judgement = judge(row, right)
+    assert not judgement.is_known
+    assert "x does not work in the sandbox" in judgement.why
+    assert "exit code 3, no settings" in judgement.why
+    monkeypatch.setitem(
+        languages.LANGUAGES, "x", languages.Language("main.x", "cat", run=("bash", broken.file))
+    )
+    assert not judge(row, right).is_known  # The cause may be another one by now.
+    mended = languages.Language("main.x", "cat", run=("bash", "{folder}/main.x"))
+    monkeypatch.setitem(languages.LANGUAGES, "x", mended)
+    assert judge(row, right).score == 1.0
+    greeting._greeted.clear()
+
+
+def test_languages_are_tried_before_the_run(monkeypatch):
+    from rl_sync.rewards.rubric import Rubric
+    from rl_sync.sandbox import languages
+
+    absent = languages.Language("main.x", "", run=("no-such-command",))
+    monkeypatch.setitem(languages.LANGUAGES, "x", absent)
+    rows = [{**SQUARE, "language": "x"}, {**SQUARE, "language": "bash"}, SQUARE]
+    (note,) = Rubric("code").try_out(rows)
+    assert "x does not work in the sandbox" in note
+    assert "no-such-command" in note
+    assert "(1 problems)" in note
+    assert Rubric("code").try_out(rows[1:]) == []
+    with pytest.raises(ValueError, match=r"The reward code .* judge nothing .*no-such-command"):
+        Rubric("code").try_out(rows[:1])
+    with pytest.raises(ValueError, match="python does not work"):
+        Rubric("code(memory_mib=2)").try_out([])
+
+
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_a_program_that_does_not_compile_fails_with_the_compilers_reason():
     judgement = judge({**SQUARE, "language": "c"}, block("int main( {", "c"), layer="bubblewrap")
@@ -123,7 +169,7 @@ def test_a_language_that_is_not_installed_is_no_fault_of_the_program(monkeypatch
     from rl_sync.sandbox import languages
 
     for build in ((), ("no-such-compiler",)):
-        made = languages.Language("main.x", run=("no-such-command",), build=build)
+        made = languages.Language("main.x", "hello", run=("no-such-command",), build=build)
         monkeypatch.setitem(languages.LANGUAGES, "x", made)
         judgement = judge({**SQUARE, "language": "x"}, block("", "x"), layer="bubblewrap")
         assert not judgement.is_known
