@@ -19,7 +19,9 @@ import numpy as np
 from rl_sync.images import Image
 from rl_sync.types import Demonstrations, Packing, Rows, SharedPrompts, TrainBatch
 
-_TUPLE, _ARRAY, _RECORD, _ERROR = range(1, 5)
+_TUPLE, _ARRAY, _RECORD, _ERROR, _INTEGER = range(1, 6)
+_TEXT = "surrogatepass"
+"""Data of users may have halves of surrogate pairs: they arrive as they were sent."""
 _records: dict[str, type] = {}
 
 C = TypeVar("C", bound=type)
@@ -42,7 +44,7 @@ def encode(value: Any) -> bytes:
     Raises:
       TypeError: the value, or a part of it, is none of these, or its class is not registered.
     """
-    return msgpack.packb(value, default=_extension, strict_types=True)
+    return msgpack.packb(value, default=_extension, strict_types=True, unicode_errors=_TEXT)
 
 
 def decode(data: bytes) -> Any:
@@ -51,7 +53,7 @@ def decode(data: bytes) -> Any:
     Raises:
       ValueError: the data do not encode a value.
     """
-    return msgpack.unpackb(data, ext_hook=_value, strict_map_key=False)
+    return msgpack.unpackb(data, ext_hook=_value, strict_map_key=False, unicode_errors=_TEXT)
 
 
 def _extension(value: Any) -> msgpack.ExtType:
@@ -65,6 +67,8 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_ARRAY, encode(_plain(np.asarray(value))))
     if isinstance(value, BaseException):
         return msgpack.ExtType(_ERROR, encode(_described(value)))
+    if type(value) is int:  # Of more than 64 bits.
+        return msgpack.ExtType(_INTEGER, encode(hex(value)))
     raise TypeError(f"A {type(value).__name__} cannot be sent to other processes.")
 
 
@@ -81,6 +85,8 @@ def _value(code: int, data: bytes) -> Any:
         return _made(*value)
     if code == _ERROR:
         return _error(*value)
+    if code == _INTEGER:
+        return int(value, 16)
     raise ValueError(f"Extension {code} is none of those that processes send each other.")
 
 

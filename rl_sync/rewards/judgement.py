@@ -7,11 +7,13 @@ fields are its options. `row` is the row of the data that the prompt was made fr
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_sync.ending import Ending
+
+_GREATEST = 3.4e38
+"""Rewards become numbers of float32."""
 
 Row = Mapping[str, Any]
 """A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
@@ -46,7 +48,7 @@ class Judgement:
         equal texts; None if the reward reads none. Evaluations vote on it.
 
     Raises:
-      ValueError: the score is not a finite number.
+      ValueError: the score or a component is not a finite number of float32.
     """
 
     score: float | None
@@ -58,9 +60,9 @@ class Judgement:
         for name, value in {"score": self.score, **self.components}.items():
             if value is None and name == "score":
                 continue
-            if isinstance(value, str) or not math.isfinite(value):  # type: ignore[arg-type]
+            if not _is_finite(value):
                 raise ValueError(
-                    f"A reward must return finite numbers, and its {name} is {value!r}."
+                    f"A reward must return finite numbers, and its {name} is {_shown(value)}."
                 )
 
     @classmethod
@@ -72,3 +74,17 @@ class Judgement:
     def is_known(self) -> bool:
         """True if the completion was judged."""
         return self.score is not None
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return bool(-_GREATEST <= value <= _GREATEST)
+    except (TypeError, ValueError, ArithmeticError):
+        return False
+
+
+def _shown(value: Any) -> str:
+    if type(value) is int:
+        return "beyond float32"  # Python writes no integers of thousands of digits.
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

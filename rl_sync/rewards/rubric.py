@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
+import os
+import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from rl_sync.ending import Ending
@@ -15,7 +20,15 @@ from rl_sync.rewards.catalog import is_quick, make
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 
 _SHOWN_CHARACTERS = 500
+_MOST_CHARACTERS = 10_000
+_UNCLEAN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters, which a terminal obeys, and halves of surrogate pairs."""
+
 _BATCH_ARGUMENTS = ["rows", "completions"]
+
+
+class _Ended(Exception):
+    """A reward that wants to end its process, as by `sys.exit`."""
 
 
 class Judgeable(NamedTuple):
@@ -43,7 +56,8 @@ class Rubric:
     """Judges completions by a weighted sum of rewards.
 
     A reward that raises, returns something else than a number or a `Judgement`, or takes too long
-    leaves its completions unjudged. A sum of which one term is not judged is not judged.
+    leaves its completions unjudged. A sum of which one term is not judged is not judged. Whatever
+    a reward says is clean text in judgements: surrogates and control characters are escaped.
 
     Args:
       reward: an expression (see `rl_sync.expression`), or a reward itself: a callable
@@ -128,7 +142,8 @@ class Rubric:
             are limited from outside; see `rl_sync.rewards.workers`.
         """
         whole = [item for item in items if not _has_failed(item)]
-        columns = [_judged(part, whole, limit_secs) for part in self._parts if whole]
+        with _one_process():
+            columns = [_judged(part, whole, limit_secs) for part in self._parts if whole]
         judged = iter([self._sum(of_item) for of_item in zip(*columns, strict=True)])
         return [_lost(item) if _has_failed(item) else next(judged) for item in items]
 
@@ -145,8 +160,22 @@ class Rubric:
                 continue
             score += part.weight * one.score
             components[part.label] = one.score
-        why, answer = "; ".join(reasons), judged[0].answer
-        return Judgement(None if unknown else score, why, components, answer)
+        why, answer = _clean("; ".join(reasons)), judged[0].answer
+        try:
+            return Judgement(None if unknown else score, why, components, answer)
+        except ValueError as error:
+            return Judgement.unknown(f"the sum cannot be used: {error}")
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Ends a process that a reward has forked, and which would go on as the one that judges."""
+    here = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != here:
+            os._exit(0)
 
 
 def _part(label: str, weight: float, reward: Callable[..., Any]) -> _Part:
@@ -190,7 +219,8 @@ def _has_failed(item: Judgeable) -> bool:
 def _lost(item: Judgeable) -> Judgement:
     ending = item.completion.ending
     assert ending is not None, "it has failed"
-    return Judgement.unknown(f"{ending.reason}: {ending.why}" if ending.why else ending.reason)
+    why = f"{ending.reason}: {ending.why}" if ending.why else ending.reason
+    return Judgement.unknown(_clean(why))
 
 
 async def _gathered(
@@ -198,19 +228,33 @@ async def _gathered(
 ) -> list[Judgement]:
     if part.takes_batch:
         try:
-            found = await asyncio.wait_for(part.reward(*_columns(items)), limit_secs)
+            found = await asyncio.wait_for(_lasting(part.reward(*_columns(items))), limit_secs)
         except Exception as error:
             return [_failed(part, error, limit_secs)] * len(items)
         return _of_batch(part, items, lambda: found)
 
     async def one(item: Judgeable) -> Judgement:
         try:
-            found = await asyncio.wait_for(part.reward(*item), limit_secs)
+            found = await asyncio.wait_for(_lasting(part.reward(*item)), limit_secs)
         except Exception as error:
             return _failed(part, error, limit_secs)
         return _read(part, found)
 
     return list(await asyncio.gather(*map(one, items)))
+
+
+async def _lasting(judging: Awaitable[Any]) -> Any:
+    """Waits for a reward, which may not end the loop that others are judged in.
+
+    Raises:
+      Exception: whatever it raises.
+    """
+    try:
+        return await judging
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise _Ended(_written(error)) from error
 
 
 def _columns(items: Sequence[Judgeable]) -> tuple[list[Row], list[Completion]]:
@@ -220,7 +264,7 @@ def _columns(items: Sequence[Judgeable]) -> tuple[list[Row], list[Completion]]:
 def _of_one(part: _Part, judge: Callable[[], Any]) -> Judgement:
     try:
         found = judge()
-    except Exception as error:
+    except BaseException as error:  # Also `sys.exit`, which would end the process that judges.
         return _failed(part, error)
     return _read(part, found)
 
@@ -228,8 +272,8 @@ def _of_one(part: _Part, judge: Callable[[], Any]) -> Judgement:
 def _read(part: _Part, found: Any) -> Judgement:
     try:
         return _judgement(found)
-    except ValueError as error:
-        return Judgement.unknown(f"{part.label} cannot be used: {error}")
+    except Exception as error:
+        return Judgement.unknown(f"{part.label} cannot be used: {_message(error)}")
 
 
 def _of_batch(part: _Part, items: Sequence[Judgeable], judge: Callable[[], Any]) -> list[Judgement]:
@@ -237,7 +281,7 @@ def _of_batch(part: _Part, items: Sequence[Judgeable], judge: Callable[[], Any])
         found = list(judge())
         if len(found) != len(items):
             raise ValueError(f"it returned {len(found)} judgements of {len(items)} completions")
-    except Exception as error:
+    except BaseException as error:
         return [_failed(part, error)] * len(items)
     return [_read(part, one) for one in found]
 
@@ -247,24 +291,61 @@ def _judgement(found: Any) -> Judgement:
 
     Raises:
       ValueError: it is neither a finite number nor a judgement.
+      Exception: the value's own methods fail.
     """
     if isinstance(found, Judgement):
-        return found
+        score = None if found.score is None else _number(found.score)
+        parts = {_clean(str(name)): _number(value) for name, value in found.components.items()}
+        answer = None if found.answer is None else _clean(str(found.answer))
+        return Judgement(score, _clean(str(found.why)), parts, answer)
     if hasattr(found, "item") and getattr(found, "size", 1) == 1:
         found = found.item()  # A number of NumPy or of JAX.
-    if isinstance(found, bool | int | float):
-        return Judgement(float(found))
-    raise ValueError(f"it returned {_short(repr(found), 80)}, not a number or a Judgement")
+    if isinstance(found, bool | int | float | Decimal | Fraction):
+        return Judgement(_number(found))
+    try:
+        text = _short(repr(found), 80)
+    except Exception:  # A user's class whose own methods fail.
+        text = f"a {type(found).__name__}"
+    raise ValueError(f"it returned {text}, not a number or a Judgement")
 
 
-def _failed(part: _Part, error: Exception, limit_secs: float | None = None) -> Judgement:
+def _number(value: Any) -> float:
+    """Returns a finite number as a float.
+
+    Raises:
+      ValueError: it is none.
+    """
+    Judgement(value)
+    return float(value)
+
+
+def _failed(part: _Part, error: BaseException, limit_secs: float | None = None) -> Judgement:
     if isinstance(error, TimeoutError) and limit_secs is not None:
         return Judgement.unknown(f"{part.label} took longer than {limit_secs:g} s")
-    frames = traceback.extract_tb(error.__traceback__)
+    cause = error.__cause__ if isinstance(error, _Ended) and error.__cause__ else error
+    frames = traceback.extract_tb(cause.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    message = _short(f"{type(error).__name__}: {error}", _SHOWN_CHARACTERS)
-    return Judgement.unknown(f"{part.label} failed with {message}{place}")
+    return Judgement.unknown(_clean(f"{part.label} failed with {_written(cause)}{place}"))
+
+
+def _written(error: BaseException) -> str:
+    """Writes an error as its class and its message."""
+    message, name = _message(error), type(error).__name__
+    return _short(f"{name}: {message}" if message else name, _SHOWN_CHARACTERS)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _clean(str(error))
+    except Exception:  # A user's class whose own methods fail.
+        return ""
+
+
+def _clean(text: str) -> str:
+    """Escapes what cannot be encoded, or would command a terminal; cuts what is very long."""
+    text = _short(text, _MOST_CHARACTERS)
+    return _UNCLEAN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _short(text: str, most: int) -> str:

@@ -155,7 +155,7 @@ class Judges:
         """Waits for a share; one that fails is judged again, completion by completion."""
         try:
             secs, judged = future.result()
-        except (TimeoutError, ProcessExpired, BrokenProcessPool) as error:
+        except Exception as error:  # Also what a worker could not send.
             if len(share) > 1:
                 singles = [([item], self._submit([item])) for item in share]
                 return [one for item, again in singles for one in self._answer(item, again)]
@@ -169,6 +169,8 @@ class Judges:
     def _fault(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"judging took longer than reward.limit_secs={self._settings.limit_secs:g}"
+        if not isinstance(error, ProcessExpired | BrokenProcessPool):
+            return f"the worker that judged it failed with {type(error).__name__}: {error}"
         code = getattr(error, "exitcode", None)
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
@@ -180,8 +182,7 @@ class Judges:
             self._settings.workers,
             initializer=_begin,
             initargs=(self._name, self._settings.memory_bytes),
-            # The parent has threads; a fork would copy them in the middle of their work.
-            context=multiprocessing.get_context("spawn"),
+            context=_Groups(),
         )
 
 
@@ -227,7 +228,10 @@ def _judge(name: str, items: list[Judgeable], limit_secs: float) -> tuple[float,
     allowed = used.ru_utime + used.ru_stime + (os.cpu_count() or 1) * limit_secs
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(allowed) + 1, hard))
     start = time.perf_counter()
-    judged = rubric.judge(items, limit_secs)
+    try:
+        judged = rubric.judge(items, limit_secs)
+    finally:
+        _forks.end()
     return time.perf_counter() - start, judged
 
 
@@ -235,11 +239,95 @@ def _begin(name: str, memory_bytes: int) -> None:
     """Prepares a worker: its limits, its reward, and its end when its parent ends in any way."""
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    if sys.platform == "linux":
-        # A judge may hold the interpreter's lock, so that no thread of ours can run.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgid(0, 0)  # What a reward starts ends with its worker; see `_Leader`.
+    # A judge may hold the interpreter's lock, so that no thread of ours can run.
+    _end_with_parent()
     threading.Thread(target=_follow_parent, name="lifeline", daemon=True).start()
     _fault_of(name)
+    _forks.watch()
+
+
+class _Leader(multiprocessing.context.SpawnProcess):
+    """A worker, and the group of processes that it leads: they end together."""
+
+    def terminate(self) -> None:
+        """Ends the group."""
+        if not self._end_group():
+            super().terminate()  # It has not come to lead one yet.
+
+    def is_alive(self) -> bool:
+        """Says whether the worker runs; if not, ends what it has left behind."""
+        alive = super().is_alive()
+        if not alive:
+            self._end_group()
+        return alive
+
+    def _end_group(self) -> bool:
+        assert self.pid is not None, "it was started"
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except OSError:
+            return False
+        return True
+
+
+class _Groups(multiprocessing.context.SpawnContext):
+    """Starts workers that lead groups, and afresh: the parent has threads, which a fork would copy
+    in the middle of their work."""
+
+    Process = _Leader  # type: ignore[assignment]
+
+
+class _Forks:
+    """Processes that a reward forks while it judges; they end with the judgement.
+
+    Those of `multiprocessing` end with the worker, since a reward may keep a pool of them.
+    """
+
+    def __init__(self) -> None:
+        self._pids: list[int] = []
+
+    def watch(self) -> None:
+        """Takes note of each fork from here on."""
+        fork = os.fork
+
+        def noted() -> int:
+            on_main = threading.current_thread() is threading.main_thread()
+            parent = os.getpid()
+            if pid := fork():
+                self._pids.append(pid)
+            else:
+                self._pids = []
+                if on_main:  # Else it would end with the thread that forked it.
+                    _end_with_parent()
+                    if os.getppid() != parent:  # It had ended before that.
+                        os._exit(0)
+            return pid
+
+        os.fork = noted
+
+    def end(self) -> None:
+        """Ends those that are left."""
+        if not self._pids:
+            return
+        kept = {process.pid for process in multiprocessing.active_children()}
+        for pid in self._pids:
+            if pid not in kept:
+                with contextlib.suppress(OSError):
+                    # Raises where the reward has waited for it: its number may be another's now.
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+        self._pids = []
+
+
+_forks = _Forks()
+
+
+def _end_with_parent() -> None:
+    """Has the system end this process with the thread that has started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _follow_parent() -> None:
