@@ -27,7 +27,7 @@ _UNCLEAN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _BATCH_ARGUMENTS = ["rows", "completions"]
 
 
-class _Ended(Exception):
+class _EndError(Exception):
     """A reward that wants to end its process, as by `sys.exit`."""
 
 
@@ -254,7 +254,7 @@ async def _lasting(judging: Awaitable[Any]) -> Any:
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
-        raise _Ended(_written(error)) from error
+        raise _EndError(_written(error)) from error
 
 
 def _columns(items: Sequence[Judgeable]) -> tuple[list[Row], list[Completion]]:
@@ -322,7 +322,7 @@ def _number(value: Any) -> float:
 def _failed(part: _Part, error: BaseException, limit_secs: float | None = None) -> Judgement:
     if isinstance(error, TimeoutError) and limit_secs is not None:
         return Judgement.unknown(f"{part.label} took longer than {limit_secs:g} s")
-    cause = error.__cause__ if isinstance(error, _Ended) and error.__cause__ else error
+    cause = error.__cause__ if isinstance(error, _EndError) and error.__cause__ else error
     frames = traceback.extract_tb(cause.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -275,7 +275,7 @@ class _Groups(multiprocessing.context.SpawnContext):
     """Starts workers that lead groups, and afresh: the parent has threads, which a fork would copy
     in the middle of their work."""
 
-    Process = _Leader  # type: ignore[assignment]
+    Process = _Leader
 
 
 class _Forks:

@@ -14,7 +14,7 @@ import numpy as np
 from rl_sync.rewards.judgement import Judgement
 
 
-class NoWords(Exception):
+class NoWordsError(Exception):
     def __str__(self):
         raise RuntimeError("there are no words for it")
 
@@ -57,7 +57,7 @@ def misbehaves(row, completion):
         case "outcome":
             raise Outcome("skipped")
         case "no words":
-            raise NoWords
+            raise NoWordsError
         case "unprintable":
             return Unprintable()
         case "huge integer":

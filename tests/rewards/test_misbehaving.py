@@ -27,7 +27,7 @@ UNKNOWN = {
     "sys.exit with a text": "SystemExit: that is all",
     "interrupt": "KeyboardInterrupt",
     "outcome": "Outcome: skipped",
-    "no words": "NoWords",
+    "no words": "NoWordsError",
     "unprintable": "Unprintable",
     "huge integer": "finite",
     "huge negative integer": "finite",
