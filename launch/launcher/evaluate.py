@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.command import Arguments
-from rl_sync.observe.accuracy import metric_names
+from rl_sync.observe.accuracy import describe_share, metric_names
+from rl_sync.observe.jsonlines import plain
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.failures import RunError
 from rl_sync.runtime.standalone import Evaluation, Source, evaluate
@@ -82,7 +84,7 @@ def _record(done: Evaluation, settings: RunSettings) -> dict[str, Any]:
         "policy": done.policy,
         "seed": settings.seed,
         "evaluation": sampling,
-        "metrics": done.values,
+        "metrics": plain(done.values),
         "generated_secs": done.generated_secs,
         "judged_secs": done.judged_secs,
         "completions": done.completions,
@@ -108,9 +110,9 @@ def table(done: Evaluation, samples: int) -> str:
     for part in ("seen", "unseen"):
         if f"accuracy_{part}" in values:
             count = values[f"problems_{part}"]
-            accuracy = values[f"accuracy_{part}"]
+            share = describe_share(values[f"accuracy_{part}"])
             lines.append(
-                f"{f'accuracy, {part} prompts':<{_WIDTH}} {accuracy:>8.1%}   {count:.0f} problems"
+                f"{f'accuracy, {part} prompts':<{_WIDTH}} {share:>8}   {count:.0f} problems"
             )
     if "unjudged" in values:
         lines.append(
@@ -121,4 +123,6 @@ def table(done: Evaluation, samples: int) -> str:
 
 def _row(values: Mapping[str, float], label: str, name: str, suffix: str = "") -> str:
     value, low, high = (values[f"{name}{end}{suffix}"] for end in ("", "_low", "_high"))
+    if math.isnan(value):
+        return f"{label:<{_WIDTH}} {describe_share(value):>8}"
     return f"{label:<{_WIDTH}} {value:>8.1%}   {low:.1%} to {high:.1%}"

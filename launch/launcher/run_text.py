@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from rl_sync.observe.spans import read_spans
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.results import Balance, Result, Summary
 from rl_sync.runtime import unsolved
-from rl_sync.runtime.skipped import PHASES
+from rl_sync.runtime.skipped import PHASES, UNJUDGED
 from rl_sync.settings.run import RunSettings
 from rl_sync.workdir import Workdir
 
@@ -84,7 +85,8 @@ def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
         lines.append(f"Warm-up: {values['step']} steps, loss {values['loss']:.3f}")
     for moment, values in result.evaluations.items():
         lines.append(
-            f"Held-out accuracy {moment}: {values['accuracy']:.1%} of {values['problems']}"
+            f"Held-out accuracy {moment}: {accuracy.describe_share(values['accuracy'])} of"
+            f" {values['problems']}"
             f" {'pairs' if pairs else 'problems'}"
             f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
         )
@@ -98,6 +100,12 @@ def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
                 f"ALARM: {found.updates} updates, from {what} {found.first_step} to"
                 f" {found.last_step}, were skipped, as they were NaN or infinite."
             )
+    if found := result.skipped.get(UNJUDGED):
+        lines.append(
+            f"ALARM: {found.updates} updates, from {PHASES['rl']} {found.first_step} to"
+            f" {found.last_step}, were not taken, as none of their completions could be judged:"
+            " judgements.jsonl says why."
+        )
     if result.transfer is not None:
         lines.append(result.transfer)
     if (gap := result.logprob_gap) is not None:
@@ -134,11 +142,13 @@ def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
         )
     if algorithm.demonstrations_only:
         return f"SFT: {steps} {loss}, entropy {values['entropy']:.3f}"
-    selected = ""
+    if values["reward_mean"] is None or math.isnan(values["reward_mean"]):
+        return f"RL: {steps} no completion could be judged"
+    reward, selected = f"{values['reward_mean']:.3f}", ""
     if "selected_reward_mean" in values:
         selected = f" ({values['selected_reward_mean']:.3f} in the groups that were trained on)"
     return (
-        f"RL: {steps} reward {values['reward_mean']:.3f}{selected}, entropy"
+        f"RL: {steps} reward {reward}{selected}, entropy"
         f" {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
     )
 

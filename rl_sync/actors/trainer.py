@@ -196,7 +196,8 @@ class Trainer:
         Advantages come from whole groups. The loss is a mean over the tokens of an update.
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
-        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end.
+        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end. So is
+        an update of whose completions none was judged; `unjudged_updates` counts it.
         Metrics are scalars, but for the `advantages` of trajectories, and for figures of tokens in
         the batch's rows: `token_ratios` and `token_entropies`, and `token_advantages` where
         tokens have advantages of their own. Those outside the completion mask mean nothing.
@@ -227,14 +228,17 @@ class Trainer:
         trained, opt_state, critic = learned
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
+        unjudged = of_updates.pop("unjudged").astype(jnp.float32)
         metrics = self._summary(of_updates) | of_batch | jax.tree.map(_whole_batch, of_tokens)
         metrics["skipped_updates"] = skipped.sum()
+        metrics["unjudged_updates"] = unjudged.sum()
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         rate = self.optimizer.rate(self._policy_updates)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
         if self.algorithm.refresh_reference_steps:
             kept = reference.refreshed(self.algorithm, state, trained)
             kept = move(kept, self._ref_like) if self.offload_reference else kept
+        learns &= ~unjudged.astype(bool).all()
         coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
         after = TrainState(
             step=state.step + 1,

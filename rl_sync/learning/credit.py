@@ -98,7 +98,12 @@ def give(
         of_trajectories = call(estimator.function, given, rewards=rewards)
         estimate = Estimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
-    metrics |= _trajectory_metrics(batch.rewards, lengths, cut, group_size)
+    statistics = _trajectory_metrics(batch.rewards, lengths, cut, group_size)
+    # Where nothing was judged, rewards stand for nothing.
+    metrics |= {
+        name: jnp.where(mask.any(), value, jnp.nan) if name.startswith("reward_") else value
+        for name, value in statistics.items()
+    }
     metrics[ADVANTAGES_NAME] = of_trajectories
     if estimator.of_tokens:
         metrics[TOKEN_ADVANTAGES] = estimate.advantages

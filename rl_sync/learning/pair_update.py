@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from rl_sync.learning import pairs
 from rl_sync.learning.objective import Metrics, OfTokens
@@ -23,6 +24,11 @@ class PairUpdate(Update):
         """Counts the pairs of an update."""
         del share, kl_coefficient
         return sequence_count // pairs.PAIR
+
+    def _has_tokens(self, share: Pairs) -> Bool[Array, ""]:
+        """Pairs are compared already."""
+        del share
+        return jnp.array(True)
 
     def _loss(
         self,

@@ -63,7 +63,10 @@ class Update:
         kl_coefficient: Float[Array, ""] | None,
         learns: Bool[Array, ""],
     ) -> tuple[Learned, Metrics, OfTokens]:
-        """Takes one update; `skipped` of its metrics is true where it was not finite.
+        """Takes one update, unless it is not finite, or nothing of its batch was judged.
+
+        Of its metrics `skipped` is true where it was not finite, `unjudged` where no token was left
+        to learn from.
 
         Args:
           share: the rows of the update, an `Experience` unless the loss takes another record.
@@ -100,25 +103,30 @@ class Update:
         if learned.critic is not None:
             metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
         finite = all_finite([metrics[name] for name in _DECISIVE if name in metrics])
-        metrics["skipped"] = ~finite
-        return self._learn(learned, descent, learns, finite), metrics, tokens
+        judged = self._has_tokens(share) | (demonstrations is not None)
+        metrics |= {"skipped": judged & ~finite, "unjudged": ~judged}
+        return self._learn(learned, descent, learns, finite & judged), metrics, tokens
+
+    def _has_tokens(self, share: Any) -> Bool[Array, ""]:
+        """Says whether there is a token to learn from: those of unjudged completions are masked."""
+        return share.rows.completion_mask.any()
 
     def _learn(
         self,
         before: Learned,
         descent: tuple[Params, Params],
         learns: Bool[Array, ""],
-        finite: Bool[Array, ""],
+        holds: Bool[Array, ""],
     ) -> Learned:
         """Follows gradients; that of the critic alone, where the policy is not to learn yet.
 
         Args:
-          finite: whether loss and gradient are finite; if not, nothing changes.
+          holds: whether the update is taken; if not, nothing changes.
         """
-        critic, held = before.critic, finite
+        critic, held = before.critic, holds
         if self.critic is not None and critic is not None:
-            critic = self.critic.learn(critic, descent[1], self.policy.like, finite)
-            held = finite & learns if self.critic.config.warm_up_steps else finite
+            critic = self.critic.learn(critic, descent[1], self.policy.like, holds)
+            held = holds & learns if self.critic.config.warm_up_steps else holds
         return Learned(
             *self.policy.update(before.trained, before.opt_state, descent[0], held), critic
         )

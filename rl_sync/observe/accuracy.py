@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
       `NAME_high` (see `rl_sync.observe.estimators.mean_of`), and `problems`, the number of those
       with a judged completion. `unjudged` is the number of completions that could not be judged, if
       there are any; no metric counts them. `pass@k` leaves out problems with fewer than k judged
-      completions.
+      completions. A metric is NaN where no problem is left, which records write as null.
 
       The accuracy of each category is `accuracy/CATEGORY`, with `problems/CATEGORY`. If some
       prompts are trained on, there are also `accuracy_seen`, `problems_seen`, and the same as
@@ -118,12 +119,12 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
 
 
 def _of(problems: Sequence[Problem], metrics: Mapping[str, tuple[int, Value]]) -> dict[str, float]:
-    """Computes metrics of problems; 0 where no problem has enough judged completions."""
+    """Computes metrics of problems; NaN where no problem has enough judged completions."""
     values: dict[str, float] = {}
     for name, (needed, value) in metrics.items():
         enough = [one for one in problems if len(one.judged) >= needed]
         if not enough:
-            values |= {name: 0.0, f"{name}_low": 0.0, f"{name}_high": 1.0}
+            values |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
             continue
         completions = sum(len(one.judged) for one in enough)
         estimate = mean_of(np.array([value(one) for one in enough]), completions)
@@ -132,9 +133,15 @@ def _of(problems: Sequence[Problem], metrics: Mapping[str, tuple[int, Value]]) -
     return values
 
 
+def describe_share(value: float | None) -> str:
+    """Writes a metric as a percentage; in words where nothing could be judged."""
+    return "not judged" if value is None or math.isnan(value) else f"{value:.1%}"
+
+
 def describe_interval(values: Mapping[str, Any], name: str = "accuracy") -> str:
     """Writes a metric's confidence interval in parentheses; empty where there is none."""
-    if f"{name}_low" not in values:
+    ends = [values.get(f"{name}{end}") for end in ("_low", "_high")]
+    if any(end is None or math.isnan(end) for end in ends):
         return ""
     return f" (95% interval {values[f'{name}_low']:.1%} to {values[f'{name}_high']:.1%})"
 
@@ -143,7 +150,7 @@ def describe_parts(values: Mapping[str, Any]) -> str:
     """Writes the accuracies of both parts in parentheses; empty if no prompt is trained on."""
     names = {SEEN: "whose prompts are trained on too", UNSEEN: "others"}
     parts = [
-        f"{values[f'accuracy_{name}']:.1%} of {values[f'problems_{name}']} {words}"
+        f"{describe_share(values[f'accuracy_{name}'])} of {values[f'problems_{name}']} {words}"
         for name, words in names.items()
         if f"accuracy_{name}" in values
     ]

@@ -64,6 +64,13 @@ _OPTIMIZATION = (
         normal="0",
         alarm="above 0; the run stops at `optimizer.max_skipped_updates` in a row",
     ),
+    Metric(
+        "unjudged_updates",
+        "Updates that changed nothing, since none of their completions could be judged.",
+        unit="updates",
+        normal="0",
+        alarm="above 0: judgements.jsonl says why",
+    ),
 )
 
 _POLICY = (

@@ -69,8 +69,8 @@ class RewardSettings:
     )
     unjudged_limit: float = setting(
         0.1,
-        "Share of the last 200 completions that may remain unjudged; above it the run stops with"
-        " examples. 1 never stops it.",
+        "Share of completions that may remain unjudged. The run stops with examples where that of"
+        " the last 200 is above it with a confidence of 99 %. 1 never stops it.",
         least=0,
         greatest=1,
     )

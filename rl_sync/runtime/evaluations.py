@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -122,6 +123,8 @@ class Evaluations:
         if self._metric is None or not step:
             return self._best
         found = Best(step, self._metric, values[self._metric])
+        if math.isnan(found.value):  # Nothing could be judged.
+            return self._best
         if self._best is None or found.value > self._best.value:
             write_best(self._workdir, found)
             with self._changed:

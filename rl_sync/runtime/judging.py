@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from scipy.special import betainc
 
 from rl_sync.ending import REASONS, Ending
 from rl_sync.observe.alarms import UNPRINTABLE
@@ -32,7 +33,8 @@ from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
 
 _WINDOW = 200
-_LEAST_JUDGED = 20
+_CONFIDENCE = 0.99
+_LEAST_JUDGED = 8
 _EXAMPLES = 3
 _RECORDED_CHARACTERS = 2000
 _TRIED_ROWS = 2
@@ -67,6 +69,13 @@ class _Judged(NamedTuple):
     is_garbled: bool
 
 
+class _Seen(NamedTuple):
+    """One of the last completions: its problem, and whether it could be judged."""
+
+    problem: tuple[bool, int]
+    is_known: bool
+
+
 class Judging:
     """Judges the completions of a task's problems.
 
@@ -92,7 +101,7 @@ class Judging:
         self._settings, self._fail = settings, fail
         self._records = JsonLinesWriter(workdir.judgements, vital=False)
         self._lock = threading.Lock()
-        self._window: collections.deque[bool] = collections.deque(maxlen=_WINDOW)
+        self._window: collections.deque[_Seen] = collections.deque(maxlen=_WINDOW)
         self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
         self._latest: collections.deque[tuple[str, str, str]] = collections.deque(maxlen=_EXAMPLES)
         self._by_lease: dict[int, list[_Judged]] = {}
@@ -251,7 +260,7 @@ class Judging:
                 judged = _Judged(one, item.ending, garbled)
                 self._by_lease.setdefault(item.lease_id, []).append(judged)
                 self._latest.append((prompt.text, item.text, one.why))
-            self._window.append(one.is_known)
+            self._window.append(_Seen((item.held_out, item.prompt_id), one.is_known))
             if not one.is_known:
                 self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
         if not one.is_known:
@@ -269,12 +278,16 @@ class Judging:
     def _limit(self) -> None:
         """Stops the run if too many of the last completions could not be judged."""
         with self._lock:
-            count, lost = len(self._window), self._window.count(False)
+            count, problems = len(self._window), {one.problem for one in self._window}
+            lost = [one.problem for one in self._window if not one.is_known]
             examples = "\n  ".join(self._examples)
         limit = self._settings.unjudged_limit
-        if count >= _LEAST_JUDGED and lost > limit * count:
+        # The completions of one problem are lost together: one problem of several says little.
+        has_cause = len(set(lost)) > 1 or len(problems) == 1
+        if count >= _LEAST_JUDGED and has_cause and is_above(len(lost), count, limit):
             self._fail(
-                f"{lost} of the last {count} completions could not be judged, more than"
+                f"{len(lost)} of the last {count} completions could not be judged: with a"
+                f" confidence of {_CONFIDENCE:.0%} that is more than"
                 f" reward.unjudged_limit={limit:g} allows. The last ones:\n  {examples}"
             )
 
@@ -291,6 +304,15 @@ class Judging:
                 f"The reward {self._task.reward} judged none of the first problems, tried with"
                 f" their own answers. Of {_shown(prompt)}: {judged[0].why}"
             )
+
+
+def is_above(lost: int, count: int, limit: float) -> bool:
+    """Says whether a share is above a limit beyond chance.
+
+    The lower bound of Clopper and Pearson (1934) is above the limit: with the limit as probability,
+    so many or more would be lost in less than one window of a hundred.
+    """
+    return lost > 0 and float(betainc(lost, count - lost + 1, limit)) < 1 - _CONFIDENCE
 
 
 def solves(judgement: Judgement, main: str) -> bool:

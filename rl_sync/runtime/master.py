@@ -331,7 +331,8 @@ class MasterServer:
         self._add(Result(evaluations={moment: values}, best=best))
         parts = accuracy.describe_parts(values)
         hint = unsolved.HINT if unsolved.is_unsolved(self._settings, moment, values) else ""
-        self._message = f"held-out accuracy {moment}: {values['accuracy']:.1%}{parts}{hint}"
+        share = accuracy.describe_share(values["accuracy"])
+        self._message = f"held-out accuracy {moment}: {share}{parts}{hint}"
 
     def _status(self, call: calls.AskStatus) -> RunStatus:
         del call

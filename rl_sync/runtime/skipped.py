@@ -1,4 +1,4 @@
-"""Updates that were skipped as they are not finite: counted, reported, and a reason to stop."""
+"""Updates that were skipped: counted, reported, and, if not finite, a reason to stop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rl_sync.processes.session import Session
 
 _log = logging.getLogger(__name__)
 _AHEAD = 2
+UNJUDGED = "unjudged"
+"""The name of updates of RL in whose batch nothing was judged."""
 PHASES = {"warm_up": "warm-up step", "rl": "trainer step"}
 """By the metrics' name of a phase: what its steps are called."""
 
@@ -32,6 +34,7 @@ class SkippedUpdates:
         self._session, self._phase = session, phase
         self._row, self._since = 0, 0
         self._found: Skipped | None = None
+        self._unjudged: Skipped | None = None
         self._dispatched: deque[tuple[int, Float[Array, ""]]] = deque()
 
     def count(self, step: int, skipped: int, at_end: int, updates: int) -> None:
@@ -63,6 +66,21 @@ class SkippedUpdates:
         self._session.tell(Report(Result(skipped={self._phase: self._found})))
         if self._row >= self._session.settings.optimizer.max_skipped_updates:
             self._session.tell(Fail(self._reason(step)))
+
+    def count_unjudged(self, step: int, updates: int) -> None:
+        """Takes note of the updates of a step that had no judged completion, and were not taken."""
+        if updates:
+            if self._unjudged is None or self._unjudged.last_step < step - 1:
+                _log.warning(
+                    "%s %d: none of the completions of %d updates could be judged, so they were"
+                    " not taken. judgements.jsonl says why.",
+                    PHASES[self._phase].capitalize(),
+                    step,
+                    updates,
+                )
+            found = self._unjudged or Skipped(0, step, step)
+            self._unjudged = found._replace(updates=found.updates + updates, last_step=step)
+            self._session.tell(Report(Result(skipped={UNJUDGED: self._unjudged})))
 
     def watch(self, step: int, skipped: Float[Array, ""]) -> None:
         """Takes note of a step of one update, a little later, so that nobody waits for it."""

@@ -179,6 +179,7 @@ class Stepping:
             self._compare(step, values["logprob_gap"])
         updates = self._session.settings.optimizer.updates_per_batch
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
+        self._skipped.count_unjudged(step, int(values["unjudged_updates"]))
         if self._recorder and chosen:
             self._recorder.record(step, chosen, lambda: _figures(arrays, sources))
         try:

@@ -268,6 +268,40 @@ def test_a_step_without_a_finite_update_changes_nothing_but_its_count():
     jax.tree.map(np.testing.assert_array_equal, after, before._replace(step=jnp.int32(1)))
 
 
+def _unjudged(batch, rows):
+    """Returns a batch without the tokens of some rows, as where they could not be judged."""
+    mask = np.asarray(batch.rows.completion_mask).copy()
+    mask[rows] = False
+    return with_rows(batch, completion_mask=jnp.asarray(mask))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_of_whose_batch_nothing_was_judged_is_not_taken(count):
+    trainer = trainer_of({"kl_coefficient": 0.1, "entropy_coefficient": 0.1})
+    before, _ = trainer.step(state_of(trainer), batch_of())  # Momentum moves parameters, too.
+    before = jax.tree.map(np.asarray, before)
+    state = jax.tree.map(jnp.array, before)
+    for _ in range(count):
+        state, metrics = trainer.step(state, _unjudged(batch_of(), slice(None)))
+        assert (metrics["unjudged_updates"], metrics["skipped_updates"]) == (1, 0)
+        assert np.isnan(metrics["reward_mean"])
+        assert np.isnan(metrics["reward_max"])
+    jax.tree.map(np.testing.assert_array_equal, state, before._replace(step=1 + count))
+    after, metrics = trainer.step(state, batch_of())
+    assert (metrics["unjudged_updates"], metrics["reward_mean"]) == (0, batch_of().rewards.mean())
+    assert not np.array_equal(
+        after.params["final_norm"]["scale"], before.params["final_norm"]["scale"]
+    )
+
+
+def test_the_updates_of_a_step_with_judged_completions_are_taken():
+    trainer, batch = trainer_of({"kl_coefficient": 0.1}, TWICE), batch_of(UNEVEN, updates=2)
+    after, metrics = trainer.step(state_of(trainer), _unjudged(batch, slice(8, None)))
+    assert (metrics["unjudged_updates"], metrics["skipped_updates"]) == (1, 0)
+    assert after.opt_state[1][0].count == 1
+    assert np.isfinite(metrics["reward_mean"])
+
+
 def test_the_compiled_step_takes_the_same_step():
     trainer = trainer_of(HELD, TWICE)
     largest = Batching("padded", 16, 8, 2, 0).largest()

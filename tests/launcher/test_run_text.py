@@ -1,12 +1,14 @@
 import contextlib
 import dataclasses
+import math
 
 from launcher.run_text import _accuracy, final_report
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.observe.metrics_writer import MetricsWriter
-from rl_sync.processes.results import Balance, LogprobGap, Result, Summary
+from rl_sync.processes.results import Balance, LogprobGap, Result, Skipped, Summary
+from rl_sync.runtime.skipped import UNJUDGED
 from rl_sync.workdir import Workdir
 from tests.runtime.test_unsolved import CHECKPOINT
 from tests.settings.changed import settings_with
@@ -54,6 +56,22 @@ def test_the_final_report_has_the_alarms_of_the_run(tmp_path):
     assert alarms[2].startswith("ALARM: Roles died and were started again: explorer1 1×.")
     assert len(alarms) == 3
     assert "rollouts:" not in told, "it has none"
+
+
+def test_the_final_report_says_what_was_not_judged():
+    settings = settings_with(sync__mode="asynchronous")
+    balance = Balance(0, 0, 0, 0, {}, 0, {})
+    values = {"step": 2, "loss": 0.0, "entropy": 1.0, "clip_fraction": 0.0}
+    for nothing in (math.nan, None):
+        result = Result(
+            rl=values | {"reward_mean": nothing},
+            skipped={UNJUDGED: Skipped(3, 1, 2)},
+            evaluations={"after RL": {"accuracy": nothing, "problems": 0}},
+        )
+        told = final_report(settings, Summary(result, balance))
+        assert "RL: 2 steps; in the last one no completion could be judged" in told
+        assert "Held-out accuracy after RL: not judged of 0 problems" in told
+        assert "ALARM: 3 updates, from trainer step 1 to 2, were not taken, as none" in told
 
 
 def test_the_final_report_says_how_many_episodes_failed_and_for_what(tmp_path):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from rl_sync.observe.accuracy import (
@@ -5,9 +6,11 @@ from rl_sync.observe.accuracy import (
     Problem,
     describe_interval,
     describe_parts,
+    describe_share,
     measure,
     metric_names,
 )
+from rl_sync.observe.jsonlines import plain
 
 
 def problem(*solved, votes=(), **fields):
@@ -30,7 +33,12 @@ def test_what_could_not_be_judged_is_counted_apart():
     values = measure([problem(True), problem(None), problem(False)])
     assert without_intervals(values) == {"accuracy": 0.5, "problems": 2, "unjudged": 1}
     none = measure([problem(None)])
-    assert (none["accuracy"], none["accuracy_high"], none["problems"]) == (0.0, 1.0, 0)
+    assert np.isnan([none["accuracy"], none["accuracy_low"], none["accuracy_high"]]).all()
+    assert (none["problems"], none["unjudged"]) == (0, 1)
+    assert plain(none)["accuracy"] is None
+    assert describe_interval(none) == describe_interval(plain(none)) == ""
+    assert describe_share(none["accuracy"]) == describe_share(None) == "not judged"
+    assert describe_share(0.25) == "25.0%"
 
 
 def test_problems_that_are_trained_on_too_are_measured_apart():

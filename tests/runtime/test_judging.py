@@ -15,7 +15,7 @@ from rl_sync.processes.messages import decode, encode
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.roles import MASTER
-from rl_sync.runtime.judging import Judging
+from rl_sync.runtime.judging import Judging, is_above
 from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
 
@@ -169,14 +169,48 @@ def test_judgements_are_recorded_with_their_reasons(tmp_path, record, count):
 
 def test_too_many_that_cannot_be_judged_stop_the_run_with_examples(tmp_path):
     desk = Desk(tmp_path, unjudged_limit=0.1)
-    desk(*["1"] * 27, "?", "?", "?")
+    desk(*["1"] * 17, *["?"] * 6)
     assert desk.failures == []
     desk("?")
-    assert "4 of the last 31 completions could not be judged" in desk.failures[0]
+    assert "7 of the last 24 completions could not be judged" in desk.failures[0]
+    assert "reward.unjudged_limit=0.1 allows" in desk.failures[0]
     assert "'1+1=' → '?': too hard" in desk.failures[0]
     free = Desk(tmp_path, unjudged_limit=1.0)
     free(*["?"] * 50)
     assert free.failures == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "count", "stops"),
+    [
+        (3, 23, False), (16, 16, True), (8, 8, True), (7, 7, False), (2, 20, False),
+        (6, 24, False), (7, 24, True), (20, 200, False), (30, 200, False), (31, 200, True),
+    ],
+)  # fmt: skip
+def test_a_share_above_the_limit_by_chance_stops_nothing(tmp_path, lost, count, stops):
+    desk = Desk(tmp_path, unjudged_limit=0.1)
+    desk(*["1"] * (count - lost))
+    desk(*["?"] * lost)
+    assert bool(desk.failures) is stops
+
+
+def test_the_limit_holds_with_its_confidence():
+    binomial = np.random.default_rng(0).binomial
+    for limit in (0.02, 0.1, 0.5):
+        for count in (16, 50, 200):
+            alarms = [is_above(lost, count, limit) for lost in binomial(count, limit, 2000)]
+            assert np.mean(alarms) < 0.02, "in one of a hundred, by chance"
+    assert is_above(1, 200, 0.0)
+    assert not is_above(0, 200, 0.0)
+
+
+def test_one_problem_that_cannot_be_judged_stops_nothing_where_others_are(tmp_path):
+    desk = Desk(tmp_path, unjudged_limit=0.1)
+    desk(*["1"] * 16)
+    desk(*["?"] * 16, problem=1)
+    assert desk.failures == []
+    desk("?", problem=0)
+    assert "17 of the last 33 completions" in desk.failures[0]
 
 
 def test_a_reward_that_judges_none_of_the_first_problems_stops_the_run_before_it_begins(tmp_path):

@@ -19,6 +19,7 @@ from rl_sync.runtime.stepping import Stepping
 from rl_sync.types import NO_LEASE, Group, TrainBatch
 from rl_sync.workdir import Workdir
 
+COUNTS = ("skipped_updates", "skipped_at_end", "unjudged_updates")
 SOURCE = np.array([[4, 5, 1, -1]])
 
 
@@ -46,7 +47,7 @@ class Run:
             algorithm=SimpleNamespace(logprob_gap_alarm=0.0),
         )
         self.alarms, self.left_out, self.kept = [], [], []
-        self.skipped, self.failures = {}, []
+        self.skipped, self.failures, self.unjudged = {}, [], []
         self.facts, self.arrays = {}, {}
         self.recorded = []
         self.stepping = Stepping(self, self, self, self.place, self, recorder=self)
@@ -61,7 +62,7 @@ class Run:
         def compiled(state, batch):
             self.computations.append(Computation())
             names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
-            skipped = {"skipped_updates": 0.0, "skipped_at_end": 0.0} | self.skipped
+            skipped = dict.fromkeys(COUNTS, 0.0) | self.skipped
             metrics = dict.fromkeys(names, self.computations[-1]) | skipped | self.arrays
             return state + 1, metrics
 
@@ -77,6 +78,8 @@ class Run:
                 self.kept.append(kept)
             case Report(Result(logprob_gap=LogprobGap() as gap)):
                 self.alarms.append(gap)
+            case Report(Result(skipped={"unjudged": found})):
+                self.unjudged.append(found)
 
     def choose(self, groups):
         self.chosen = [group.lease_id for group in groups], len(self.events)
@@ -248,3 +251,15 @@ def test_a_run_whose_record_of_what_it_consumed_has_holes_is_stopped(run):
     run.write = write
     taken(run, 1, 0, 0)
     assert run.failures == ["consumed.jsonl cannot be written"]
+
+
+def test_steps_in_whose_batch_nothing_was_judged_are_counted_and_said_once_a_row(run, caplog):
+    for step, unjudged in enumerate([2, 2, 0, 1], start=1):
+        run.skipped = {"unjudged_updates": float(unjudged)}
+        run.stepping.take(0, step, _groups(step), [])
+        run.computations[-1].done.set()
+        run.stepping.settle()
+    assert [tuple(one) for one in run.unjudged] == [(2, 1, 1), (4, 1, 2), (5, 1, 4)]
+    said = [text for text in caplog.messages if "could be judged" in text]
+    assert [text.partition(":")[0] for text in said] == ["Trainer step 1", "Trainer step 4"]
+    assert run.failures == []

@@ -40,7 +40,7 @@ class Compiled:
             self.dispatched.release()
             names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
             metrics = dict.fromkeys(names, self.computations[-1])
-            metrics |= {"skipped_updates": 0.0, "skipped_at_end": 0.0}
+            metrics |= dict.fromkeys(("skipped_updates", "skipped_at_end", "unjudged_updates"), 0.0)
             return SimpleNamespace(step=state.step + 1, params=state.step + 1), metrics
 
         return compiled
