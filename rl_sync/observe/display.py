@@ -36,6 +36,7 @@ class RoleStatus:
       reward: the mean reward of its last batch.
       staleness: the staleness of its last batch, in trainer steps.
       loss: the loss of its last warm-up step.
+      done, of: the parts of the activity that are done, and their number; None if not known.
     """
 
     role: str
@@ -48,6 +49,8 @@ class RoleStatus:
     reward: float | None = None
     staleness: float | None = None
     loss: float | None = None
+    done: int | None = None
+    of: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ class RunStatus:
       roles: the status of each role, in the order of display.
       buffer_size, buffer_capacity: the groups in the buffer, and the most that fit.
       elapsed_secs: the time since the start of the run.
+      left_secs: the time that the rest of the phase will take; None if that is not known yet.
       message: a message on a line of its own; empty for none.
       loss: the loss of the phase's last step; None if the phase has no loss.
       alarms: those that hold.
@@ -73,6 +77,7 @@ class RunStatus:
     buffer_size: int | None = None
     buffer_capacity: int | None = None
     elapsed_secs: float = 0.0
+    left_secs: float | None = None
     message: str = ""
     loss: float | None = None
     alarms: tuple[Alarm, ...] = ()
@@ -80,7 +85,7 @@ class RunStatus:
 
 
 def describe_activity(role: RoleStatus) -> str:
-    """Describes a role's state: "rollout e7", "train t3", "waits for synchronization 3.2 s"."""
+    """Describes a role's state: "rollout e7", "evaluation 64/500", "waits for weights 3.2 s"."""
     if role.waits_for is not None:
         return f"waits for {role.waits_for} {role.since_secs:.1f} s"
     look = LOOKS.get(role.activity)
@@ -89,6 +94,8 @@ def describe_activity(role: RoleStatus) -> str:
         return f"{name} {'e' if is_explorer(role.role) else 't'}{role.step}"
     if role.version is not None and role.activity in SYNC_KINDS:
         return f"{name} v{role.version}"
+    if role.done is not None:
+        return f"{name} {role.done}" if role.of is None else f"{name} {role.done}/{role.of}"
     return name
 
 
@@ -100,7 +107,7 @@ def _style(role: RoleStatus) -> str:
 def plain_line(status: RunStatus) -> str:
     """Writes the status on one line, for logs."""
     progress = f"{status.phase} {status.step}/{status.steps}{_loss(status)}"
-    parts = [f"[{_clock(status.elapsed_secs)}] {progress}"]
+    parts = [f"[{_clock(status.elapsed_secs)}] {progress}{_left(status, ', ')}"]
     for role in status.roles:
         numbers = [describe_activity(role)]
         numbers += [f"v{role.version}"] if role.version is not None else []
@@ -123,7 +130,7 @@ def render(status: RunStatus) -> RenderableType:
         Text(status.phase, style="bold"),
         ProgressBar(total=max(status.steps, 1), completed=status.step, width=30),
         f"step {status.step}/{status.steps}{_loss(status)}",
-        _clock(status.elapsed_secs),
+        f"{_clock(status.elapsed_secs)}{_left(status, '  ')}",
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("role", no_wrap=True)
@@ -219,6 +226,10 @@ def _clock(secs: float) -> str:
     minutes, rest = divmod(int(secs), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _left(status: RunStatus, before: str) -> str:
+    return "" if status.left_secs is None else f"{before}{_clock(status.left_secs)} left"
 
 
 def _loss(status: RunStatus) -> str:

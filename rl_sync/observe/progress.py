@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,8 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.types import Group
 
 NUM_TOKENS = "num_tokens"
+_PACED = 20
+_LEAST_PACED = 3
 
 
 def sizes(groups: Sequence[Group]) -> dict[str, float]:
@@ -27,6 +30,29 @@ def sizes(groups: Sequence[Group]) -> dict[str, float]:
         "prompt_tokens_max": float(max(prompts, default=0)),
         NUM_TOKENS: float(tokens),
     }
+
+
+class Pace:
+    """Estimates the time that the rest of a phase takes, from the times of its last steps."""
+
+    def __init__(self) -> None:
+        self._times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_PACED)
+
+    def note(self, step: int, now_secs: float) -> None:
+        """Notes that a step is finished; a step that was noted before is ignored."""
+        if not self._times or step > self._times[-1][0]:
+            self._times.append((step, now_secs))
+
+    def left_secs(self, steps: int, now_secs: float) -> float | None:
+        """Returns the seconds until the last of so many steps; None with fewer than three noted.
+
+        The first step that is noted may have compiled, so its own time does not count.
+        """
+        if len(self._times) < _LEAST_PACED:
+            return None
+        (first, began), (last, ended) = self._times[0], self._times[-1]
+        each = (ended - began) / (last - first)
+        return max(0.0, (steps - last) * each - (now_secs - ended))
 
 
 class Progress:

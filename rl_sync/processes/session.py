@@ -59,6 +59,7 @@ class Session:
         self.secret = secret_of(settings.workdir)
         self._master = RpcClient(master_address, "master", self.secret)
         self._stop: str | None = None
+        self._progress: Callable[[], tuple[int, int | None]] | None = None
         self._own = threading.local()
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -126,6 +127,20 @@ class Session:
         """Starts the clock of one wait, with the settings' deadline."""
         return Patience(self, what, whom, self.settings.launch.wait_secs)
 
+    @contextlib.contextmanager
+    def showing(self, progress: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
+        """Shows the progress of an activity on the display.
+
+        Args:
+          progress: returns the parts that are done, and their number if that is known; called from
+            another thread.
+        """
+        before, self._progress = self._progress, progress
+        try:
+            yield
+        finally:
+            self._progress = before
+
     def status(self) -> RoleStatus:
         """Returns the status of this role for the live display."""
         current = self.spans.current
@@ -137,6 +152,8 @@ class Session:
         # The open span knows its step, except in a warm-up: that span has many steps.
         if current is not None and current.kind is not SpanKind.WARM_UP:
             facts["step"] = current.attributes.get("step", facts.get("step"))
+        if self._progress is not None and waits_for is None:
+            facts["done"], facts["of"] = self._progress()
         return RoleStatus(
             role=self.role, activity=activity, since_secs=since, waits_for=waits_for, **facts
         )

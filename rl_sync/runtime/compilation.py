@@ -52,9 +52,14 @@ class CompiledSteps:
             if self._steps[shape].cancel():  # It would wait for others that nobody needs yet.
                 self._steps[shape] = self._urgent.submit(self._compile, batch)
             # The first process decides for all of a team whether they go on.
-            self._session.agree("compiled", lambda: self._await(self._steps[shape]))
+            with self._session.showing(self._progress):
+                self._session.agree("compiled", lambda: self._await(self._steps[shape]))
             self._awaited.add(shape)
         return self._steps[shape].result()
+
+    def _progress(self) -> tuple[int, int]:
+        steps = [*self._steps.values()]
+        return sum(step.done() for step in steps), len(steps)
 
     def _await(self, step: concurrent.futures.Future[Step]) -> None:
         while concurrent.futures.wait([step], _POLL_SECS).not_done:

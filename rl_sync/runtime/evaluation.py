@@ -159,7 +159,14 @@ class Evaluator(NamedTuple):
 
     def _completed(self, params: Params, examination: Examination) -> list[Written]:
         # A new one each time: it holds on to weights that train steps donate, and to its cache.
-        return examination.written(completed(self.engine(), params, examination))
+        engine = self.engine()
+        count = len(examination.prompts) * examination.samples
+
+        def progress() -> tuple[int, int]:
+            return (count - engine.unfinished if engine.stats.decode_tokens else 0), count
+
+        with self.session.showing(progress):
+            return examination.written(completed(engine, params, examination))
 
 
 def completed(

@@ -66,7 +66,10 @@ class ExplorerLoop:
           PeerLostError: the master is gone.
         """
         state: ExplorerState | None = None
-        with self.session.spans.span(SpanKind.COMPILE):
+        with (
+            self.session.spans.span(SpanKind.COMPILE),
+            self.session.showing(lambda: (self.explorer.engine.stats.programs, None)),
+        ):
             self.explorer.compile(self.blank())
         try:
             while (grant := self._grant(state)) is not None:

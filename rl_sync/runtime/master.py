@@ -38,7 +38,7 @@ from rl_sync.observe.jsonlines import RecordsError
 from rl_sync.observe.metrics import measured, read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.observe.outcome import Outcome, record_end, record_start
-from rl_sync.observe.progress import Progress
+from rl_sync.observe.progress import Pace, Progress
 from rl_sync.processes import calls, judging_calls, weight_calls
 from rl_sync.processes.attendance import Attendance
 from rl_sync.processes.results import Result, Summary
@@ -55,6 +55,7 @@ from rl_sync.types import Lease
 from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
+_WARM_UP, _RL = "warm-up", "rl"
 _NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
 """Reasons for which groups are dropped by their rewards: these count in a step's metrics."""
 
@@ -87,6 +88,8 @@ class MasterServer:
         self._result = Result()
         self._first_lease = 0
         self._reward: float | None = None
+        self._warm_up_step = 0
+        self._paces = {phase: Pace() for phase in (_WARM_UP, _RL)}
         self._not_selected: list[LiveLease] = []  # Of steps that are not trained yet.
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
@@ -254,6 +257,7 @@ class MasterServer:
                 selected = call.metrics["reward_mean"]
                 last["selected_reward_mean"] = metrics["selected_reward_mean"] = selected
         self._metrics.write("rl", event.step, metrics)
+        self._paces[_RL].note(event.step, time.monotonic())
         self._watch.add(metrics)
         self._add(Result(rl=last))
 
@@ -336,14 +340,18 @@ class MasterServer:
 
     def _status(self, call: calls.AskStatus) -> RunStatus:
         del call
-        settings = self._settings
+        settings, now = self._settings, time.monotonic()
         with self._changed:
             raised = tuple(alarms.raised(self._watch.evidence()))
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
-            if self._phase == "warm-up":
-                step, steps = 0, settings.warm_up.steps
+            if self._phase == _WARM_UP:
                 if (trainer := self._roles.get(TRAINER)) is not None:
-                    step, loss = trainer.step or 0, trainer.loss
+                    # The evaluation at the end is of step 0, as those before RL are.
+                    self._warm_up_step = max(self._warm_up_step, trainer.step or 0)
+                    self._paces[_WARM_UP].note(self._warm_up_step, now)
+                    loss = trainer.loss
+                step, steps = self._warm_up_step, settings.warm_up.steps
+            pace = self._paces.get(self._phase)
             return RunStatus(
                 phase=self._phase,
                 step=step,
@@ -351,7 +359,8 @@ class MasterServer:
                 roles=tuple(self._roles[role] for role in settings.roles if role in self._roles),
                 buffer_size=self._state.buffered,
                 buffer_capacity=settings.groups_ahead,
-                elapsed_secs=time.monotonic() - self._started,
+                elapsed_secs=now - self._started,
+                left_secs=pace.left_secs(steps, now) if pace and step < steps else None,
                 message=self._message,
                 loss=loss,
                 alarms=raised,

@@ -67,6 +67,8 @@ def test_a_status_of_which_nothing_is_known_yet_renders():
         (RoleStatus("trainer", "sync_checkpoint", 1, version=4), "sync v4"),
         (RoleStatus("explorer1", "sync_server", 1, version=4), "sync v4"),
         (RoleStatus("trainer", "warm_up", 1, step=7), "warm-up"),
+        (RoleStatus("trainer", "evaluation", 1, step=7, done=64, of=500), "evaluation 64/500"),
+        (RoleStatus("explorer1", "compile", 1, done=3), "compile 3"),
         (
             RoleStatus("trainer", "wait", 3.25, waits_for="experiences"),
             "waits for experiences 3.2 s",
@@ -109,6 +111,12 @@ def test_a_warm_up_is_shown_with_its_own_steps_and_its_loss():
     status = RunStatus("warm-up", 120, 400, (RoleStatus("trainer", "warm_up", 4.0),), loss=0.3512)
     assert plain_line(status) == "[0:00] warm-up 120/400, loss 0.351 | trainer: warm-up"
     assert "step 120/400, loss 0.351" in _text(status)
+
+
+def test_the_time_left_stands_beside_the_time_so_far():
+    status = RunStatus("rl", 12, 60, elapsed_secs=83.0, left_secs=3725.0)
+    assert plain_line(status) == "[1:23] rl 12/60, 1:02:05 left"
+    assert "1:23  1:02:05 left" in _text(status)
 
 
 def _plain_display():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from rl_sync.observe.metrics_writer import MetricsWriter
-from rl_sync.observe.progress import Progress, sizes
+from rl_sync.observe.progress import Pace, Progress, sizes
 
 
 def test_prompts_end_at_the_first_token_that_was_drawn():
@@ -19,6 +19,20 @@ def test_prompts_end_at_the_first_token_that_was_drawn():
         "num_tokens": 4 + 6 + 2,
     }
     assert sizes([])["prompt_tokens_max"] == 0
+
+
+def test_the_time_left_follows_the_last_steps_and_does_not_count_the_first():
+    pace = Pace()
+    assert pace.left_secs(100, 0.0) is None
+    for step, now in ((1, 60.0), (2, 62.0), (2, 63.0)):
+        pace.note(step, now)
+    assert pace.left_secs(100, 63.0) is None
+    pace.note(4, 66.0)
+    assert pace.left_secs(100, 67.0) == 96 * 2.0 - 1.0
+    assert pace.left_secs(4, 90.0) == 0.0
+    for step in range(5, 30):  # Steps get slower: those long ago count no more.
+        pace.note(step, 66.0 + (step - 4) * 10.0)
+    assert pace.left_secs(30, 316.0) == 10.0
 
 
 def test_time_is_told_once_for_all_lives_of_all_explorers(tmp_path):

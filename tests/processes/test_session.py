@@ -109,7 +109,8 @@ def test_who_waits_does_not_name_itself(session):
 def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
     """It is not shown with its last finished step, which may even be of another phase."""
     with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
-        session = SimpleNamespace(role="trainer", spans=spans, facts={"step": 60, "loss": 0.3})
+        facts = {"step": 60, "loss": 0.3}
+        session = SimpleNamespace(role="trainer", spans=spans, facts=facts, _progress=None)
         with spans.span(SpanKind.WARM_UP, step=51):
             assert Session.status(session).step == 60
         with spans.span(SpanKind.TRAIN, step=1):
@@ -117,6 +118,20 @@ def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
         with spans.span(SpanKind.EVALUATION):
             assert Session.status(session).step == 60
         assert Session.status(session).loss == 0.3
+
+
+def test_the_progress_of_an_activity_is_shown_while_it_lasts_and_not_while_it_waits(tmp_path):
+    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
+        session = SimpleNamespace(role="trainer", spans=spans, facts={}, _progress=None)
+        done = iter([0, 3])
+        with (
+            spans.span(SpanKind.EVALUATION),
+            Session.showing(session, lambda: (next(done), 8)),
+        ):
+            assert (Session.status(session).done, Session.status(session).of) == (0, 8)
+            with spans.span(SpanKind.WAIT, reason="judgements"):
+                assert Session.status(session).done is None
+        assert Session.status(session).done is None
 
 
 def test_a_stop_that_comes_before_a_role_has_begun_is_no_failure():

@@ -55,6 +55,7 @@ class Session:
         limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
         self.settings = types.SimpleNamespace(launch=limits, reward=limits)
         self.spans = types.SimpleNamespace(span=lambda kind, **_: contextlib.nullcontext({}))
+        self.showing = contextlib.nullcontext
         self.given, self.calls = list(given), []
 
     def call(self, call):

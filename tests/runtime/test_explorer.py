@@ -48,7 +48,7 @@ def loop(weights, monkeypatch):
     clock = types.SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(explorer, "time", clock)
     spans = types.SimpleNamespace(span=lambda kind: contextlib.nullcontext({}))
-    session = types.SimpleNamespace(spans=spans, agree=alone)
+    session = types.SimpleNamespace(spans=spans, agree=alone, showing=contextlib.nullcontext)
     loop = ExplorerLoop(
         session,
         number=1,

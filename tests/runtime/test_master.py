@@ -18,7 +18,7 @@ from rl_sync.actors.events import (
     StopRequested,
     VersionPublished,
 )
-from rl_sync.observe.display import RoleStatus
+from rl_sync.observe.display import RoleStatus, plain_line
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.outcome import read_outcome, read_versions
@@ -179,6 +179,11 @@ def test_the_status_of_a_warm_up_counts_its_own_steps(master):
     shown = master(AskStatus())
     assert (shown.step, shown.steps, shown.loss) == (7, 400, 0.5)
     assert decode(encode(shown)) == shown
+    # The evaluation after it is of step 0, and the counter does not go back there.
+    master(heartbeat(role="trainer", activity="evaluation", step=0, loss=0.5, done=3, of=8))
+    shown = master(AskStatus())
+    assert (shown.step, shown.steps) == (7, 400)
+    assert plain_line(shown).startswith("[0:00] warm-up 7/400, loss 0.5 | trainer: evaluation 3/8")
     master(EnterPhase("rl"))
     shown = master(AskStatus())
     assert (shown.step, shown.steps, shown.loss) == (0, 10, None)
