@@ -100,7 +100,7 @@ def table(done: Evaluation, samples: int) -> str:
         f" generated in {done.generated_secs:.1f} s, judged in {done.judged_secs:.1f} s",
         "",
         f"{'metric':<{_WIDTH}} {'value':>8}   95% interval",
-        *(_row(values, name, name) for name in metric_names(samples)),
+        *(_row(values, name, name) for name in metric_names(samples) if name in values),
     ]
     categories = [name.partition("/")[2] for name in values if name.startswith("problems/")]
     for category in categories:

@@ -11,6 +11,7 @@ import numpy as np
 from rl_sync.observe.estimators import majority, mean_of, pass_at_k
 
 SEEN, UNSEEN = "seen", "unseen"
+MAJORITY = "majority@"
 
 
 class Answer(NamedTuple):
@@ -18,11 +19,12 @@ class Answer(NamedTuple):
 
     Attributes:
       solved: whether it solves the problem; None if it could not be judged.
-      vote: the answer that it gives, as text; equal answers have equal texts.
+      vote: the answer that it gives, as text; equal answers have equal texts. None if the reward
+        read no answer; then it agrees with no other.
     """
 
     solved: bool | None
-    vote: str = ""
+    vote: str | None = None
 
 
 class Problem(NamedTuple):
@@ -57,7 +59,8 @@ def metric_names(samples: int) -> list[str]:
     """Names the metrics of evaluations with so many completions a problem.
 
     With one completion there is only `accuracy`. With k there are also `mean@k`, which is the same
-    number, `majority@k`, and `pass@j` for k and for each power of 2 below it.
+    number, `majority@k` if the reward reads answers, and `pass@j` for k and for each power of 2
+    below it.
     """
     return list(_metrics(samples))
 
@@ -78,7 +81,7 @@ def _metrics(samples: int) -> dict[str, tuple[int, Value]]:
     metrics: dict[str, tuple[int, Value]] = {"accuracy": (1, mean)}
     if samples > 1:
         powers = [2**i for i in range(samples.bit_length()) if 2**i < samples]
-        metrics |= {f"mean@{samples}": (1, mean), f"majority@{samples}": (1, voted)}
+        metrics |= {f"mean@{samples}": (1, mean), f"{MAJORITY}{samples}": (1, voted)}
         metrics |= {f"pass@{k}": (k, passed(k)) for k in (*powers, samples)}
     return metrics
 
@@ -90,17 +93,21 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
       samples: the completions that were generated for each problem.
 
     Returns:
-      Each metric of `metric_names`, with the ends of its 95 % confidence interval as `NAME_low` and
-      `NAME_high` (see `rl_sync.observe.estimators.mean_of`), and `problems`, the number of those
-      with a judged completion. `unjudged` is the number of completions that could not be judged, if
-      there are any; no metric counts them. `pass@k` leaves out problems with fewer than k judged
-      completions. A metric is NaN where no problem is left, which records write as null.
+      Each metric of `metric_names`, but no majority where the reward reads no answers. With each
+      are the ends of its 95 % confidence interval as `NAME_low` and `NAME_high` (see
+      `rl_sync.observe.estimators.mean_of`), and `problems`, the number of those with a judged
+      completion. `unjudged` is the number of completions that could not be judged, if there are
+      any; no metric counts them. `pass@k` leaves out problems with fewer than k judged completions.
+      A metric is NaN where no problem is left, which records write as null.
 
       The accuracy of each category is `accuracy/CATEGORY`, with `problems/CATEGORY`. If some
       prompts are trained on, there are also `accuracy_seen`, `problems_seen`, and the same as
       `_unseen` unless all prompts are trained on.
     """
-    values = _of(problems, _metrics(samples))
+    metrics = _metrics(samples)
+    if not any(answer.vote is not None for one in problems for answer in one.answers):
+        metrics = {name: one for name, one in metrics.items() if not name.startswith(MAJORITY)}
+    values = _of(problems, metrics)
     unjudged = sum(answer.solved is None for one in problems for answer in one.answers)
     if unjudged:
         values["unjudged"] = unjudged

@@ -40,19 +40,19 @@ def pass_at_k(completions: int, solved: int, k: int) -> float:
     return 1.0 - math.comb(completions - solved, k) / math.comb(completions, k)
 
 
-def majority(votes: Sequence[str], solved: Sequence[bool]) -> float:
+def majority(votes: Sequence[str | None], solved: Sequence[bool]) -> float:
     """Computes whether the most frequent answer solves a problem; Wang et al., arXiv:2203.11171.
 
     Where several answers are the most frequent, it is the probability that one of these, drawn at
     random, does. An answer that was judged differently counts by its share of solved completions.
 
     Args:
-      votes: the answer of each completion; at least one.
+      votes: the answer of each completion, None for one that agrees with no other; at least one.
       solved: whether each completion solves the problem.
     """
-    verdicts: dict[str, list[bool]] = {}
-    for vote, is_solved in zip(votes, solved, strict=True):
-        verdicts.setdefault(vote, []).append(is_solved)
+    verdicts: dict[str | int, list[bool]] = {}
+    for place, (vote, is_solved) in enumerate(zip(votes, solved, strict=True)):
+        verdicts.setdefault(place if vote is None else vote, []).append(is_solved)
     most = max(map(len, verdicts.values()))
     shares = [sum(of) / len(of) for of in verdicts.values() if len(of) == most]
     return sum(shares) / len(shares)

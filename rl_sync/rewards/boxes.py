@@ -162,6 +162,20 @@ def matched(values: Float[np.ndarray, "rows columns"], by: str) -> list[tuple[in
     return taken
 
 
+def clustered(boxes: Sequence[Box], right: Sequence[Box]) -> str:
+    """Writes boxes so that those that are nearly the same are mostly the same text.
+
+    Corners are rounded to a tenth of the mean side of the right boxes.
+    """
+    sides = [side for box in right for side in (box.x2 - box.x1, box.y2 - box.y1)]
+    step = float(np.mean(sides)) / 10 if sides else 1.0
+    written = [
+        f"{_plain(box.label or '')} {[round(corner / step) for corner in box[:4]]}".strip()
+        for box in boxes
+    ]
+    return "; ".join(sorted(written)) or "none"
+
+
 def _plain(label: str) -> str:
     return " ".join(label.casefold().split())
 

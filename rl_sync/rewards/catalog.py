@@ -17,6 +17,8 @@ class Kind(NamedTuple):
     Attributes:
       where: a reference to its class; it is imported when it is used.
       meaning: one sentence.
+      has_answers: whether its judgements have the answer that it read, in a form in which equal
+        answers are the same text: evaluations vote on it.
       is_quick: whether it takes microseconds and little memory for any completion, so that it needs
         no worker with limits.
       reads_answer: whether it reads the row's answer.
@@ -24,6 +26,7 @@ class Kind(NamedTuple):
 
     where: str
     meaning: str
+    has_answers: bool
     is_quick: bool = False
     reads_answer: bool = True
 
@@ -32,75 +35,118 @@ REWARDS = {
     "exact": Kind(
         "rl_sync.rewards.exact:ExactMatch",
         "Compares the completion with the answer as text.",
+        has_answers=True,
         is_quick=True,
     ),
     "final_answer": Kind(
         "rl_sync.rewards.final:FinalAnswer",
         "Compares the text after the last # with the answer.",
+        has_answers=True,
         is_quick=True,
     ),
     "environment": Kind(
         "rl_sync.rewards.environment:EnvironmentReward",
         "Takes the rewards that the environment of an episode gave.",
+        has_answers=False,
         is_quick=True,
         reads_answer=False,
     ),
-    "math": Kind("rl_sync.rewards.math:MathAnswer", "Compares mathematical answers by value."),
-    "k12": Kind("rl_sync.rewards.k12:SchoolAnswer", "Judges school questions of seven kinds."),
-    "code": Kind("rl_sync.rewards.code:Code", "Runs a program against tests, in a sandbox."),
+    "math": Kind(
+        "rl_sync.rewards.math:MathAnswer",
+        "Compares mathematical answers by value.",
+        has_answers=True,
+    ),
+    "k12": Kind(
+        "rl_sync.rewards.k12:SchoolAnswer",
+        "Judges school questions of seven kinds.",
+        has_answers=True,
+    ),
+    "code": Kind(
+        "rl_sync.rewards.code:Code",
+        "Runs a program against tests, in a sandbox.",
+        has_answers=False,
+    ),
     "format": Kind(
-        "rl_sync.rewards.shaping:Format", "Looks for a pattern or for tags.", reads_answer=False
+        "rl_sync.rewards.shaping:Format",
+        "Looks for a pattern or for tags.",
+        reads_answer=False,
+        has_answers=False,
     ),
     "length_band": Kind(
         "rl_sync.rewards.shaping:LengthBand",
         "Prefers completions of a range of lengths.",
+        has_answers=False,
         is_quick=True,
         reads_answer=False,
     ),
     "soft_overlong": Kind(
         "rl_sync.rewards.shaping:SoftOverlong",
         "Punishes the last tokens before the limit.",
+        has_answers=False,
         is_quick=True,
         reads_answer=False,
     ),
     "repetition": Kind(
-        "rl_sync.rewards.shaping:Repetition", "Punishes repeated n-grams.", reads_answer=False
+        "rl_sync.rewards.shaping:Repetition",
+        "Punishes repeated n-grams.",
+        reads_answer=False,
+        has_answers=False,
     ),
     "language": Kind(
         "rl_sync.rewards.shaping:Language",
         "Measures the share of letters of a script.",
         reads_answer=False,
+        has_answers=False,
     ),
     "vision": Kind(
-        "rl_sync.rewards.vision:Vision", "Judges questions about images by `kind` of the row."
+        "rl_sync.rewards.vision:Vision",
+        "Judges questions about images by `kind` of the row.",
+        has_answers=True,
     ),
-    "iou": Kind("rl_sync.rewards.grounding:BoxOverlap", "Compares boxes by their overlap."),
+    "iou": Kind(
+        "rl_sync.rewards.grounding:BoxOverlap", "Compares boxes by their overlap.", has_answers=True
+    ),
     "point_in_box": Kind(
-        "rl_sync.rewards.grounding:PointInBox", "Counts the boxes that have a point in them."
+        "rl_sync.rewards.grounding:PointInBox",
+        "Counts the boxes that have a point in them.",
+        has_answers=True,
     ),
-    "count": Kind("rl_sync.rewards.visual_answers:Count", "Compares a number of things."),
+    "count": Kind(
+        "rl_sync.rewards.visual_answers:Count", "Compares a number of things.", has_answers=True
+    ),
     "vqa": Kind(
-        "rl_sync.rewards.visual_answers:VqaAccuracy", "Counts the people who gave that answer."
+        "rl_sync.rewards.visual_answers:VqaAccuracy",
+        "Counts the people who gave that answer.",
+        has_answers=True,
     ),
     "anls": Kind(
-        "rl_sync.rewards.visual_answers:Anls", "Compares texts by their Levenshtein distance."
+        "rl_sync.rewards.visual_answers:Anls",
+        "Compares texts by their Levenshtein distance.",
+        has_answers=True,
     ),
     "relaxed_number": Kind(
-        "rl_sync.rewards.visual_answers:RelaxedNumber", "Compares numbers within 5 %."
+        "rl_sync.rewards.visual_answers:RelaxedNumber",
+        "Compares numbers within 5 %.",
+        has_answers=True,
     ),
-    "choice": Kind("rl_sync.rewards.visual_answers:Choice", "Compares the chosen option."),
+    "choice": Kind(
+        "rl_sync.rewards.visual_answers:Choice", "Compares the chosen option.", has_answers=True
+    ),
     "llm_judge": Kind(
         "rl_sync.rewards.llm_judge:LlmJudge",
         "Asks a language model behind an OpenAI-compatible endpoint.",
+        has_answers=False,
     ),
     "reward_model": Kind(
         "rl_sync.scoring.reward_model:RewardModel",
         "Scores completions by a model with a head.",
         reads_answer=False,
+        has_answers=False,
     ),
     "self_judge": Kind(
         "rl_sync.scoring.self_judge:SelfJudge",
         "Asks a model, such as the policy's earlier self, how likely a verdict is.",
+        has_answers=False,
     ),
 }
 

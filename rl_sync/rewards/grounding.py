@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from rl_sync.rewards.boxes import (
     Box,
     UnreadableError,
     boxes_of,
+    clustered,
     iou,
     matched,
     read_boxes,
@@ -167,8 +169,9 @@ class BoxOverlap(Truth):
         except UnreadableError as error:
             return Judgement(0.0, f"no boxes: {error}")
         given = scaled(given, self.answer_scale, size)
+        vote = clustered(given, right)
         if not right and not given:
-            return Judgement(1.0, "no boxes, as it should be")
+            return Judgement(1.0, "no boxes, as it should be", answer=vote)
         overlaps = np.array([[iou(a, b) for b in given] for a in right]).reshape(
             len(right), len(given)
         )
@@ -180,6 +183,7 @@ class BoxOverlap(Truth):
             float(sum(values)) / max(len(right), len(given)),
             f"{len(given)} boxes for {len(right)}, overlaps"
             f" {', '.join(f'{overlaps[pair]:.2f}' for pair in pairs[:8]) or 'none'}",
+            answer=vote,
         )
 
 
@@ -228,4 +232,11 @@ class PointInBox(Truth):
         return Judgement(
             min(hits, wanted) / max(wanted, len(given)),
             f"{len(given)} points, {hits} of {len(right)} boxes have one",
+            answer="; ".join(sorted(_place(point, right) for point in given)),
         )
+
+
+def _place(point: Box, right: Sequence[Box]) -> str:
+    """Names the box that a point is in; a point in none by its place."""
+    inside = [i for i, box in enumerate(right) if box.holds(point.x1, point.y1)]
+    return f"in {inside}" if inside else clustered([point], right)

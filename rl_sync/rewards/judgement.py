@@ -45,7 +45,7 @@ class Judgement:
       why: a short reason, such as the extracted answer, the failing test or the time limit.
       components: scores by name that the score is made of. Each is logged as `reward/NAME`.
       answer: the answer that was read from the completion, in a form in which equal answers are
-        equal texts; None if the reward reads none. Evaluations vote on it.
+        equal texts; None if the reward reads none. Evaluations vote on it: `majority@k`.
 
     Raises:
       ValueError: the score or a component is not a finite number of float32.

@@ -103,7 +103,10 @@ class SchoolAnswer:
         except UnjudgeableError as error:
             return Judgement.unknown(str(error))
         share = marks.share if partial else float(marks.share == 1)
-        return Judgement(share, f"{shown(found.text)} ({found.strategy}): {marks.why}")
+        # All right answers are one, however they are written; a wrong one may not look like it.
+        vote = "right" if marks.share == 1 else marks.answer and f"{marks.answer} (not right)"
+        why = f"{shown(found.text)} ({found.strategy}): {marks.why}"
+        return Judgement(share, why, answer=vote or None)
 
     def _partial(self, row: Row) -> bool:
         given = row.get("partial", self.partial)

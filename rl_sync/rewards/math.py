@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 
 from rl_sync.rewards.answers import algebra
-from rl_sync.rewards.answers.comparison import needs_algebra, same_value, written
+from rl_sync.rewards.answers.canonical import canonical
+from rl_sync.rewards.answers.comparison import needs_algebra, parts_of, same_value, written
 from rl_sync.rewards.answers.extraction import (
     DEFAULT_STRATEGIES,
     extract,
@@ -17,12 +19,18 @@ from rl_sync.rewards.answers.extraction import (
     strategies_of,
 )
 from rl_sync.rewards.answers.limits import NoLimitsError
-from rl_sync.rewards.answers.notation import compact, unified
-from rl_sync.rewards.answers.values import Value, value
+from rl_sync.rewards.answers.notation import compact, latex, unified
+from rl_sync.rewards.answers.values import Formula, Value, value
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 
 _MOST_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 80
+_SPENT, _BUSY = "limit_spent", "machine_busy"
+"""Components of comparisons of formulas: whether they ended at a limit, of CPU time or memory, or
+because the machine was busy."""
+_checked = {"secs": 0.0}
+_CHECK_SECS = 10.0
+"""CPU time of a process for reading the formulas of rows before the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +46,7 @@ class MathAnswer:
         with 0 numbers are compared exactly.
       symbolic: math-verify decides about formulas. Without it, formulas are equal only if they are
         written alike.
-      limit_secs: the longest that math-verify may take for the row's answer, and for the
+      limit_secs: the CPU time that math-verify may take for the row's answer, and for the
         comparison with it.
       memory_mb: the most memory that it may take for that, in megabytes.
 
@@ -72,11 +80,34 @@ class MathAnswer:
             formula and math-verify is not installed.
         """
         gold = self._gold(row)
-        if self.symbolic and needs_algebra(value(gold)) and not algebra.is_installed():
+        right = value(gold)
+        if not self.symbolic or not needs_algebra(right):
+            return
+        if algebra.is_installed():
+            self._check_formula(gold, right)
+        else:
             raise ValueError(
                 f"row[{self.field!r}] is the formula {_short(gold)}, which needs math-verify:"
                 f" {algebra.WAY_OUT}, or set symbolic=False to compare formulas as text."
             )
+
+    def _check_formula(self, gold: str, right: Value) -> None:
+        """Refuses a formula that cannot be read; those of many rows are left to the run."""
+        began = time.process_time()
+        if _checked["secs"] > _CHECK_SECS:
+            return
+        try:
+            for part in parts_of(right):
+                algebra.read(written(part), self.limit_secs, int(self.memory_mb * 1e6))
+        except (algebra.UnreadableError, algebra.LimitError) as error:
+            raise ValueError(
+                f"row[{self.field!r}]={_short(gold)} cannot be compared with: {error}. Correct the"
+                " row, or leave it out."
+            ) from error
+        except (algebra.BusyError, NoLimitsError):
+            return  # Here it cannot be tried; a worker will.
+        finally:
+            _checked["secs"] += time.process_time() - began
 
     def warm_up(self) -> None:
         """Prepares a worker: imports what formulas need."""
@@ -103,7 +134,8 @@ class MathAnswer:
             )
         judged = self._compared(gold, found.text)
         where = f"{_short(found.text)} ({found.strategy}) against {_short(gold)}"
-        return dataclasses.replace(judged, why=f"{where}: {judged.why}")
+        vote = self._vote(gold, found.text, judged)
+        return dataclasses.replace(judged, why=f"{where}: {judged.why}", answer=vote)
 
     def _gold(self, row: Row) -> str:
         """Returns the right answer of a row.
@@ -144,21 +176,44 @@ class MathAnswer:
 
         try:
             equal = same_value(right, given, self.tolerance, by_algebra if self.symbolic else None)
+        except algebra.BusyError as error:
+            return dataclasses.replace(Judgement.unknown(str(error)), components={_BUSY: 1.0})
         except (algebra.MissingError, NoLimitsError) as error:
             return Judgement.unknown(str(error))
         except (algebra.UnreadableError, algebra.LimitError) as error:
             return self._undecided(right, error)
-        by = "math-verify" if asked else "values"
-        return Judgement(float(equal), f"{'equal' if equal else 'not equal'} by {by}")
+        if not asked:
+            return Judgement(float(equal), f"{'equal' if equal else 'not equal'} by values")
+        why = f"{'equal' if equal else 'not equal'} by math-verify"
+        return Judgement(float(equal), why, {_SPENT: 0.0, _BUSY: 0.0})
+
+    def _vote(self, gold: str, answer: str, judged: Judgement) -> str:
+        """Returns the answer in a form in which equal ones are the same: all right ones are."""
+        right = canonical(value(gold))
+        if judged.score == 1:
+            return right
+        by_algebra = self._written if self.symbolic and judged.score == 0 else None
+        given = canonical(value(answer), by_algebra)
+        return f"{given} (not equal)" if given == right else given
+
+    def _written(self, formula: Formula) -> str:
+        try:
+            return algebra.canonical(
+                latex(formula.text), self.limit_secs / 5, int(self.memory_mb * 1e6)
+            )
+        except (RuntimeError, ValueError):  # It is no formula, or a costly one.
+            return compact(formula.text)
 
     def _undecided(self, right: Value, error: Exception) -> Judgement:
         """Judges where algebra failed: wrong, unless the right answer itself is at fault."""
         if needs_algebra(right):
             try:
                 algebra.read(written(right), self.limit_secs, int(self.memory_mb * 1e6))
-            except (algebra.UnreadableError, algebra.LimitError) as fault:
+            except (algebra.UnreadableError, algebra.LimitError, algebra.BusyError) as fault:
                 return Judgement.unknown(f"row[{self.field!r}] cannot be compared with: {fault}")
-        return Judgement(0.0, f"not shown to be equal: {error}")
+        spent = float(isinstance(error, algebra.LimitError))
+        why = f"not shown to be equal: {error}"
+        return Judgement(0.0, why, {_SPENT: spent, _BUSY: 0.0})
 
 
 def _short(one: object) -> str:

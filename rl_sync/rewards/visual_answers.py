@@ -16,7 +16,7 @@ from rl_sync.rewards.vqa_text import normalized
 EXTRACT = "boxed,tags,hashes,answer_is,whole"
 _ANSWERS = "answers"
 _MOST_CHARACTERS = 1000
-_COUNT = re.compile(r"(?<![\w.,-])-?\d{1,9}(?![\w]|[.,]\d)")
+_COUNT = re.compile(r"(?<![\w.,-])-?(?:\d{1,3}(?:,\d{3})+|\d{1,9})(?![\w]|[.,]\d)")
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     " sixteen seventeen eighteen nineteen twenty"
@@ -119,11 +119,11 @@ class Count(ShortAnswer):
         if number is None:
             return Judgement(0.0, "it has no number")
         wanted = [count for text in right if (count := count_of(text)) is not None]
-        why = f"{number} for {' or '.join(map(str, wanted))}"
+        why, vote = f"{number} for {' or '.join(map(str, wanted))}", str(number)
         if number in wanted or not self.partial:
-            return Judgement(float(number in wanted), why)
+            return Judgement(float(number in wanted), why, answer=vote)
         share = max(1 - abs(number - one) / max(one, 1) for one in wanted)
-        return Judgement(max(0.0, share), why)
+        return Judgement(max(0.0, share), why, answer=vote)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,8 @@ class VqaAccuracy(ShortAnswer):
         if self.leave_one_out and count > 3:
             without = min(1.0, max(0, same - 1) / 3)  # Without one who said the same.
             score = (same * without + (count - same) * min(1.0, same / 3)) / count
-        return Judgement(score, f"{same} of {count} people say {normalized(given)!r}")
+        vote = normalized(given)
+        return Judgement(score, f"{same} of {count} people say {vote!r}", answer=vote)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,10 +181,11 @@ class Anls(ShortAnswer):
         nearest = min(distances, key=lambda one: distances[one])
         distance = distances[nearest]
         score = 1 - distance if distance < self.threshold else 0.0
-        return Judgement(score, f"distance {distance:.2f} from {nearest!r}")
+        vote = _lowered(given)
+        return Judgement(score, f"distance {distance:.2f} from {nearest!r}", answer=vote)
 
     def _distance(self, right: str, given: str) -> float:
-        a, b = (" ".join(text.casefold().split()) for text in (right, given))
+        a, b = _lowered(right), _lowered(given)
         longer = max(len(a), len(b))
         if not longer or abs(len(a) - len(b)) >= self.threshold * longer:
             return float(longer > 0)  # Too far apart, whatever the letters are.
@@ -218,10 +220,13 @@ class RelaxedNumber(ShortAnswer):
             wanted = number_of(one)
             if number is None or wanted is None:
                 if _plain(one) == _plain(given):
-                    return Judgement(1.0, f"the same text as {one!r}")
+                    return Judgement(1.0, f"the same text as {one!r}", answer=_plain(one))
             elif abs(number - wanted) <= self.tolerance * abs(wanted) * (1 + 1e-9):
-                return Judgement(1.0, f"within {self.tolerance:.0%} of {one!r}")
-        return Judgement(0.0, f"not {' or '.join(map(repr, right))}")
+                # Numbers that are near enough are one answer.
+                why = f"within {self.tolerance:.0%} of {one!r}"
+                return Judgement(1.0, why, answer=_plain(one))
+        vote = _plain(given) if number is None else f"{number:.6g} (not near)"
+        return Judgement(0.0, f"not {' or '.join(map(repr, right))}", answer=vote)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +253,8 @@ class Choice(ShortAnswer):
         letter = self._letter(row, given)
         if letter is None:
             return Judgement(0.0, "it chooses none of the options")
-        return Judgement(float(letter in right), f"{letter} for {' or '.join(right)}")
+        why = f"{letter} for {' or '.join(right)}"
+        return Judgement(float(letter in right), why, answer=letter)
 
     def _letter(self, row: Row, text: str) -> str | None:
         options = [str(one) for one in row.get("choices") or ()]
@@ -265,7 +271,7 @@ class Choice(ShortAnswer):
 def count_of(text: str) -> int | None:
     """Returns the last whole number of a text, in digits or as a word; None if there is none."""
     if digits := _COUNT.findall(text):
-        return int(digits[-1])
+        return int(digits[-1].replace(",", ""))
     words = [_WORDS[word] for word in re.findall(r"[a-z]+", text.lower()) if word in _WORDS]
     return words[-1] if words else None
 
@@ -288,6 +294,11 @@ def levenshtein(a: str, b: str) -> int:
         for j, other in enumerate(b, start=1):
             before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (one != other))
     return row[-1]
+
+
+def _lowered(text: str) -> str:
+    # Not `casefold`: it makes two letters of ß, which would be two edits.
+    return " ".join(text.lower().split())
 
 
 def _plain(text: str) -> str:

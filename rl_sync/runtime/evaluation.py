@@ -225,10 +225,8 @@ class Sheet:
 
     def add(self, item: Written, judgement: Judgement, solved: bool) -> None:
         """Takes the judgement of a completion; another one of the same completion is ignored."""
-        answer = judgement.answer
-        vote = _normalized(item.text if answer is None else answer)
         known = solved if judgement.is_known else None
-        self.answers.setdefault((item.prompt_id, item.sample), Answer(known, vote))
+        self.answers.setdefault((item.prompt_id, item.sample), Answer(known, judgement.answer))
 
     def forget(self) -> None:
         """Drops the answers, which are measured; whatever comes after them is ignored."""
@@ -259,8 +257,3 @@ class Sheet:
     def measure(self) -> dict[str, float]:
         """Computes the metrics; see `rl_sync.observe.accuracy.measure`."""
         return accuracy.measure(self.problems, self._examination.samples)
-
-
-def _normalized(text: str) -> str:
-    """Returns a text without differences of case and of white space."""
-    return " ".join(text.casefold().split())

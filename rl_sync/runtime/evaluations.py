@@ -122,8 +122,8 @@ class Evaluations:
         """Returns the best snapshot so far; there is none of the policy before the first step."""
         if self._metric is None or not step:
             return self._best
-        found = Best(step, self._metric, values[self._metric])
-        if math.isnan(found.value):  # Nothing could be judged.
+        found = Best(step, self._metric, values.get(self._metric, math.nan))
+        if math.isnan(found.value):  # Nothing could be judged, or the reward reads no answers.
             return self._best
         if self._best is None or found.value > self._best.value:
             write_best(self._workdir, found)

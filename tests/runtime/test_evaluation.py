@@ -157,11 +157,11 @@ def test_a_completion_counts_once_however_often_it_comes(settings, task):
     ]
 
 
-def test_votes_are_answers_or_else_texts_without_case_and_space(settings, task):
+def test_votes_are_the_answers_that_the_reward_has_read(settings, task):
     sheet = evaluation.Sheet(wiring.examination(settings, task), "category")
     sheet.add(judged(0)[0]._replace(text=" The  Sum\nis 12"), Judgement(1.0), True)
     sheet.add(judged(1)[0]._replace(text="whatever"), Judgement(1.0, answer="12"), True)
-    assert [problem.answers[0].vote for problem in sheet.problems] == ["the sum is 12", "12"]
+    assert [problem.answers[0].vote for problem in sheet.problems] == [None, "12"]
 
 
 def test_problems_have_the_category_of_their_row_and_are_seen_if_they_are_trained_on(

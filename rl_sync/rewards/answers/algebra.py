@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 from typing import Any
 
 from rl_sync.rewards.answers.limits import OutOfTime, within
@@ -13,6 +14,11 @@ from rl_sync.rewards.answers.limits import OutOfTime, within
 WAY_OUT = 'pip install "rl_sync[math]"'
 _DIGITS = 40
 _NEGLIGIBLE = 1e-30
+_FIRST = (
+    (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), ("x^2 + 2x", "x (x + 2)"),
+    ("2x > 6", r"(3, \infty)"), ("x^2 < 4", "x > 3"), ("y = 2x", "2x - y = 0"),
+    (r"\{1, \sqrt{2}\}", r"\{\sqrt{2}, 1\}"),
+)  # fmt: skip
 _POINTS = ((17, 13), (-31, 11), (101, 37), (-7, 29), (211, 19))
 """Rational values of the first variable at which two formulas are compared."""
 
@@ -30,7 +36,11 @@ class UnreadableError(ValueError):
 
 
 class LimitError(RuntimeError):
-    """Raised where algebra needs more time or memory than it may."""
+    """Raised where algebra needs more CPU time or memory than it may."""
+
+
+class BusyError(RuntimeError):
+    """Raised where algebra came to no end, and did not get the CPU time that it may take."""
 
 
 class MissingError(RuntimeError):
@@ -51,6 +61,7 @@ def read(text: str, limit_secs: float, memory_bytes: int) -> None:
     Raises:
       UnreadableError: it cannot be read.
       LimitError: reading takes too much time or memory.
+      BusyError: the machine was too busy for it.
       MissingError: math-verify is not installed.
       NoLimitsError: the computation could not be interrupted here.
     """
@@ -63,6 +74,7 @@ def equal(one: str, other: str, *, tolerance: float, limit_secs: float, memory_b
     Raises:
       UnreadableError: one of them cannot be read.
       LimitError: comparing takes too much time or memory.
+      BusyError: the machine was too busy for it.
       MissingError: math-verify is not installed.
       NoLimitsError: the computation could not be interrupted here.
     """
@@ -74,12 +86,36 @@ def equal(one: str, other: str, *, tolerance: float, limit_secs: float, memory_b
     return _limited(limit_secs, memory_bytes, compare)
 
 
+def canonical(text: str, limit_secs: float, memory_bytes: int) -> str:
+    """Writes a formula in one way: a constant in digits, another one expanded.
+
+    Raises:
+      UnreadableError, LimitError, MissingError, NoLimitsError: as `read`.
+    """
+
+    def write() -> str:
+        import sympy
+
+        found = _parsed(text, _has_complex(text))
+        if not isinstance(found, sympy.Expr):
+            return str(found)
+        if found.is_Rational:
+            return str(found)
+        return str(sympy.N(found, 12) if not found.free_symbols else sympy.expand(found))
+
+    return _limited(limit_secs, memory_bytes, write)
+
+
 def _limited(limit_secs: float, memory_bytes: int, compute: Any) -> Any:
     _load()  # Importing takes seconds, which are not the answer's.
     try:
         return within(limit_secs, memory_bytes, compute)
-    except OutOfTime:
-        raise LimitError(f"algebra took longer than {limit_secs:g} s") from None
+    except OutOfTime as error:
+        if not error.is_spent:
+            raise BusyError(
+                f"the machine is busy: algebra did not get its {limit_secs:g} s of CPU time"
+            ) from None
+        raise LimitError(f"algebra took longer than {limit_secs:g} s of CPU time") from None
     except MemoryError:
         raise LimitError(f"algebra took more than {memory_bytes / 1e6:g} MB") from None
 
@@ -101,6 +137,9 @@ def _load() -> None:
 
     # The parser builds its tables when it reads for the first time, which takes most of a second.
     _parsed(r"\frac{1}{2} + \sqrt{2}", is_complex=False)
+    # So do the first comparisons of each kind: inequalities alone take seconds.
+    for one, other in _FIRST:
+        _same(_parsed(one, is_complex=False), _parsed(other, is_complex=False), 0.0)
     for name in (math_verify.__name__, "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -113,6 +152,49 @@ def _has_complex(text: str) -> bool:
 
 @functools.lru_cache(maxsize=128)
 def _parsed(text: str, is_complex: bool) -> Any:
+    import sympy
+
+    for sign, join in ((r"\lor", sympy.Union), (r"\land", sympy.Intersection)):
+        parts = text.split(sign)
+        if len(parts) > 1:
+            return join(*(_solutions(_parsed(part, is_complex), text) for part in parts))
+    found = _read_latex(_with_exponentials(text), is_complex)
+    if is_complex and isinstance(found, sympy.Expr):
+        units = {one: sympy.I for one in found.free_symbols if one.name == "i"}
+        found = found.subs(units)
+    return found
+
+
+def _with_exponentials(text: str) -> str:
+    """Lets `e` be the number where it is raised to a power; the parser may call it a variable."""
+    return re.sub(r"(?<![A-Za-z\\])e(?=\s*\^)", r"\\exp(1)", text)
+
+
+def _solutions(found: Any, text: str) -> Any:
+    """Returns the set of solutions of an inequality of one variable.
+
+    Raises:
+      UnreadableError: it is none, or it cannot be solved.
+    """
+    import sympy
+
+    if isinstance(found, sympy.Set):
+        return found
+    if not isinstance(found, sympy.Rel | sympy.And | sympy.Or) or len(found.free_symbols) != 1:
+        raise UnreadableError(text)
+    (symbol,) = found.free_symbols
+    real = sympy.Symbol("x", real=True)
+    try:
+        return (
+            sympy.solve_univariate_inequality(found.subs(symbol, real), real, relational=False)
+            if isinstance(found, sympy.Rel)
+            else found.subs(symbol, real).as_set()
+        )
+    except (NotImplementedError, ValueError, TypeError) as error:
+        raise UnreadableError(text) from error
+
+
+def _read_latex(text: str, is_complex: bool) -> Any:
     from latex2sympy2_extended import latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
@@ -138,6 +220,12 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
         return _same_expression(one, other, tolerance)
     if isinstance(one, sympy.Eq) != isinstance(other, sympy.Eq):
         return False  # An equation is not a value.
+    if isinstance(one, sympy.Eq) and isinstance(other, sympy.Eq):
+        sides = one.lhs - one.rhs, other.lhs - other.rhs
+        if any(_same_expression(sides[0], sign * sides[1], tolerance) for sign in (1, -1)):
+            return True
+    elif (same := _same_solutions(one, other)) is not None:
+        return same
     from math_verify import verify
 
     return verify(
@@ -148,6 +236,26 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
         allow_set_relation_comp=True,
         timeout_seconds=None,
     )
+
+
+def _same_solutions(one: Any, other: Any) -> bool | None:
+    """Compares inequalities and sets by their solutions; None if that does not decide."""
+    import sympy
+
+    relations = [isinstance(each, sympy.Rel | sympy.And | sympy.Or) for each in (one, other)]
+    sets = [isinstance(each, sympy.Set) for each in (one, other)]
+    if not all(a or b for a, b in zip(relations, sets, strict=True)):
+        return None
+    symbols = [
+        each.free_symbols for each, is_one in zip((one, other), relations, strict=True) if is_one
+    ]
+    if any(len(each) != 1 or each != symbols[0] for each in symbols):
+        return None
+    try:
+        a, b = (_solutions(each, "") for each in (one, other))
+    except UnreadableError:
+        return None
+    return True if a == b else a.symmetric_difference(b).is_empty
 
 
 def _same_expression(one: Any, other: Any, tolerance: float) -> bool:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 
 from rl_sync.rewards.answers.notation import compact, latex
 from rl_sync.rewards.answers.numbers import Number, same_number
+from rl_sync.rewards.answers.units import agree
 from rl_sync.rewards.answers.values import (
     Based,
     Choice,
     Collection,
     Colon,
+    Conditions,
     Formula,
     Labelled,
     Matrix,
+    Measured,
     Union,
     Value,
     Words,
@@ -23,6 +26,9 @@ from rl_sync.rewards.answers.values import (
 
 Algebra = Callable[[str, str], bool]
 """Says whether two formulas in LaTeX are equal. It may raise, which ends the comparison."""
+
+JOINTS = {"or": r" \lor ", "and": r" \land "}
+"""Signs between conditions, as they are written for algebra."""
 
 _Same = Callable[[Value, Value], bool]
 _RELATIONS = ("<", ">", r"\le", r"\ge", r"\ne", r"\in", "=")
@@ -48,6 +54,10 @@ def same_value(one: Value, other: Value, tolerance: float, algebra: Algebra | No
     match first:
         case Labelled():
             return _same_labelled(first, second, same, by_algebra)
+        case Measured():
+            return _same_measured(first, second, same)
+        case Conditions():
+            return by_algebra(first, second)
         case Choice():
             if isinstance(second, Choice):
                 return first.letter == second.letter
@@ -66,10 +76,40 @@ def same_value(one: Value, other: Value, tolerance: float, algebra: Algebra | No
             return _same_collection(first, second, tolerance, algebra)
         case Number() if isinstance(second, Number):
             return same_number(first, second, tolerance)
+    if isinstance(first, Number) and first.unit == "°" and r"\pi" in written(second):
+        return by_algebra(_radians(first), second)
     return by_algebra(first, second)
 
 
-_ORDER = (Labelled, Choice, Words, Based, Colon, Matrix, Union, Collection, Number, Formula)
+def _radians(degrees: Number) -> Formula:
+    return Formula(rf"({written(degrees)}) \cdot \frac{{\pi}}{{180}}")
+
+
+def _same_measured(one: Measured, other: Value, same: _Same) -> bool:
+    """Compares a formula with a unit; a missing unit fits any."""
+    if isinstance(other, Measured):
+        return agree(one.unit, other.unit) and same(one.value, other.value)
+    if isinstance(other, Number) and other.unit:
+        if (one.unit, other.unit) == ("rad", "°"):
+            return same(one.value, other)
+        return agree(one.unit, other.unit) and same(one.value, other._replace(unit=""))
+    return same(one.value, other)
+
+
+_ORDER = (
+    Labelled,
+    Measured,
+    Conditions,
+    Choice,
+    Words,
+    Based,
+    Colon,
+    Matrix,
+    Union,
+    Collection,
+    Number,
+    Formula,
+)
 
 
 def _same_colon(one: Colon, other: Colon, tolerance: float) -> bool:
@@ -202,6 +242,10 @@ def written(one: Value) -> str:
             return latex(one.text)
         case Labelled():
             return f"{one.label} = {written(one.value)}"
+        case Measured():
+            return written(one.value)
+        case Conditions():
+            return JOINTS[one.joint].join(map(written, one.items))
         case Collection(kind="list" | "set"):
             return r"\{" + ", ".join(map(written, one.items)) + r"\}"
         case Collection():
@@ -221,13 +265,28 @@ def written(one: Value) -> str:
             return f"{one.digits}_{{{one.base}}}"
 
 
+def parts_of(one: Value) -> list[Value]:
+    """Returns the parts of a value that algebra may be asked about, each by itself."""
+    match one:
+        case Labelled() | Measured():
+            return parts_of(one.value)
+        case Collection() | Union():
+            return [part for item in one.items for part in parts_of(item)]
+        case Matrix():
+            return [part for row in one.rows for cell in row for part in parts_of(cell)]
+        case _:
+            return [one] if needs_algebra(one) else []
+
+
 def needs_algebra(one: Value) -> bool:
     """Says whether an answer equal to this value may be written so that only algebra shows it."""
     match one:
         case Formula():
             return one.text not in {r"\infty", r"-\infty"} and len(compact(one.text)) > 1
-        case Labelled():
+        case Labelled() | Measured():
             return needs_algebra(one.value)
+        case Conditions():
+            return True
         case Collection() | Union():
             return any(map(needs_algebra, one.items))
         case Matrix():

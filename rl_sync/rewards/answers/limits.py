@@ -14,10 +14,20 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 _REPEAT_SECS = 0.1
 """Code that swallows every exception is interrupted again after this time."""
+_WALL_FACTOR = 20
+"""Wall time over CPU time, from which on a computation gets too little of the machine."""
 
 
 class OutOfTime(BaseException):
-    """Raised inside a computation whose time is over; libraries catch `Exception`, not this."""
+    """Raised inside a computation whose time is over; libraries catch `Exception`, not this.
+
+    Attributes:
+      is_spent: whether it had its time of the processor; if not, it waited for the machine.
+    """
+
+    def __init__(self, is_spent: bool = True) -> None:
+        super().__init__()
+        self.is_spent = is_spent
 
 
 class NoLimitsError(RuntimeError):
@@ -25,9 +35,10 @@ class NoLimitsError(RuntimeError):
 
 
 def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result]) -> _Result:
-    """Computes with a limit of wall time, and of memory beyond what the process has now.
+    """Computes with a limit of CPU time, and of memory beyond what the process has now.
 
-    The timer and the memory limit of before hold again afterwards.
+    A busy machine takes no time away, but for a limit of wall time that is far greater. The timers
+    and the memory limit of before hold again afterwards.
 
     Raises:
       OutOfTime: it takes longer.
@@ -42,18 +53,22 @@ def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result])
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         if armed:
-            raise OutOfTime
+            raise OutOfTime(is_spent=signum == signal.SIGPROF)
 
     reset_memory = _limit_memory(memory_bytes)
     before = signal.signal(signal.SIGALRM, interrupt)
+    before_of_cpu = signal.signal(signal.SIGPROF, interrupt)
     began = time.monotonic()
-    left, interval = signal.setitimer(signal.ITIMER_REAL, limit_secs, _REPEAT_SECS)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, limit_secs * _WALL_FACTOR, _REPEAT_SECS)
+    signal.setitimer(signal.ITIMER_PROF, limit_secs, _REPEAT_SECS)
     try:
         return compute()
     finally:
         # First of all, and no call, so that no alarm comes between: the rest must be done.
         armed = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGPROF, before_of_cpu)
         signal.signal(signal.SIGALRM, before)
         reset_memory()
         if left:

@@ -48,9 +48,11 @@ _REWRITES: _Rules = [
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", "°"),
-        (r"\\(?:frac|binom)\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
-        (r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+        # Arguments without braces: a digit, a letter, or a command.
+        (r"\\(frac|binom)(?:\s*(\d|\\(?!frac|sqrt)[A-Za-z]+)|\s+([A-Za-z]))(?=\s*[\\{\w])",
+         r"\\\1{\2\3}"),
+        (r"(\\(?:frac|binom)\s*\{(?:[^{}]|\{[^{}]*\})*\})\s*"
+         r"(\d|[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}"),
         (r"(\\sqrt)\s*(\d|[A-Za-z](?![A-Za-z]))", r"\1{\2}"),
         (r"\\text\{\s*\}", ""),
         (r"\s+", " "),

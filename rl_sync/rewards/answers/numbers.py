@@ -42,7 +42,8 @@ _NUMBER = re.compile(
     r")(?P<rest>(?: ?%)?.*)$"
 )
 _LIKELY_VARIABLES = {"n", "j", "w", "v"}  # `5 n` is 5 times n, but `5 m` is five metres.
-_CURRENCY_RATIO = {("$", "¢"): 100, ("€", "¢"): 100}
+CURRENCY_RATIO = {("$", "¢"): 100, ("€", "¢"): 100, ("£", "pence"): 100}
+"""By a currency and its hundredth: how many of these are one of that."""
 
 
 def number(text: str) -> Number | None:
@@ -124,9 +125,9 @@ def same_number(one: Number, other: Number, tolerance: float) -> bool:
     """Compares numbers: exactly, or within a share of the larger one's magnitude."""
     a, b = one.value, other.value
     if not agree(one.unit, other.unit):
-        if ratio := _CURRENCY_RATIO.get((one.unit, other.unit)):
+        if ratio := CURRENCY_RATIO.get((one.unit, other.unit)):
             a = a * ratio
-        elif ratio := _CURRENCY_RATIO.get((other.unit, one.unit)):
+        elif ratio := CURRENCY_RATIO.get((other.unit, one.unit)):
             b = b * ratio
         else:
             return False

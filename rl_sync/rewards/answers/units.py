@@ -6,7 +6,8 @@ import re
 
 _ALIASES = {
     "°": "degree degrees deg", "$": "dollar dollars usd bucks", "¢": "cent cents",
-    "€": "euro euros eur", "£": "pound_sterling gbp quid", "¥": "yen yuan rmb cny jpy",
+    "€": "euro euros eur", "£": "pound_sterling gbp quid", "pence": "penny",
+    "¥": "yen yuan rmb cny jpy",
     "₹": "rupee rupees rs inr",
     "m": "meter meters metre metres", "cm": "centimeter centimeters centimetre centimetres",
     "mm": "millimeter millimeters millimetre millimetres",
@@ -28,6 +29,7 @@ _NAMES = {
 } | {"pound": "lb"}
 _BARE = {"unit"}  # `5 square units` is 5.
 _SCALES = {
+    "dozen": 12,
     "hundred": 10**2,
     "thousand": 10**3,
     "million": 10**6,
@@ -37,12 +39,18 @@ _SCALES = {
 _NOT_UNITS = {
     "and", "or", "less", "more", "than", "times", "plus", "minus", "divided", "over", "by",
     "remainder", "root", "roots", "squared", "cubed", "to", "sqrt", "sin", "cos", "tan", "cot",
-    "sec", "csc", "log", "ln", "exp", "pi", "infinity", "inf", "mod", "modulo", "dozen", "base",
+    "sec", "csc", "log", "ln", "exp", "pi", "infinity", "inf", "mod", "modulo", "base",
     "not", "is", "are", "alpha", "beta", "gamma", "theta", "lambda", "if", "when", "where", "for",
     *_SCALES,
 }  # fmt: skip
 _WORD = re.compile(r"[A-Za-z]+$")
+_CASED = re.compile("M[smgl]|[mkMGTµ](?:W|Wh|Pa|Hz|V|J|N|A|L)")
+"""Units of which a letter of another case is another unit."""
 _POWER = re.compile(r"\^\{?([23])\}?$")
+
+
+KNOWN = frozenset(_NAMES) - {"in"} | {"square", "sq", "cubic"}
+"""Words that are units behind a formula, also where the notation does not mark them."""
 
 
 class UnitError(ValueError):
@@ -81,6 +89,9 @@ def _product(text: str, is_marked: bool) -> str:
             power, words = exponent, words[1:]
     if not words or not all(_WORD.match(word) or word in _NAMES for word in words):
         raise UnitError(f"{text!r} is not a unit")
+    first = text.split()[-1] if len(words) == 1 else ""
+    if is_marked and power == 1 and _CASED.fullmatch(first):
+        return first  # MW are not mW, nor is either a word for counted things.
     name = _NAMES.get(words[0]) if len(words) == 1 else None
     if name is None:
         plain = len(words) <= 3 and all(len(word) >= 4 for word in words[:1])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rl_sync.rewards.answers.brackets import are_balanced, open_brackets, split_outside
 from rl_sync.rewards.answers.notation import unified, without_text_commands
 from rl_sync.rewards.answers.numbers import Number, number
+from rl_sync.rewards.answers.units import KNOWN, UnitError, unit
 
 _DEEPEST = 6
 """Levels of brackets that are read; what is deeper is a formula."""
@@ -78,8 +79,23 @@ class Matrix(NamedTuple):
     rows: tuple[tuple[Value, ...], ...]
 
 
+class Measured(NamedTuple):
+    """A formula with a unit, such as `25\\pi\\text{ cm}^2`."""
+
+    value: Value
+    unit: str
+
+
+class Conditions(NamedTuple):
+    """Inequalities of a variable: all of them hold (`and`), or one does (`or`)."""
+
+    joint: str
+    items: tuple[Value, ...]
+
+
 Value = (
-    Number | Choice | Colon | Based | Words | Formula | Labelled | Collection | Union | Matrix
+    Measured | Conditions | Number | Choice | Colon | Based | Words | Formula | Labelled
+    | Collection | Union | Matrix
 )  # fmt: skip
 
 _CHOICE = re.compile(
@@ -117,6 +133,16 @@ _REALS = {r"\mathbb{R}", r"\mathbb R", r"(-\infty,\infty)", r"(-\infty, \infty)"
 _EMPTY = {r"\emptyset", r"\{\}", "{}", r"\{ \}"}
 _OPENINGS = {r"\{": "{", r"\langle": "(", "(": "(", "[": "[", "{": "{"}
 _CLOSINGS = {r"\}": "}", r"\rangle": ")", ")": ")", "]": "]", "}": "}", "[": ")"}
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|lt|gt)(?![A-Za-z])")
+_BUILDER = re.compile(
+    r" ?[A-Za-z] ?(?:\\in ?\\mathbb ?\{? ?R ?\}? ?)?(?:\\mid(?![A-Za-z])|\||:|\\colon)"
+    r"(.*(?:[<>]|\\(?:le|ge|lt|gt)(?![A-Za-z])).*)"
+)
+"""`x \\mid x > 3`, between the braces of a set."""
+_MEASURED = re.compile(
+    r"(.*(?:\\pi|\d|[)}])) ?((?:\\text\{[^{}]+\}|(?<= )(?:square |sq |cubic )?[A-Za-z]{2,})"
+    r"(?: ?\^ ?\{?[23]\}?)?)"
+)
 _SIGNS = {"-": "-", "+": "", "": ""}
 _SEPARATOR = re.compile(
     r" ?(?:\\text\{ ?(?:,? ?and|,? ?or) ?\}|,? (?:and|or) |;) ?(?:(?:and|or) )?", re.IGNORECASE
@@ -138,7 +164,17 @@ def _read(text: str, depth: int) -> Value:
         return found
     if depth > _DEEPEST:
         return Formula(text)
-    for reader in (_atom, _labelled, _plus_minus, _union, _matrix, _list, _bracketed):
+    for reader in (
+        _atom,
+        _measured,
+        _conditions,
+        _labelled,
+        _plus_minus,
+        _union,
+        _matrix,
+        _list,
+        _bracketed,
+    ):
         if (made := reader(text, depth)) is not None:
             return made
     return Formula(text)
@@ -187,8 +223,47 @@ def _labelled(text: str, depth: int) -> Value | None:
     if match := _LABEL.match(parts[0] + " "):
         label = re.sub(r"[\s{}]", "", without_text_commands(match[1]))
         return Labelled(label, _read(parts[-1], depth + 1))
-    if not re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", "".join(parts[:-1]))):
+    if _has_letters("".join(parts[:-1])):
+        return None
+    if not _has_letters(parts[-1]):
         return _read(parts[-1], depth + 1)  # `2 + 3 = 5` answers 5.
+    exchanged = len(parts) == 2 and re.fullmatch(r"\\?[A-Za-z]", parts[1])
+    return Labelled(parts[1], _read(parts[0], depth + 1)) if exchanged else None  # `5 = x`
+
+
+def _has_letters(text: str) -> bool:
+    """Says whether a formula has variables, or words."""
+    return re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)) is not None
+
+
+def _measured(text: str, depth: int) -> Value | None:
+    match = _MEASURED.fullmatch(text)
+    if match is None or _RELATION.search(match[1]) or "=" in match[1]:
+        return None
+    is_marked = match[2].startswith("\\text")
+    plain = without_text_commands(match[2]).replace(" ^", "^")
+    words = re.sub(r"\^.*", "", plain).split()
+    if not is_marked and not all(word.lower() in KNOWN for word in words):
+        return None
+    try:
+        found = unit(plain, is_marked=is_marked)
+    except UnitError:
+        return None
+    return Measured(_read(match[1], depth + 1), found)
+
+
+def _conditions(text: str, depth: int) -> Value | None:
+    if not _RELATION.search(text) or open_brackets(text):
+        return None
+    for joint in ("or", "and"):
+        parts = re.split(rf" ?\\text\{{ ?{joint} ?\}} ?|(?<=[^A-Za-z]){joint}(?=[^A-Za-z])", text)
+        plain = re.sub(r"\\[A-Za-z]+", "", "".join(parts))
+        if (
+            len(parts) > 1
+            and len(set(re.findall("[A-Za-z]", plain))) == 1
+            and all(_RELATION.search(part) and are_balanced(part) for part in parts)
+        ):
+            return Conditions(joint, tuple(_read(part, depth + 1) for part in parts))
     return None
 
 
@@ -247,6 +322,8 @@ def _bracketed(text: str, depth: int) -> Value | None:
     if not are_balanced(inside):
         return None  # `(1, 2), (3, 4)` and `(x+1)(x-2)`.
     brackets = _OPENINGS[opening] + _CLOSINGS[closing]
+    if brackets == "{}" and (match := _BUILDER.fullmatch(inside)):
+        return _read(match[1], depth + 1)  # The set of solutions is told by its condition.
     if brackets == "{}":
         is_condition = r"\mid" in inside or "|" in inside or r"\colon" in inside
         pieces = split_outside(inside, ",")

@@ -6,7 +6,7 @@ import dataclasses
 
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import Marks, accepted_texts, refuse, shown
-from rl_sync.rewards.school.wording import items, same_text
+from rl_sync.rewards.school.wording import items, plain, same_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,9 @@ class BlanksQuestion:
     def mark(self, answer: str) -> Marks:
         """Marks the blanks in their order; too many answers have no marks."""
         given = items(answer, len(self.accepted))
+        vote = plain(*given)
         if len(given) > len(self.accepted):
-            return Marks(0.0, f"fills {len(given)} blanks of {len(self.accepted)}")
+            return Marks(0.0, f"fills {len(given)} blanks of {len(self.accepted)}", vote)
         wrong = [
             f"blank {number}: {shown(text)}, not {shown(accepted[0])}"
             for number, (text, accepted) in enumerate(
@@ -44,4 +45,4 @@ class BlanksQuestion:
             if not any(same_text(text, one) for one in accepted)
         ]
         share = 1 - len(wrong) / len(self.accepted)
-        return Marks(share, wrong[0] if wrong else "every blank is right")
+        return Marks(share, wrong[0] if wrong else "every blank is right", vote)

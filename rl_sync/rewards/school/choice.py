@@ -72,7 +72,8 @@ class ChoiceQuestion:
         if not given:
             return Marks(0.0, f"names no choice; right: {right}")
         share = (len(given & self.right) - len(given - self.right)) / len(self.right)
-        return Marks(max(share, 0.0), f"chose {', '.join(sorted(given))}; right: {right}")
+        chosen = ", ".join(sorted(given))
+        return Marks(max(share, 0.0), f"chose {chosen}; right: {right}", chosen)
 
 
 def _labels(answer: str, choices: Mapping[str, str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import Marks, accepted_texts, refuse, shown
-from rl_sync.rewards.school.wording import same_text
+from rl_sync.rewards.school.wording import plain, same_text
 
 _SEPARATOR = re.compile(r"\s*(?:->|→|=>|\\rightarrow|\\to(?![a-z])|:|=|–|—|\s-\s|-)\s*")
 _ENDS = re.compile(r"\n+|\s*;\s*|\s*,\s*")
@@ -47,7 +47,8 @@ class MatchQuestion:
             if len(named) != 1 or not any(same_text(named[0], one) for one in accepted):
                 wrong.append(f"{left}: {shown(', '.join(named))}, not {shown(accepted[0])}")
         share = 1 - len(wrong) / len(self.right)
-        return Marks(share, wrong[0] if wrong else "every pair is right")
+        vote = plain(*sorted(f"{left}: {right}" for left, right in given))
+        return Marks(share, wrong[0] if wrong else "every pair is right", vote)
 
 
 def _pairs(answer: str, lefts: list[str]) -> list[tuple[str, str]]:

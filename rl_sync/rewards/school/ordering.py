@@ -7,7 +7,7 @@ import itertools
 
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import Marks, accepted_texts, refuse, shown
-from rl_sync.rewards.school.wording import items, same_text
+from rl_sync.rewards.school.wording import items, plain, same_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +36,17 @@ class OrderQuestion:
 
     def mark(self, answer: str) -> Marks:
         """Marks the order of the items that an answer lists."""
-        places = []
-        for item in items(answer):
+        places, given = [], items(answer)
+        vote = plain(*given)
+        for item in given:
             place = next((i for i, one in enumerate(self.right) if same_text(item, one)), None)
             if place is None:
-                return Marks(0.0, f"{shown(item)} is not an item")
+                return Marks(0.0, f"{shown(item)} is not an item", vote)
             places.append(place)
         if sorted(places) != list(range(len(self.right))):
-            return Marks(0.0, f"names {len(set(places))} of {len(self.right)} items, or one twice")
+            why = f"names {len(set(places))} of {len(self.right)} items, or one twice"
+            return Marks(0.0, why, vote)
         pairs = list(itertools.combinations(places, 2))
         share = sum(a < b for a, b in pairs) / len(pairs)
-        return Marks(share, f"{sum(a < b for a, b in pairs)} of {len(pairs)} pairs are in order")
+        in_order = f"{sum(a < b for a, b in pairs)} of {len(pairs)} pairs are in order"
+        return Marks(share, in_order, vote)

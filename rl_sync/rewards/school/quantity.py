@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from rl_sync.rewards.answers.notation import unified, without_text_commands
-from rl_sync.rewards.answers.numbers import number
-from rl_sync.rewards.answers.units import UnitError, unit
+from rl_sync.rewards.answers.numbers import CURRENCY_RATIO, number
+from rl_sync.rewards.answers.units import UnitError, scale, unit
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import (
     Marks,
@@ -21,6 +21,7 @@ from rl_sync.rewards.school.question import (
     shown,
 )
 
+_TITLE = re.compile("[A-Z][a-z]{2,}")
 WAY_OUT = 'pip install "rl_sync[k12]"'
 _NUMBER = re.compile(
     r"([-+]? ?\$?)((?:[-+]? ?(?:\d[\d,]*(?: \d{3})*\.?\d*|\.\d+)(?: ?\d+ ?/ ?\d+| ?/ ?\d+)?"
@@ -94,17 +95,19 @@ class NumberQuestion:
         if given is None:
             return Marks(0.0, f"{shown(answer)} is not a number")
         if not given.unit and self.unit_required:
-            return Marks(0.0, f"has no unit; right: {_written(right)}")
+            return Marks(0.0, f"has no unit; right: {_written(right)}", _written(given))
         value = given.value
-        if given.unit and right.unit and _canonical(given.unit) != _canonical(right.unit):
-            converted = _converted(given, right.unit)
+        if given.unit and right.unit:
+            converted = _in_unit(given, right.unit)
             if converted is None:
-                return Marks(0.0, f"has the unit {given.unit!r}; right: {_written(right)}")
+                why = f"has the unit {given.unit!r}; right: {_written(right)}"
+                return Marks(0.0, why, _written(given))
             value = converted
         bound = max(Fraction(self.tolerance) * abs(right.value), Fraction(self.absolute_tolerance))
         return Marks(
             float(abs(value - right.value) <= bound),
             f"{_written(given)} against {_written(right)}",
+            str(value),
         )
 
 
@@ -114,12 +117,15 @@ def quantity(text: str) -> Quantity | None:
     match = _NUMBER.match(plain)
     if match is None or (found := number(match[1].replace("$", "") + match[2])) is None:
         return None
-    name = match[3].rstrip(" .") or ("$" if "$" in match[1] else "")
+    name, value = match[3].rstrip(" .") or ("$" if "$" in match[1] else ""), found.value
+    while name and (factor := scale(name.split()[0])) is not None:
+        name, value = name.partition(" ")[2].strip(), value * factor
+        name = name or ("$" if "$" in match[1] else "")
     if name in {"%", "percent", "per cent"}:
-        return Quantity(found.value / 100, "")
+        return Quantity(value / 100, "")
     if name and not _UNIT.match(name):
         return None
-    return Quantity(found.value, name)
+    return Quantity(value, name)
 
 
 def is_installed() -> bool:
@@ -143,7 +149,7 @@ def _counts(name: str) -> bool:
 
 
 def _is_money(name: str) -> bool:
-    return _canonical(name) in {"$", "¢", "€", "£", "¥", "₹"}
+    return _canonical(name) in {"$", "¢", "€", "£", "¥", "₹", "pence"}
 
 
 def _written(one: Quantity) -> str:
@@ -168,12 +174,40 @@ def _parsed(name: str) -> Any:
     spelled = re.sub(r"\bdeg\s*([CF])\b", r"deg\1", spelled)
     spelled = re.sub(r"\bsq(?:uare|\.)?\s+(\w+)", r"\1^2", spelled)
     spelled = re.sub(r"\bcu(?:bic|\.)?\s+(\w+)", r"\1^3", spelled)
-    for one in (spelled, spelled.lower()):
+    spelled = re.sub(r"\bkmh\b", "km/h", spelled)
+    spellings = [spelled.strip(), spelled.strip().lower()]
+    if _TITLE.fullmatch(spellings[0]):
+        spellings.reverse()  # `Min` at the start of a line is no megainch.
+    for one in spellings:
         try:
-            return _registry().parse_units(one.strip())
+            return _registry().parse_units(one)
         except Exception:  # pint raises errors of its tokenizer, of Python's, and its own.
             continue
     return None
+
+
+def _in_unit(given: Quantity, to: str) -> Fraction | None:
+    """Returns a number in another unit; None if the units measure different things.
+
+    Units that pint knows are what pint says, with case: mW are not MW. Others are compared by name.
+
+    Raises:
+      UnjudgeableError: pint is not installed, and the names differ.
+    """
+    if given.unit == to:
+        return given.value
+    names = (_canonical(given.unit), _canonical(to))
+    if _is_money(given.unit) or _is_money(to):
+        if (ratio := CURRENCY_RATIO.get((names[1], names[0]))) is not None:
+            return given.value / ratio
+        if (ratio := CURRENCY_RATIO.get(names)) is not None:
+            return given.value * ratio
+        return given.value if names[0] == names[1] else None
+    is_same = names[0] == names[1]
+    if is_same and not is_installed():
+        return given.value
+    converted = _converted(given, to)
+    return given.value if converted is None and is_same else converted
 
 
 def _converted(given: Quantity, to: str) -> Fraction | None:

@@ -11,10 +11,17 @@ _SHOWN_CHARACTERS = 80
 
 
 class Marks(NamedTuple):
-    """The marks for an answer: a share from 0 to 1, and the reason."""
+    """The marks for an answer.
+
+    Attributes:
+      share: from 0 to 1.
+      why: the reason.
+      answer: the answer in a form in which equal ones are the same; "" if it makes no sense.
+    """
 
     share: float
     why: str
+    answer: str = ""
 
 
 class UnjudgeableError(RuntimeError):

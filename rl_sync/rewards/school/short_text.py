@@ -6,7 +6,7 @@ import dataclasses
 
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import Marks, accepted_texts, number_field, refuse, shown
-from rl_sync.rewards.school.wording import same_text, token_f1
+from rl_sync.rewards.school.wording import plain, same_text, token_f1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,10 @@ class TextQuestion:
     def mark(self, answer: str) -> Marks:
         """Marks an answer by the accepted text that it is nearest to."""
         if any(same_text(answer, one) for one in self.accepted):
-            return Marks(1.0, "an accepted text")
+            return Marks(1.0, "an accepted text", plain(answer))
         best = max(self.accepted, key=lambda one: token_f1(answer, one))
         f1 = token_f1(answer, best)
         why = f"{shown(answer)} shares an F1 of {f1:.2f} with {shown(best)}"
         # Below 1, the same words in another order share everything, and are not the same text.
-        return Marks(1.0 if self.threshold < 1 and f1 >= self.threshold else min(f1, 0.99), why)
+        is_near = self.threshold < 1 and f1 >= self.threshold
+        return Marks(1.0 if is_near else min(f1, 0.99), why, plain(answer))

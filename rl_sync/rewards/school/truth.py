@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import Marks, refuse
 from rl_sync.rewards.school.wording import tokens
 
+_END = re.compile(r"[.,;:!\n]|\s(?:because|since|as|for)\s|\s[-–—]\s", re.IGNORECASE)
+_ADVERB = re.compile(r"(?:so|thus|hence|therefore)[,\s]\s*", re.IGNORECASE)
+_LEAD = re.compile(
+    r"(?:it's|(?:it|this|that|(?:(?:this|that|given|above) )*"
+    r"(?:statement|claim|sentence|assertion|proposition)(?: (?:given|above))?)"
+    r" (?:is|was|must be)) "
+)
+"""`The statement is`, in front of a verdict; articles are gone."""
 _MEANINGS = {
-    **dict.fromkeys(("true", "t", "yes", "y", "right", "correct"), True),
-    **dict.fromkeys(("false", "f", "no", "n", "wrong", "incorrect", "not true"), False),
+    **dict.fromkeys(("true", "t", "yes", "y", "right", "correct", "not false"), True),
+    **dict.fromkeys(
+        (
+            "false",
+            "f",
+            "no",
+            "n",
+            "wrong",
+            "incorrect",
+            "not true",
+            "not correct",
+            "not right",
+            "untrue",
+        ),
+        False,
+    ),
 }
 
 
@@ -38,10 +61,11 @@ class TruthQuestion:
         given = truth(answer)
         if given is None:
             return Marks(0.0, f"says neither true nor false; right: {self.right}")
-        return Marks(float(given == self.right), f"says {given}; right: {self.right}")
+        return Marks(float(given == self.right), f"says {given}; right: {self.right}", str(given))
 
 
 def truth(text: str) -> bool | None:
     """Reads true or false, which may be followed by a reason behind a comma or a full stop."""
-    head = text.strip().replace(",", ".").replace("\n", ".").split(".")[0]
-    return _MEANINGS.get(" ".join(tokens(head)))
+    head = _END.split(_ADVERB.sub("", text.strip()), maxsplit=1)[0]
+    words = " ".join(tokens(head))
+    return _MEANINGS.get(_LEAD.sub("", words) if words not in _MEANINGS else words)

@@ -7,6 +7,7 @@ import json
 import re
 import unicodedata
 
+from rl_sync.rewards.answers.canonical import canonical
 from rl_sync.rewards.answers.comparison import same_value
 from rl_sync.rewards.answers.notation import unified, without_text_commands
 from rl_sync.rewards.answers.numbers import Number
@@ -25,6 +26,15 @@ def tokens(text: str) -> list[str]:
     found = _TOKEN.findall(folded)
     kept = [token for token in found if token not in _ARTICLES]
     return kept or found
+
+
+def plain(*texts: str) -> str:
+    """Writes texts so that the same words, or the same number, are the same."""
+    numbers = [value(text) for text in texts]
+    return "; ".join(
+        canonical(number) if isinstance(number, Number) else " ".join(tokens(text))
+        for number, text in zip(numbers, texts, strict=True)
+    )
 
 
 def same_text(one: str, other: str) -> bool:
@@ -49,7 +59,8 @@ def items(text: str, count: int | None = None) -> list[str]:
     arrows, or commas.
 
     Args:
-      count: the number of items that is expected; an answer to one item is not split.
+      count: the number of items that is expected; an answer to one item is not split, and `and`
+        only separates where there are too few items without it.
     """
     text = text.strip()
     if text.startswith("[") and (listed := _json_list(text)) is not None:
@@ -63,7 +74,10 @@ def items(text: str, count: int | None = None) -> list[str]:
         pieces = re.split(separator, text)
         if len(pieces) > 1:
             return [_NUMBERING.sub("", piece, count=1).strip() for piece in pieces if piece.strip()]
-    pieces = re.split(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+", text)
+    between = r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))"
+    pieces = re.split(between, text)
+    if len(pieces) != count:
+        pieces = re.split(rf"{between}|\s+and\s+", text)
     return [piece.strip() for piece in pieces if piece.strip()]
 
 

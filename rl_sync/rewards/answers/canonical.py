@@ -1,0 +1,65 @@
+"""Canonical texts of answers, which evaluations vote on: equal answers have equal texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rl_sync.rewards.answers.notation import compact
+from rl_sync.rewards.answers.values import (
+    Based,
+    Choice,
+    Collection,
+    Colon,
+    Conditions,
+    Formula,
+    Labelled,
+    Matrix,
+    Measured,
+    Number,
+    Union,
+    Value,
+    Words,
+)
+
+
+def canonical(one: Value, of_formula: Callable[[Formula], str] | None = None) -> str:
+    """Writes a value in one of the many ways to write it.
+
+    Args:
+      of_formula: writes formulas; without it those that are written alike are the same.
+    """
+
+    def write(value: Value) -> str:
+        return canonical(value, of_formula)
+
+    match one:
+        case Number():
+            cents = one.unit == "¢"
+            value, unit = (one.value / 100, "$") if cents else (one.value, one.unit)
+            return f"{value} {unit}".rstrip()
+        case Choice():
+            return one.letter
+        case Words():
+            return one.text
+        case Based():
+            return f"{one.digits}_{one.base}"
+        case Colon():
+            return ":".join(map(write, one.terms)) + one.half
+        case Labelled():
+            return write(one.value)
+        case Measured():
+            return f"{write(one.value)} {one.unit}".rstrip()
+        case Conditions():
+            return f" {one.joint} ".join(sorted(map(write, one.items)))
+        case Collection(kind="list" | "set"):
+            items = sorted(map(write, one.items))
+            items = sorted(set(items)) if one.kind == "set" else items
+            return items[0] if len(items) == 1 else "{" + ", ".join(items) + "}"
+        case Collection():
+            return one.kind[0] + ", ".join(map(write, one.items)) + one.kind[1]
+        case Union():
+            return " u ".join(sorted(set(map(write, one.items))))
+        case Matrix():
+            return "; ".join(", ".join(map(write, row)) for row in one.rows)
+        case Formula():
+            return of_formula(one) if of_formula is not None else compact(one.text)
