@@ -62,6 +62,14 @@ class Bridge:
         conversation = Conversation().with_turn(turn)
         return self._anew(conversation, self._renderer.render(conversation, prompts=True))
 
+    def can_say(self, text: str) -> bool:
+        """Says whether a text can be encoded, as not every one can by a tokenizer of characters."""
+        try:
+            self._renderer.encode(text, begins=False)
+        except ValueError:
+            return False
+        return True
+
     def next(
         self, conversation: Conversation, reply: Message, drawn: Sequence[int], turn: Turn
     ) -> Step:

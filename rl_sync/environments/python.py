@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rl_sync.environments.excerpts import excerpt
 from rl_sync.environments.interface import Message, Outcome, Reply, Turn
 from rl_sync.environments.tools import Tool, ToolEnvironment
 from rl_sync.sandbox.interpreter import Interpreter
@@ -142,12 +143,4 @@ def _answer(run: Run, fault: str, characters: int) -> str:
     parts = [part.decode(errors="replace").strip("\n") for part in (run.stdout, run.stderr)]
     if run.stopped or (fault and not parts[1]):
         parts.append(f"Error: {fault}.")
-    return _cut("\n".join(part for part in parts if part), characters) or "(no output)"
-
-
-def _cut(text: str, most: int) -> str:
-    """Leaves out the middle of a text that is too long."""
-    if len(text) <= most:
-        return text
-    half = (most - 40) // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+    return excerpt("\n".join(part for part in parts if part), characters) or "(no output)"

@@ -18,6 +18,9 @@ from rl_sync.setting import check, setting
 from rl_sync.spelling import require_one_of
 
 SEGMENT, REFUSE = "segment", "refuse"
+CUT, FAIL = "cut", "fail"
+CHARACTERS_A_TOKEN = 32
+"""Characters for each token of an episode beyond which no turn is tokenized: it would not fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,21 @@ class EnvironmentSettings:
         " `task.max_completion_tokens` limits one reply.",
         unit="tokens",
         least=2,
+    )
+    observation_chars: int | None = setting(
+        None,
+        "The most characters of a message of the environment or of an agent, counted before it is"
+        " tokenized.",
+        unit="characters",
+        least=1,
+        implied="no message is cut; a turn that cannot fit, with more than"
+        f" {CHARACTERS_A_TOKEN} characters for each of `max_tokens`, ends the episode as `context`",
+    )
+    long_observations: str = setting(
+        CUT,
+        f"What becomes of a message with more than `observation_chars`: `{CUT}` leaves out its"
+        f" middle, and says so there; `{FAIL}` fails the episode, and refuses an agent's request.",
+        choices=(CUT, FAIL),
     )
     calls: str = setting(
         "auto",

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from rl_sync.actors.episodes import Begin, Continue, End, Said, Saying
 from rl_sync.ending import FAILURES, POLICY, Ending, Fault, Move
 from rl_sync.environments.bridge import Bridge
+from rl_sync.environments.excerpts import MARK, characters, shortened
 from rl_sync.environments.history import Exchange
 from rl_sync.environments.hosts.host import Failure, Host, Result
 from rl_sync.environments.hosts.limits import START_SECS
@@ -29,7 +30,13 @@ from rl_sync.environments.interface import (
 )
 from rl_sync.environments.opponents import Seating
 from rl_sync.environments.reader import Reader
-from rl_sync.environments.settings import REFUSE, SEGMENT, EnvironmentSettings
+from rl_sync.environments.settings import (
+    CHARACTERS_A_TOKEN,
+    CUT,
+    REFUSE,
+    SEGMENT,
+    EnvironmentSettings,
+)
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.messages import record
 
@@ -141,6 +148,7 @@ class Director:
         settings: EnvironmentSettings,
     ) -> None:
         self._host, self._bridge, self._reader, self._settings = host, bridge, reader, settings
+        self._mark = MARK if bridge.can_say(MARK.format(0)) else ""
         self._dialogues: dict[int, _Dialogue] = {}
         self._awaited: set[int] = set()
         self._ready: list[Continue | End] = []
@@ -273,6 +281,9 @@ class Director:
         if dialogue.limit or side.turns >= self._settings.max_turns:
             return self._limited(dialogue, turn, dialogue.limit or "turns")
         try:
+            turn = self._shortened(turn)
+            if characters(turn) > CHARACTERS_A_TOKEN * self._settings.max_tokens:
+                return self._limited(dialogue, turn, "context", _too_long(turn, self._settings))
             asked = self._asked(side, turn)
         except IndexError:
             why = f"the environment's Turn.after={turn.after} is none of {side.turns} replies"
@@ -310,14 +321,25 @@ class Director:
             opponent=opponent,
         )
 
-    def _limited(self, dialogue: _Dialogue, turn: Turn, limit: str) -> End | None:
+    def _shortened(self, turn: Turn) -> Turn:
+        """Returns a turn whose messages are as long as they may be.
+
+        Raises:
+          ValueError: one is longer, and is not to be cut.
+        """
+        most = self._settings.observation_chars
+        if most is None:
+            return turn
+        return shortened(turn, most, cuts=self._settings.long_observations == CUT, mark=self._mark)
+
+    def _limited(self, dialogue: _Dialogue, turn: Turn, limit: str, why: str = "") -> End | None:
         """Ends an episode at a limit.
 
         An environment of several conversations is told so in place of replies, and ends it itself.
         """
         if turn.after is None:
             is_other = isinstance(turn, SeatedTurn) and not turn.learns
-            why = f"of player {turn.player}" if is_other else ""
+            why = ", ".join(filter(None, [f"of player {turn.player}" if is_other else "", why]))
             return self._cut(dialogue, limit, turn.reward, why)
         dialogue.limit = limit
         self._give(dialogue, Reply("", is_cut=True))
@@ -380,6 +402,14 @@ def _policy(versions: Int[np.ndarray, " T"]) -> str:
 def _short(text: str) -> str:
     """Returns a reply as records have it."""
     return text if len(text) <= _MOVE_CHARACTERS else f"{text[: _MOVE_CHARACTERS - 1]}…"
+
+
+def _too_long(turn: Turn, settings: EnvironmentSettings) -> str:
+    return (
+        f"the environment's turn has {characters(turn):,} characters, which"
+        f" environment.max_tokens={settings.max_tokens} has no room for;"
+        " environment.observation_chars would cut its messages"
+    )
 
 
 def _line(why: str) -> str:

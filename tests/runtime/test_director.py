@@ -316,3 +316,45 @@ def test_a_turn_behind_a_reply_that_never_was_is_a_failure(got):
     director, _ = _branching(("hi.", {}), ("on.", {"after": 1}), attempts=2)
     again = _say(director, "aa")
     assert (_text(again), again.restarts) == ("hi.", True)
+
+
+def test_a_turn_that_cannot_fit_is_never_tokenized(monkeypatch, got):
+    huge = "a" * 5_000_000
+    monkeypatch.setattr(
+        TOKENIZER.__class__, "encode_literally", _refusing_long(TOKENIZER.__class__, 3000)
+    )
+    ended = _begin(_director(), prompt=huge).ending
+    assert (ended.reason, ended.failed) == ("context", False)
+    assert "5,000,000 characters, which environment.max_tokens=64 has no room for" in ended.why
+    director, _ = _branching(("hi.", {}), (huge, {"after": ANEW}), ("oh.", {"after": 0}))
+    ended = _say(director, "aa").ending
+    assert (ended.reason, [reply.is_cut for reply in got]) == ("context", [False, True, True])
+
+
+def test_a_huge_message_is_cut_where_that_is_wanted(monkeypatch):
+    monkeypatch.setattr(
+        TOKENIZER.__class__, "encode_literally", _refusing_long(TOKENIZER.__class__, 3000)
+    )
+    director = _director(observation_chars=20)
+    assert _text(_begin(director, prompt="a" * 4_000_000 + "z")) == "a" * 10 + "a" * 9 + "z"
+
+
+def test_a_huge_message_fails_the_episode_where_that_is_wanted(got):
+    director = _director(observation_chars=20, long_observations="fail", attempts=2)
+    ended = _begin(director, prompt="a" * 21).ending
+    assert (ended.reason, len(ended.faults)) == ("environment failure", 2)
+    assert "21 characters, more than environment.observation_chars=20" in ended.why
+    settings = {"observation_chars": 20, "long_observations": "fail"}
+    director, _ = _branching(("hi.", {}), ("b" * 21, {"after": 0}), ("on.", {}), **settings)
+    assert _text(_say(director, "aa")) == "on."
+    assert "environment.observation_chars=20" in got[1].refusal
+
+
+def _refusing_long(kind, most):
+    encode = kind.encode_literally
+
+    def refusing(self, text, begins=False):
+        assert len(text) < most, "a huge text is tokenized"
+        return encode(self, text, begins)
+
+    return refusing

@@ -1,0 +1,62 @@
+"""Excerpts of long texts, so that no reply waits while a huge one is tokenized."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.environments.interface import Message, Turn
+
+MARK = "\n[{} characters left out]\n"
+"""Stands in place of what is left out; `{}` is the number of its characters."""
+
+
+def excerpt(text: str, most: int, mark: str = MARK) -> str:
+    """Leaves out the middle of a text that has too many characters.
+
+    Args:
+      most: the most characters of what is returned, unless the mark alone has more.
+      mark: what stands in place of the middle; see `MARK`.
+    """
+    if len(text) <= most:
+        return text
+    # The mark tells at most as many characters as the text has.
+    kept = max(0, most - len(mark.format(len(text))))
+    first, last = kept - kept // 2, kept // 2
+    gap = mark.format(len(text) - kept)
+    return f"{text[:first]}{gap}{text[len(text) - last :]}"
+
+
+def shortened(turn: Turn, most: int, *, cuts: bool, mark: str = MARK) -> Turn:
+    """Returns a turn none of whose messages has too many characters.
+
+    Args:
+      most: the most characters of a message.
+      cuts: whether the middle of a longer one is left out.
+      mark: see `excerpt`.
+
+    Raises:
+      ValueError: a message is longer, and is not to be cut.
+    """
+    longest = max(len(message.content) for message in turn.messages)
+    if longest <= most:
+        return turn
+    if not cuts:
+        raise ValueError(
+            f"A message has {longest:,} characters, more than environment.observation_chars={most}"
+            " allows: say less, raise it, or use environment.long_observations=cut."
+        )
+    return dataclasses.replace(
+        turn, messages=tuple(_cut(message, most, mark) for message in turn.messages)
+    )
+
+
+def characters(turn: Turn) -> int:
+    """Counts the characters of a turn's messages, and of the calls in them."""
+    return sum(
+        len(message.content) + sum(len(str(call.arguments)) for call in message.tool_calls)
+        for message in turn.messages
+    )
+
+
+def _cut(message: Message, most: int, mark: str) -> Message:
+    return dataclasses.replace(message, content=excerpt(message.content, most, mark))
