@@ -121,6 +121,28 @@ def test_a_schedule_that_goes_on_from_a_step_is_the_same_schedule_moved(interval
         assert moved.exact_version(moved.first_user(version) - 1) < version
 
 
+@given(st.integers(1, 8), st.integers(0, 20), st.integers(1, 500))
+def test_without_an_offset_a_run_resumed_from_a_published_step_uses_the_same_versions(
+    interval, periods, e
+):
+    """docs/using.md: such a run comes to the same bits as one that was not interrupted."""
+    start = interval * periods
+    assert exact(interval, 0, start).exact_version(start + e) == exact(interval, 0).exact_version(
+        start + e
+    )
+
+
+@given(st.integers(1, 8), st.integers(0, 8), st.integers(1, 100))
+def test_with_an_offset_or_from_another_step_a_resumed_run_uses_other_versions(
+    interval, offset, start
+):
+    """docs/using.md: such a run may come to other bits."""
+    moved, plain = exact(interval, offset, start), exact(interval, offset)
+    steps = range(start + 1, start + interval + offset + 1)
+    same = all(moved.exact_version(e) == plain.exact_version(e) for e in steps)
+    assert same == (offset == 0 and start % interval == 0)
+
+
 @given(st.integers(1, 8), st.integers(0, 16), st.lists(st.integers(1, 9), min_size=1, max_size=60))
 def test_latest_pulls_never_exceed_the_bound_and_never_deadlock(interval, slack, paces):
     """Explorer and trainer have any paces: the rule alone keeps the bound, and both go on."""

@@ -75,6 +75,24 @@ def test_an_interrupted_warm_up_goes_on_where_it_was_and_comes_to_the_same_bits(
     assert probed == [100, 200, 300]
 
 
+@pytest.mark.slow
+def test_an_interrupted_synchronous_run_comes_to_the_same_bits(started, runs):
+    flags = ("--config.sync.mode=synchronous",)
+    process, workdir = started(*flags)
+    os.kill(process.pid, signal.SIGTERM)
+    output = ended(process)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    taken = len(read_consumed(workdir))
+    steps = f"--config.trainer.steps={taken + 3}"
+
+    again = launch(*flags, EMBEDDED, steps, workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert f"Goes on from trainer step {taken}." in output
+    whole = runs.get(*flags, EMBEDDED, steps)
+    assert RunRecord(Workdir(workdir), output).digest == whole.digest
+
+
 @pytest.mark.parametrize(
     "mode", [pytest.param("asynchronous", marks=pytest.mark.slow), "one_step_off_policy"]
 )
