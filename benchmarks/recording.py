@@ -147,7 +147,7 @@ def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) ->
     trainer = trainer_of(settings, task, layout)
     state = trainer.begin(trainer.init(jax.random.key(seed)))
     groups = groups_of(settings, task, seed)
-    batch = trainer.place(wiring.batching(settings, task.row_tokens).batch(groups))
+    batch = trainer.place(wiring.batching_of(settings, task).batch(groups))
     step = trainer.compile_step(state, batch)
     found: list[list[Spent]] = [[], []]
     with tempfile.TemporaryDirectory() as workdir:

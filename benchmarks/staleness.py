@@ -125,7 +125,7 @@ class Study:
         """One run: what it was, and what it came to."""
         settings, task = settings_of(case.algorithm, case.seed, self._steps), task_of(case.seed)
         step, state = self._step(case.algorithm), self._warm(case)
-        batching = wiring.batching(settings, task.row_tokens)
+        batching = wiring.batching_of(settings, task)
         explorer = Explorer(
             number=1,
             engine=self._engine,

@@ -1,7 +1,7 @@
 """The records that pass between roles: prompts, leases, groups, train batches.
 
 Letters in shapes: G trajectories of a group, B rows of a batch, T token positions,
-C tokens of a row that are learned.
+C tokens of a row that are learned, E entries of a row's sampling masks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rl_sync.ending import Ending
 
@@ -93,7 +93,8 @@ class Group:
       completion_mask: true at the tokens that the policy drew, the end-of-sequence token included;
         false at all tokens of a completion that could not be judged.
       behavior_logprobs: the log-probability of each token under the distribution that it was
-        sampled from; 0 where none was sampled.
+        sampled from; 0 where none was sampled. Without `rollout.keep_sampling_mask` it is that of
+        the whole vocabulary.
       policy_versions: the version of the weights that produced each token; -1 where none did.
       rewards: the reward of each trajectory; see `rl_sync.actors.explorer.rewarded` for those that
         could not be judged.
@@ -105,6 +106,8 @@ class Group:
         row holds the segments of its episode one after the other, and none attends to another. None
         where each row is one segment.
       truncated: whether each episode was cut by a limit; None without episodes.
+      sampling_masks: the tokens that each drawn token could be drawn from, as entries (see
+        `rl_sync.sampling_masks`); None where all were drawn from the whole vocabulary.
       endings: the ends of the episodes. They are no column of a replay item, since only those that
         judge need them.
     """
@@ -122,6 +125,7 @@ class Group:
     turn_rewards: Float[np.ndarray, "G T"] | None = None
     segments: Int[np.ndarray, "G T"] | None = None
     truncated: Bool[np.ndarray, " G"] | None = None
+    sampling_masks: UInt32[np.ndarray, "G E 3"] | None = None
     endings: tuple[Ending, ...] | None = dataclasses.field(default=None, metadata={"column": False})
 
     @property
@@ -228,6 +232,7 @@ class Rows(NamedTuple):
     policy_versions: Int[Array, "B T"]
     packing: Packing | None = None
     turn_rewards: Float[Array, "B T"] | None = None
+    sampling_masks: UInt32[Array, "B E 3"] | None = None
 
     @property
     def sequences(self) -> Int[Array, "B T"] | None:

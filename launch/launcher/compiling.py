@@ -202,7 +202,7 @@ def link_rate(where: Target, layout: Layout) -> float:
 def step_shape(settings: RunSettings, task: Task) -> tuple[tuple[int, int], int, Passes]:
     """Returns the rows of the largest batch and their tokens, its microbatches, and its passes."""
     model = wiring.trainer_model(settings, task)
-    rows, tokens = wiring.batching(settings, task.row_tokens).largest().rows.tokens.shape
+    rows, tokens = wiring.batching_of(settings, task).largest().rows.tokens.shape
     updates = settings.optimizer.updates_per_batch
     micro = settings.trainer.microbatch_rows or rows // updates
     algorithm = settings.algorithm

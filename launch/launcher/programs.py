@@ -47,7 +47,7 @@ def _trainer(settings: RunSettings, task: Task) -> Counts:
     programs = trainer_programs(settings, task, trainer)
     found = collections.Counter(program.purpose for program in programs)
     # Steps on rows of shared prompts have too many shapes to be listed.
-    return {**found, TRAINING: wiring.batching(settings, task.row_tokens).shape_count}
+    return {**found, TRAINING: wiring.batching_of(settings, task).shape_count}
 
 
 def _explorer(settings: RunSettings, task: Task) -> Counts:

@@ -395,7 +395,11 @@ class EpisodeEngine:
         episode.hold(speaker, completion.handle)
         if speaker is None:
             episode.trajectory = append_reply(
-                episode.trajectory, completion.tokens, completion.logprobs, completion.versions
+                episode.trajectory,
+                completion.tokens,
+                completion.logprobs,
+                completion.versions,
+                completion.masks,
             )
         else:
             episode.opponents[speaker].turns += 1

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest, Played
-from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of
+from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of, stacked
 from rl_sync.ending import CUTS
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest
@@ -271,13 +271,12 @@ class Explorer:
         """Makes the record of a group whose completions have all finished."""
         lease = whole.lease
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
-        columns = [columns_of(one, whole.prompt, self.task.row_tokens) for one in rows]
-        stacked: dict[str, Any] = {
-            name: np.stack([column[name] for column in columns]) for name in columns[0]
-        }
-        drawn = stacked["policy_versions"] >= 0
+        columns: dict[str, Any] = stacked(
+            [columns_of(one, whole.prompt, self.task.row_tokens) for one in rows]
+        )
+        drawn = columns["policy_versions"] >= 0
         # So that each trajectory has a version, also one whose environment never began.
-        stacked["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version
+        columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version
         endings = tuple(one.ending for one in rows if isinstance(one, Played))
         return Group(
             lease_id=lease.lease_id,
@@ -287,7 +286,7 @@ class Explorer:
             rewards=np.zeros(self._rows, np.float32),
             truncated=np.array([one.reason in CUTS for one in endings]) if endings else None,
             endings=endings or None,
-            **stacked,
+            **columns,
         )
 
     def _row(self, group: UnfinishedGroup, one: Finished) -> int:

@@ -65,7 +65,7 @@ class Trainer:
       group_size: trajectories of a group, G.
       max_completion_tokens: the most tokens of a completion, at which it is cut.
       end_ids: tokens that end a completion which was not cut.
-      temperature: of the rollouts.
+      temperature, repetition_penalty: of the rollouts.
       steps: of the run.
       warm_up_steps: supervised steps of the run; their learning rate ends after them.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
@@ -92,6 +92,7 @@ class Trainer:
     critic: CriticConfig | None = None
     offload_reference: bool = False
     offload_optimizer: bool = False
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.algorithm.needs_values
@@ -170,7 +171,7 @@ class Trainer:
         """
         trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
-        forward = dataclasses.replace(self._forward, temperature=1.0)
+        forward = self._forward.plain
 
         def loss_of(trained: Params) -> Float[Array, ""]:
             logprobs = forward.logprobs(
@@ -342,7 +343,7 @@ class Trainer:
 
     @functools.cached_property
     def _forward(self) -> Forward:
-        return Forward(self.model, self.temperature, self.logits_bytes)
+        return Forward(self.model, self.temperature, self.logits_bytes, self.repetition_penalty)
 
     @functools.cached_property
     def _preparation(self) -> Preparation:

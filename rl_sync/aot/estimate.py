@@ -73,7 +73,7 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Esti
         made["critic gradients"] = held["critic"]
     # Those of a microbatch are added to those of the earlier ones.
     fresh = sum(made.values()) if settings.trainer.microbatch_rows else 0
-    batch = wiring.batching(settings, task.row_tokens).largest()
+    batch = wiring.batching_of(settings, task).largest()
     made["batch"] = memory.tree_bytes(batch) // layout.batch_shards
     shard = _shard_of(model, layout)
     made["activations"] = _activations(platform, settings, shard, rows, row_tokens)
@@ -116,7 +116,7 @@ def rows_at_once(settings: RunSettings, task: Task) -> tuple[int, int]:
     """Returns the rows whose activations each device of the trainer has at once, and their
     tokens.
     """
-    batch_rows, row_tokens = wiring.batching(settings, task.row_tokens).largest().rows.tokens.shape
+    batch_rows, row_tokens = wiring.batching_of(settings, task).largest().rows.tokens.shape
     micro = settings.trainer.microbatch_rows or batch_rows // settings.optimizer.updates_per_batch
     return max(1, micro // settings.trainer_layout.batch_shards), row_tokens
 

@@ -12,7 +12,7 @@ from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout.programs import LEAST_STOP_IDS, CompiledProgram
 from rl_sync.runtime import wiring
-from rl_sync.runtime.engines import rollout_engine, sampled_changes
+from rl_sync.runtime.engines import rollout_changes, rollout_engine
 from rl_sync.runtime.programs import parameters_of, trainer_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -42,7 +42,7 @@ def layout_on(settings: RunSettings, role: str, devices: Sequence[jax.Device]) -
 def train_step(settings: RunSettings, task: Task, layout: Layout) -> Program:
     """Returns the trainer's step on its largest batch."""
     trainer = trainer_of(settings, task, layout)
-    batch = wiring.batching(settings, task.row_tokens).largest()
+    batch = wiring.batching_of(settings, task).largest()
     sizes = batch.rows.tokens.shape
     lower = functools.partial(trainer.lower_step, trainer.like(), batch)
     return Program("trainer", "step", sizes, _for_devices(layout, lower))
@@ -73,7 +73,7 @@ def rollout_programs(
     width = prompts[1] or engine_sizes.prompt_bucket(length - task.max_drawn_tokens)
     prefilled = (prompts[0] or engine_sizes.prefill_rows(rows, width), width)
     sizes = {"prefill": prefilled, "insert": (rows, *prefilled), "decode": (rows, span)}
-    changes = sampled_changes(settings, task)
+    changes = rollout_changes(settings, task)
     more = {"prefill": (), "insert": (LEAST_STOP_IDS,), "decode": (LEAST_STOP_IDS, *changes)}
     return [
         Program(

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from rl_sync.sampling_masks import Entries, no_entries, shifted
+
 NOT_DRAWN = -1
 """The policy version of a token that the policy did not draw."""
 
@@ -29,12 +31,14 @@ class Segment:
       behavior_logprobs: the log-probability of each drawn token under the distribution that it was
         sampled from, in nats; 0 elsewhere.
       policy_versions: the version of the weights that drew each token; -1 elsewhere.
+      masks: the tokens that each drawn token could be drawn from; see `rl_sync.sampling_masks`.
     """
 
     tokens: Int[np.ndarray, " T"]
     mask: Bool[np.ndarray, " T"]
     behavior_logprobs: Float[np.ndarray, " T"]
     policy_versions: Int[np.ndarray, " T"]
+    masks: Entries = dataclasses.field(default_factory=no_entries)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -98,6 +102,7 @@ def append_reply(
     tokens: Ids,
     logprobs: Sequence[float] | Float[np.ndarray, " T"],
     versions: Ids,
+    masks: Entries | None = None,
 ) -> Trajectory:
     """Appends a reply to the last segment, as it was drawn; T tokens.
 
@@ -106,6 +111,7 @@ def append_reply(
       tokens: the drawn ids, with that which ended the reply.
       logprobs: their log-probabilities under the distribution sampled from, in nats.
       versions: the versions of the weights that drew them.
+      masks: the tokens that they could be drawn from; None for the whole vocabulary.
 
     Raises:
       ValueError: the lengths differ; a logprob is no number of at most 0; a version is negative; a
@@ -125,7 +131,8 @@ def append_reply(
     if (drawn_by < 0).any():
         raise ValueError(f"A drawn token's version is at least 0, not {drawn_by.min()}.")
     before = trajectory._last()
-    reply = Segment(ids, np.ones(ids.shape, bool), values, drawn_by)
+    masks = no_entries() if masks is None else masks
+    reply = Segment(ids, np.ones(ids.shape, bool), values, drawn_by, masks)
     span = ReplySpan(len(trajectory.segments) - 1, len(before), len(before) + len(reply))
     appended = _appended(trajectory, reply)
     return dataclasses.replace(appended, replies=(*trajectory.replies, span))
@@ -168,6 +175,7 @@ def _given(ids: Ids) -> Segment:
 
 def _appended(trajectory: Trajectory, more: Segment) -> Trajectory:
     before = trajectory._last()
+    more = dataclasses.replace(more, masks=shifted(more.masks, len(before)))
     names = [field.name for field in dataclasses.fields(Segment)]
     joined = {n: np.concatenate([getattr(before, n), getattr(more, n)]) for n in names}
     segments = (*trajectory.segments[:-1], _frozen(Segment(**joined)))

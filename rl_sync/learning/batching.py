@@ -16,17 +16,19 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt32
 
 from rl_sync.learning.rows import (
     PADDING,
     Source,
     first_fit_decreasing,
     gather,
+    masks_in_rows,
     packing_of,
     unpacked,
 )
 from rl_sync.learning.shared_prompts import Places, branches, learned_lengths
+from rl_sync.sampling_masks import no_entries, padded
 from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
@@ -36,6 +38,7 @@ SHARED_ROW_TOKENS = 512
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 _WIDTHS = (1 / 2, 3 / 4, 1)
 _TILE_TOKENS = 8
+_MASK_STEP = 8
 
 
 class Placed(NamedTuple):
@@ -62,6 +65,8 @@ class Batching:
       of_episodes: whether groups have rewards of turns.
       with_segments: whether they have trajectories of several segments; not with `shared`.
       shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
+      mask_words: the most entries that the sampling mask of a token is expected to have; 0 for
+        batches without masks.
     """
 
     kind: str
@@ -73,6 +78,7 @@ class Batching:
     of_episodes: bool = False
     with_segments: bool = False
     shared_row_tokens: int = 0
+    mask_words: int = 0
 
     @property
     def _most_rows(self) -> int:
@@ -80,15 +86,19 @@ class Batching:
         return self.trajectories // self.updates
 
     def largest(self) -> TrainBatch:
-        """Returns shapes and dtypes of the batch of the longest trajectories."""
-        return self._like(np.full(self.trajectories, self.row_tokens))
+        """Returns shapes and dtypes of the batch of the longest trajectories.
+
+        Of its sampling masks it has those of the usual size.
+        """
+        return next(self._like(np.full(self.trajectories, self.row_tokens)))
 
     def shapes(self) -> Iterator[TrainBatch]:
         """Yields the shapes and dtypes of all batches that there can be, the largest first.
 
         There are none of `shared`, whose batches have too many; see `shape_count`.
         """
-        return map(self._like, self._every_lengths())
+        for lengths in self._every_lengths():
+            yield from self._like(lengths)
 
     def demonstration_shapes(self) -> Iterator[Demonstrations]:
         """Yields the shapes and dtypes of all demonstrations that there can be, likewise."""
@@ -101,11 +111,13 @@ class Batching:
     @property
     def shape_count(self) -> int:
         """The most shapes that batches can have, demonstrations beside them left out."""
+        sizes = max(1, len(self._mask_sizes))
         if self.kind != "shared":
-            return len(list(self._every_lengths()))
+            return sizes * len(list(self._every_lengths()))
         step = max(1, self.microbatch_rows)
         rows = {_fine_bucket(used, step) for used in range(1, self._most_rows + 1)}
-        return len(rows) * sum(len(learned_lengths(width)) for width in self._shared_widths)
+        widths = sum(len(learned_lengths(width)) for width in self._shared_widths)
+        return sizes * len(rows) * widths
 
     def _every_lengths(self) -> Iterator[Int[np.ndarray, " trajectories"]]:
         """Yields lengths of a batch's trajectories that lead to each of its shapes."""
@@ -126,8 +138,8 @@ class Batching:
         at = np.arange(self.row_tokens)
         return (at > 0) & (at < lengths[:, None])
 
-    def _like(self, lengths: Int[np.ndarray, " trajectories"]) -> TrainBatch:
-        """Returns shapes and dtypes of the batch of trajectories of these lengths."""
+    def _like(self, lengths: Int[np.ndarray, " trajectories"]) -> Iterator[TrainBatch]:
+        """Yields shapes and dtypes of batches of trajectories of these lengths."""
         shape = (self.trajectories, self.row_tokens)
         of_these = Group(
             lease_id=0,
@@ -144,7 +156,24 @@ class Batching:
             segments=np.zeros(shape, np.int32) if self.with_segments else None,
             truncated=np.zeros(self.trajectories, bool) if self.of_episodes else None,
         )
-        return jax.eval_shape(lambda: self.batch([of_these]))
+        batch = jax.eval_shape(lambda: self.batch([of_these]))
+        rows, row_tokens = batch.rows.tokens.shape
+        for size in self._mask_sizes:
+            masks: Any = jax.ShapeDtypeStruct((rows, row_tokens * size, 3), np.uint32)
+            yield batch._replace(rows=batch.rows._replace(sampling_masks=masks))
+        if not self._mask_sizes:
+            yield batch
+
+    @property
+    def _mask_sizes(self) -> list[int]:
+        """The entries that sampling masks may have for each token of a row, the usual first.
+
+        A row of masks has one of these numbers, times its tokens. It takes more where tokens were
+        drawn from larger sets than expected.
+        """
+        cap = self.mask_words
+        sizes = {min(cap, size) for size in _mask_sizes(cap)} if cap else ()
+        return sorted(sizes, key=lambda size: (size != min(cap, _MASK_STEP), size))
 
     def batch(self, groups: list[Group]) -> TrainBatch:
         """Lays out the groups of a step, one after the other, in the host's memory."""
@@ -157,11 +186,24 @@ class Batching:
         named += ["segments"] if self.with_segments else []
         columns, packing, source = self._in_rows(_stack(groups, named))
         fields: dict[str, Any] = {**columns, "packing": packing}
+        if self.mask_words:
+            fields["sampling_masks"] = self._masks(groups, columns["tokens"].shape, source)
         names = ["rewards"]
         names += ["baselines"] if self.with_baselines else []
         names += ["truncated"] if self.of_episodes else []
         of_trajectories: dict[str, Any] = _stack(groups, names)
         return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
+
+    def _masks(
+        self, groups: list[Group], shape: tuple[int, int], source: Source
+    ) -> UInt32[np.ndarray, "B E 3"]:
+        """Lays out the sampling masks of groups, in one of few sizes."""
+        masks = padded([entries for group in groups for entries in _entries(group)])
+        found = masks_in_rows(masks, source, groups[0].tokens.shape[1], shape)
+        needed = math.ceil(found.shape[1] / shape[1])
+        sizes = sorted({*self._mask_sizes, *_mask_sizes(needed)})
+        size = next(size for size in sizes if size >= needed)
+        return padded(list(found), shape[1] * size)
 
     def demonstrations(self, drawn: Demonstrations) -> Demonstrations:
         """Lays out demonstrations, one a row so far and as many as a batch has trajectories."""
@@ -281,6 +323,21 @@ def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:
 
 def _stack(groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([getattr(group, name) for group in groups]) for name in names}
+
+
+def _mask_sizes(most: int) -> list[int]:
+    """Returns the powers of `_MASK_STEP` up to the first that is at least `most`."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] * _MASK_STEP)
+    return sizes
+
+
+def _entries(group: Group) -> Iterable[UInt32[np.ndarray, "E 3"]]:
+    """Returns the sampling mask of each trajectory."""
+    if group.sampling_masks is None:
+        return [no_entries()] * len(group.tokens)
+    return group.sampling_masks
 
 
 def _fine_bucket(size: int, step: int) -> int:

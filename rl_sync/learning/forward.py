@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, hidden_scalars
 from rl_sync.models.logprobs import hidden_logprobs, next_logprobs
 from rl_sync.models.sharding import constrain
+from rl_sync.models.token_sets import TokenSets, kept_at, seen_at
 from rl_sync.models.transformer import hidden_states
 from rl_sync.types import Packing, Params, SharedPrompts
 
@@ -45,11 +46,18 @@ class Forward:
       model: its shape. With `lora`, only adapters are trained.
       temperature: divides the logits.
       logits_bytes: see `token_logprobs`.
+      repetition_penalty: of the rollouts; see `Sampling`.
     """
 
     model: ModelConfig
     temperature: float
     logits_bytes: int
+    repetition_penalty: float = 1.0
+
+    @property
+    def plain(self) -> Forward:
+        """Passes for tokens that were not drawn: demonstrations."""
+        return dataclasses.replace(self, temperature=1.0, repetition_penalty=1.0)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """Splits parameters into trained and frozen ones."""
@@ -65,9 +73,10 @@ class Forward:
         frozen: Params,
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
+        masks: UInt32[Array, "B E 3"] | None = None,
     ) -> Float[Array, "B T"]:
-        """Computes the log-probability of each token; see `token_logprobs`."""
-        return self.outputs(trained, None, frozen, tokens, packing).logprobs
+        """Computes the log-probability of each token; see `outputs`."""
+        return self.outputs(trained, None, frozen, tokens, packing, masks).logprobs
 
     def values(
         self,
@@ -99,18 +108,25 @@ class Forward:
         frozen: Params,
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
+        masks: UInt32[Array, "B E 3"] | None = None,
     ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
+
+        Log-probabilities and entropies are of the distribution that explorers draw from: with the
+        temperature and the repetition penalty, over the tokens that could be drawn.
 
         Args:
           trained: the policy's trained parameters.
           critic: a scalar head alone, on the policy's trunk and in the same pass; or a head with
             the trained parameters of a model of its own, in a second pass.
           frozen: parameters that both models share.
+          masks: the sampling masks of the rows; None where all tokens could be drawn.
         """
         params = self.join(trained, frozen)
         hidden = self._hidden(params, tokens, packing)
-        logprobs, entropy = self._logprobs(params, hidden, constrain(tokens, "batch"), packing)
+        logprobs, entropy = self._logprobs(
+            params, hidden, constrain(tokens, "batch"), packing, masks
+        )
         values = None
         if critic is not None:
             its_own = not _is_head(critic)
@@ -127,19 +143,52 @@ class Forward:
         hidden: Float[Array, "B T D"],
         tokens: Int[Array, "B T"],
         packing: Packing | None,
+        masks: UInt32[Array, "B E 3"] | None,
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         prompts = _shared(packing)
+        sets = self._sets(tokens, packing, masks)
         if prompts is None:
             return hidden_logprobs(
-                self.model, params, hidden, tokens, self.temperature, self.logits_bytes
+                self.model,
+                params,
+                hidden,
+                tokens,
+                self.temperature,
+                self.logits_bytes,
+                sets=sets,
+                repetition_penalty=self.repetition_penalty,
             )
         states = constrain(_taken(hidden, prompts.before), "batch", "length", "embed")
         targets = _taken(tokens, prompts.learned)
         found = next_logprobs(
-            self.model, params, states, targets, self.temperature, self.logits_bytes
+            self.model,
+            params,
+            states,
+            targets,
+            self.temperature,
+            self.logits_bytes,
+            sets=sets,
+            repetition_penalty=self.repetition_penalty,
         )
         logprobs, entropy = (_put(values, prompts, tokens.shape[1]) for values in found)
         return logprobs, entropy
+
+    def _sets(
+        self,
+        tokens: Int[Array, "B T"],
+        packing: Packing | None,
+        masks: UInt32[Array, "B E 3"] | None,
+    ) -> TokenSets:
+        """Returns the sets of the targets: the tokens from the second one on, or those learned."""
+        vocab_size, prompts = self.model.vocab_size, _shared(packing)
+        kept = seen = None
+        if masks is not None:
+            kept = kept_at(masks, tokens.shape[1], vocab_size)
+            kept = kept[:, 1:] if prompts is None else _taken(kept, prompts.learned)
+        if self.repetition_penalty != 1:
+            seen = seen_at(tokens, packing, vocab_size)
+            seen = seen[:, :-1] if prompts is None else _taken(seen, prompts.before)
+        return TokenSets(kept, seen)
 
     def _hidden(
         self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -51,12 +52,14 @@ class Preparation:
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
 
-        def of_rows(one: Callable[..., Array]) -> Float[Array, "B T"]:
-            both = (rows.tokens, rows.packing)
-            return map_rows(lambda some: one(*some), both, self.microbatch_rows)
+        def of_rows(one: Callable[..., Array], *given: Any) -> Float[Array, "B T"]:
+            given = (rows.tokens, rows.packing, *given)
+            return map_rows(lambda some: one(*some), given, self.microbatch_rows)
 
         def logprobs_of(trained: Params) -> Float[Array, "B T"]:
-            return of_rows(lambda *some: self.forward.logprobs(trained, frozen, *some))
+            return of_rows(
+                lambda *some: self.forward.logprobs(trained, frozen, *some), rows.sampling_masks
+            )
 
         ref_logprobs = proximal_logprobs = values = None
         if state.ref_params is not None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt32
 
+from rl_sync.sampling_masks import padded
 from rl_sync.types import Packing
 
 PADDING: dict[str, Any] = {
@@ -72,6 +73,35 @@ def gather(columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]) -> di
         name: np.where(source >= 0, values.reshape(-1)[source], padding[name])
         for name, values in columns.items()
     }
+
+
+def masks_in_rows(
+    masks: UInt32[np.ndarray, "N E 3"],
+    source: Source,
+    stride: int,
+    shape: tuple[int, int],
+) -> UInt32[np.ndarray, "B E 3"]:
+    """Lays out sampling masks (`rl_sync.sampling_masks`); entries of tokens in no row are dropped.
+
+    Args:
+      masks: of trajectories.
+      source: of the batch.
+      stride: S, positions of a trajectory before the layout.
+      shape: (B, T) of the rows.
+    """
+    B, T = shape
+    trajectory, at = np.nonzero(masks[..., 0] < stride)
+    entries = masks[trajectory, at]
+    place: Any = np.full(len(masks) * stride, -1)
+    if source is None:
+        place.reshape(-1, stride)[:, :T] = np.arange(B * T).reshape(B, T)
+    else:
+        place[source[source >= 0]] = np.nonzero(source.reshape(-1) >= 0)[0]
+    here = place[trajectory * stride + entries[:, 0]]
+    entries, here = entries[here >= 0], here[here >= 0]
+    row, entries[:, 0] = np.divmod(here, T)
+    order = np.argsort(row, kind="stable")
+    return padded(np.split(entries[order], np.cumsum(np.bincount(row, minlength=B))[:-1]))
 
 
 def packing_of(

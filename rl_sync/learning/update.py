@@ -89,7 +89,7 @@ class Update:
         params = learned.trained, learned.critic.params if learned.critic else None
         descent, (metrics, tokens) = gradient(loss, params, share, self.microbatch_rows)
         if demonstrations is not None:
-            plain = dataclasses.replace(self.forward, temperature=1.0)
+            plain = self.forward.plain
             mixed, more = imitation.mix_in(
                 descent[0],
                 lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
@@ -155,7 +155,9 @@ class Update:
         trained, rows = self._held(trained), known.rows
         if self.critic is not None and critic is not None:
             critic = self.critic.held(critic, self.policy.like)
-        found = self.forward.outputs(trained, critic, frozen, rows.tokens, rows.packing)
+        found = self.forward.outputs(
+            trained, critic, frozen, rows.tokens, rows.packing, rows.sampling_masks
+        )
         loss, metrics = policy_loss(self.algorithm, found.logprobs, found.entropy, known, totals)
         tokens = of_tokens(found.logprobs, found.entropy, rows)
         if self.critic is None or found.values is None:

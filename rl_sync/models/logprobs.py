@@ -6,6 +6,7 @@ Letters in shapes: B rows, T positions, C positions of a chunk, D embed, V vocab
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import laid_out
+from rl_sync.models.token_sets import EVERYTHING, TokenSets, changed_logits
 from rl_sync.models.transformer import hidden_states, logits, output_projection
 from rl_sync.models.vocabulary_blocks import block_logprobs
 from rl_sync.types import Params
@@ -55,10 +57,24 @@ def hidden_logprobs(
     tokens: Int[Array, "B T"],
     temperature: float = 1.0,
     logits_bytes: int = LOGITS_BYTES,
+    *,
+    sets: TokenSets = EVERYTHING,
+    repetition_penalty: float = 1.0,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Computes `token_logprobs` of tokens whose hidden states are known."""
+    """Computes `token_logprobs` of tokens whose hidden states are known.
+
+    Args:
+      sets: of the tokens from the second one on; see `next_logprobs`.
+    """
     logprobs, entropy = next_logprobs(
-        config, params, hidden[:, :-1], tokens[:, 1:], temperature, logits_bytes
+        config,
+        params,
+        hidden[:, :-1],
+        tokens[:, 1:],
+        temperature,
+        logits_bytes,
+        sets=sets,
+        repetition_penalty=repetition_penalty,
     )
     first = ((0, 0), (1, 0))
     return jnp.pad(logprobs, first), jnp.pad(entropy, first)
@@ -71,31 +87,53 @@ def next_logprobs(
     targets: Int[Array, "B T"],
     temperature: float = 1.0,
     logits_bytes: int = LOGITS_BYTES,
+    *,
+    sets: TokenSets = EVERYTHING,
+    repetition_penalty: float = 1.0,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log-probabilities and entropy as `token_logprobs` does, of tokens that follow given
     hidden states.
 
     Args:
       hidden: of the token before each target.
+      sets: of each target: what it could be drawn from, and what a repetition penalty is for.
+        Probabilities and entropies are those of the distribution over what could be drawn.
+      repetition_penalty: see `Sampling`.
     """
     if laid_out():
         kernel = output_projection(config, params)
-        return block_logprobs(kernel, hidden, targets, temperature, logits_bytes)
-    compute = functools.partial(_logprobs_and_entropy, config, params, temperature)
+        return block_logprobs(
+            kernel,
+            hidden,
+            targets,
+            temperature,
+            logits_bytes,
+            sets=sets,
+            repetition_penalty=repetition_penalty,
+        )
+    change = functools.partial(
+        changed_logits,
+        ids=jnp.arange(config.vocab_size),
+        temperature=temperature,
+        repetition_penalty=repetition_penalty,
+    )
+    compute = functools.partial(_logprobs_and_entropy, config, params, change)
     B, T, _ = hidden.shape
     chunk = max(1, logits_bytes // (4 * B * config.vocab_size))
     whole = chunk >= T
-    return compute(hidden, targets) if whole else _by_chunks(compute, hidden, targets, chunk)
+    given = hidden, targets, sets
+    return compute(*given) if whole else _by_chunks(compute, given, chunk)
 
 
 def _logprobs_and_entropy(
     config: ModelConfig,
     params: Params,
-    temperature: float,
+    change: Callable[[Float[Array, "B C V"], TokenSets], Float[Array, "B C V"]],
     hidden: Float[Array, "B C D"],
     targets: Int[Array, "B C"],
+    sets: TokenSets,
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
-    scaled = logits(config, params, hidden) / temperature
+    scaled = change(logits(config, params, hidden), sets)
     log_total = jax.nn.logsumexp(scaled, axis=-1)
     chosen = jnp.take_along_axis(scaled, targets[..., None], axis=-1)[..., 0]
     # H = log Σ exp(s) − Σ p·s, of scaled logits s
@@ -105,17 +143,18 @@ def _logprobs_and_entropy(
 
 def _by_chunks(
     compute: functools.partial[tuple[Array, Array]],
-    hidden: Float[Array, "B T D"],
-    targets: Int[Array, "B T"],
+    given: tuple[Float[Array, "B T D"], Int[Array, "B T"], TokenSets],
     chunk: int,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    B, T, D = hidden.shape
+    B, T = given[1].shape
     chunks = -(-T // chunk)
     more = chunks * chunk - T
-    rows = jnp.pad(hidden, ((0, 0), (0, more), (0, 0))).reshape(B, chunks, chunk, D)
-    ids = jnp.pad(targets, ((0, 0), (0, more))).reshape(B, chunks, chunk)
-    found = jax.lax.map(
-        lambda part: jax.checkpoint(compute)(*part), (rows.swapaxes(0, 1), ids.swapaxes(0, 1))
-    )
+
+    def cut(x: Array) -> Array:
+        kept = ((0, 0),) * (x.ndim - 2)
+        rows = jnp.pad(x, ((0, 0), (0, more), *kept)).reshape(B, chunks, chunk, *x.shape[2:])
+        return rows.swapaxes(0, 1)
+
+    found = jax.lax.map(lambda part: jax.checkpoint(compute)(*part), jax.tree.map(cut, given))
     logprobs, entropy = (values.swapaxes(0, 1).reshape(B, -1)[:, :T] for values in found)
     return logprobs, entropy

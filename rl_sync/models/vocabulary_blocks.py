@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.platform import platform
+from rl_sync.models.token_sets import EVERYTHING, NOTHING, TokenSets, changed_logits, holds
 from rl_sync.models.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
 
 _LANES = 128  # A block is a multiple of it, as matrix units like it.
-_NOTHING = -1e30  # A logit of probability 0; 0 times it is a number.
 
 
 class Blocks(NamedTuple):
@@ -52,12 +52,14 @@ class Plan(NamedTuple):
       vocab: rows of this device's shard of the matrix.
       size: tokens of the vocabulary in its shard of a block.
       temperature: divides the logits.
+      repetition_penalty: changes them first; see `TokenSets`.
     """
 
     cuts: Cuts
     vocab: int
     size: int
     temperature: float
+    repetition_penalty: float = 1.0
 
     @property
     def number(self) -> int:
@@ -83,11 +85,37 @@ class Plan(NamedTuple):
         """Gathers one block."""
         return Blocks(gathered(self.cuts, block.kernel), gathered_vocab(self.cuts, block.ids))
 
-    def scaled_logits(self, hidden: Float[Array, "N D"], block: Blocks) -> Float[Array, "N v"]:
-        """Computes the logits of a block, divided by the temperature, in float32."""
-        logits = jnp.einsum("ND,Dv->Nv", hidden, block.kernel, preferred_element_type=jnp.float32)
-        scaled = logits / self.temperature
-        return jnp.where(block.ids >= 0, scaled, _NOTHING) if self.is_padded else scaled
+    def logits(self, hidden: Float[Array, "N D"], block: Blocks) -> Float[Array, "N v"]:
+        """Computes the logits of a block in float32."""
+        return jnp.einsum("ND,Dv->Nv", hidden, block.kernel, preferred_element_type=jnp.float32)
+
+    def scaled(
+        self, logits: Float[Array, "N v"], block: Blocks, sets: TokenSets
+    ) -> Float[Array, "N v"]:
+        """Changes the logits of a block as explorers do; see `changed_logits`."""
+        scaled = changed_logits(
+            logits,
+            sets,
+            block.ids,
+            temperature=self.temperature,
+            repetition_penalty=self.repetition_penalty,
+        )
+        return jnp.where(block.ids >= 0, scaled, NOTHING) if self.is_padded else scaled
+
+    def by_logits(
+        self,
+        by_scaled: Float[Array, "N v"],
+        logits: Float[Array, "N v"],
+        block: Blocks,
+        sets: TokenSets,
+    ) -> Float[Array, "N v"]:
+        """Computes the gradient by a block's logits from that by the changed ones."""
+        by_scaled = by_scaled / self.temperature
+        if sets.seen is None:
+            return by_scaled
+        penalty = self.repetition_penalty
+        slope = jnp.where(logits > 0, 1 / penalty, penalty)
+        return jnp.where(holds(sets.seen, block.ids), by_scaled * slope, by_scaled)
 
     def chosen(
         self, scaled: Float[Array, "N v"], ids: Int[Array, " v"], wanted: Int[Array, " N"]
@@ -141,6 +169,9 @@ def block_logprobs(
     targets: Int[Array, "B T"],
     temperature: float,
     logits_bytes: int,
+    *,
+    sets: TokenSets = EVERYTHING,
+    repetition_penalty: float = 1.0,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log-probabilities of targets, and entropies, under a layout of several devices.
 
@@ -149,9 +180,11 @@ def block_logprobs(
       hidden: of the token before each target.
       logits_bytes: the most memory, on each device, of a block's logits, and of its gradient by the
         matrix; more where 128 tokens of the vocabulary need more.
+      sets, repetition_penalty: see `next_logprobs`.
     """
     plan = plan_of(kernel.shape, targets.shape, temperature, logits_bytes)
-    return _logprobs(plan, kernel, hidden, targets)
+    plan = plan._replace(repetition_penalty=repetition_penalty)
+    return _logprobs(plan, kernel, hidden, targets, sets)
 
 
 def plan_of(
@@ -183,38 +216,39 @@ def _logprobs(
     kernel: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
+    sets: TokenSets,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    logprobs, entropy, _ = _compute(plan, kernel, hidden, targets)
+    logprobs, entropy, _ = _compute(plan, kernel, hidden, targets, sets)
     return logprobs, entropy
 
 
-def _compute(plan: Plan, *given: Array) -> tuple[Array, Array, Array]:
+def _compute(plan: Plan, *given: Any) -> tuple[Array, Array, Array]:
     rows = plan.cuts.row_spec
     return plan.cuts.mapped(
         functools.partial(_on_each, plan),
         *given,
-        inputs=(plan.cuts.matrix_spec, rows, rows),
+        inputs=(plan.cuts.matrix_spec, rows, rows, rows),
         outputs=(rows, rows, rows),
     )
 
 
-def _forward(plan: Plan, *given: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+def _forward(plan: Plan, *given: Any) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     logprobs, entropy, log_total = _compute(plan, *given)
     return (logprobs, entropy), (*given, entropy, log_total)
 
 
 def _backward(
-    plan: Plan, kept: tuple[Array, ...], gradients: tuple[Array, Array]
-) -> tuple[Array, Array, None]:
+    plan: Plan, kept: tuple[Any, ...], gradients: tuple[Array, Array]
+) -> tuple[Array, Array, None, None]:
     cuts, rows = plan.cuts, plan.cuts.row_spec
     by_kernel, by_hidden = cuts.mapped(
         functools.partial(_gradients_on_each, plan),
         *kept,
         *gradients,
-        inputs=(cuts.matrix_spec, *(rows,) * 6),
+        inputs=(cuts.matrix_spec, *(rows,) * 7),
         outputs=(cuts.matrix_spec, rows),
     )
-    return by_kernel, by_hidden, None
+    return by_kernel, by_hidden, None, None
 
 
 _logprobs.defvjp(_forward, _backward)
@@ -225,12 +259,14 @@ def _on_each(
     kernel: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
+    sets: TokenSets,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log-probability, entropy and log Σ exp(s) of a device's own rows."""
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    of_flat = _flat(sets)
 
     def add(seen: Softmax, block: Blocks) -> tuple[Softmax, None]:
-        scaled = plan.scaled_logits(flat, block)
+        scaled = plan.scaled(plan.logits(flat, block), block, of_flat)
         highest = jnp.maximum(seen.highest, scaled.max(axis=-1))
         shrunk, weights = jnp.exp(seen.highest - highest), jnp.exp(scaled - highest[:, None])
         after = Softmax(
@@ -252,6 +288,11 @@ def _on_each(
     return logprobs, entropy, log_total
 
 
+def _flat(sets: TokenSets) -> TokenSets:
+    """Puts the sets of all rows one behind the other."""
+    return jax.tree.map(lambda words: words.reshape(-1, words.shape[-1]), sets)
+
+
 def _over_parts(seen: Softmax, axes: tuple[str, ...]) -> Softmax:
     """Joins the figures of devices that have seen their own parts of the vocabulary."""
     if not axes:
@@ -266,24 +307,28 @@ def _gradients_on_each(
     plan: Plan,
     kernel: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    sets: TokenSets,
     *of_tokens: Array,
 ) -> tuple[Float[Array, "V D"], Float[Array, "B T D"]]:
     """Computes the gradients by a device's shard of the matrix, and by its hidden states.
 
     Args:
-      of_tokens: the targets; their entropy H and log Σ exp(s); and the gradients by their
+      of_tokens: of the targets: their entropy H and log Σ exp(s); and the gradients by their
         log-probability and by H.
     """
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    wanted, entropy, log_total, by_logprob, by_entropy = (x.reshape(-1, 1) for x in of_tokens)
+    flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1, 1)
+    entropy, log_total, by_logprob, by_entropy = (x.reshape(-1, 1) for x in of_tokens)
+    of_flat = _flat(sets)
 
     def add(total: Float[Array, "N D"], block: Blocks) -> tuple[Array, Float[Array, "D v"]]:
-        logprobs = plan.scaled_logits(flat, block) - log_total
+        logits = plan.logits(flat, block)
+        logprobs = plan.scaled(logits, block, of_flat) - log_total
         probs = jnp.exp(logprobs)
         # ∂ log p_c / ∂s = 1[c] − p, and ∂H / ∂s = −p · (log p + H).
         by_scaled = by_logprob * ((block.ids == wanted) - probs)
         by_scaled = by_scaled - by_entropy * probs * (logprobs + entropy)
-        by_logits = (by_scaled / plan.temperature).astype(flat.dtype)
+        by_logits = plan.by_logits(by_scaled, logits, block, of_flat).astype(flat.dtype)
         product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
         by_block = product("ND,Nv->Dv", flat, by_logits)
         total = total + product("Nv,Dv->ND", by_logits, block.kernel)

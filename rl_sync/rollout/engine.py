@@ -307,7 +307,7 @@ class Engine:
         finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
         jax.block_until_ready([prefix.tokens for prefix in prefixes])
         prefilled = time.monotonic()
-        tokens, logprobs, goes_on, steps = jax.device_get(chunk)
+        tokens, logprobs, goes_on, steps, kept = jax.device_get(chunk)
         ended = time.monotonic()
         if not np.isfinite(logprobs[:steps]).all():
             raise NonFiniteLogitsError(
@@ -318,7 +318,13 @@ class Engine:
         # Lists of all rows at once: one row after the other takes three times as long.
         of_slots = tokens[:steps].T.tolist(), logprobs[:steps].T.tolist()
         for slot, sequence in self._occupancy.live.items():
-            sequence.append(of_slots[0][slot], of_slots[1][slot], self._version)
+            sequence.append(
+                of_slots[0][slot],
+                of_slots[1][slot],
+                self._version,
+                None if kept is None else kept[:steps, slot],
+                self._config.vocab_size,
+            )
             if not goes_on[slot]:
                 sequence.cut(self._decode)
                 if sequence.is_over:

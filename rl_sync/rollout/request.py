@@ -10,6 +10,7 @@ from jaxtyping import Float, Int, UInt32
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.sampling_masks import Entries, no_entries
 
 Finish = Literal["stop", "length"]
 
@@ -70,6 +71,8 @@ class Completion:
       versions: the version of the weights that each token was drawn with.
       finish: the reason of its end: `stop` at a stop token or stop string, `length` at the token
         limit.
+      masks: the tokens that each token could be drawn from; see `rl_sync.sampling_masks`. It has no
+        entries where the engine does not record them.
     """
 
     ticket: int
@@ -78,6 +81,7 @@ class Completion:
     logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
     finish: Finish
+    masks: Entries = dataclasses.field(default_factory=no_entries)
 
     @property
     def handle(self) -> Handle:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-_EXCLUDED = -jnp.inf
+EXCLUDED = -jnp.inf
 _NO_ID = -1
 
 
@@ -93,11 +93,20 @@ class Changes(NamedTuple):
       penalizes: a repetition penalty.
       goes_on: a least number of tokens.
       truncates: `top_k`, `top_p` or `min_p`.
+      masks: none, but the tokens that could be drawn are recorded.
+      whole: none, but log-probabilities are those without `goes_on` and `truncates`.
     """
 
     penalizes: bool = False
     goes_on: bool = False
     truncates: bool = False
+    masks: bool = False
+    whole: bool = False
+
+    @property
+    def excludes(self) -> bool:
+        """Says whether tokens are excluded."""
+        return self.goes_on or self.truncates
 
     @classmethod
     def of(cls, sampling: Sampling) -> Changes:
@@ -211,6 +220,23 @@ def adjusted_logits(
     return where_asked(changes.truncates, drawing & truncated, _truncate, logits)
 
 
+def whole_logprobs(
+    logits: Float[Array, "B V"],
+    choice: Knobs,
+    history: History,
+    changes: Changes,
+    tokens: Int[Array, " B"],
+) -> Float[Array, " B"]:
+    """Computes the log-probabilities of drawn tokens without the exclusion of others.
+
+    Those of greedy rows are 0.
+    """
+    changes = changes._replace(goes_on=False, truncates=False)
+    logprobs = jax.nn.log_softmax(adjusted_logits(logits, choice, history, changes), axis=-1)
+    drawn = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    return jnp.where(choice.greedy, 0.0, drawn)
+
+
 def _penalize(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
     B, V = logits.shape
     positions = jnp.arange(history.tokens.shape[1])
@@ -223,7 +249,7 @@ def _penalize(logits: Float[Array, "B V"], choice: Knobs, history: History) -> F
 def _go_on(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
     ids = jnp.arange(logits.shape[1])
     stops = (choice.stop_ids[:, :, None] == ids).any(axis=1)
-    return jnp.where(stops, _EXCLUDED, logits)
+    return jnp.where(stops, EXCLUDED, logits)
 
 
 def _truncate(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
@@ -236,7 +262,7 @@ def _truncate(logits: Float[Array, "B V"], choice: Knobs, history: History) -> F
     mass = jnp.where(kept, mass, 0.0)
     p = jnp.where(choice.top_p < 1, choice.top_p * mass.sum(axis=-1), everything)
     kept = kept & _fewest(order, mass, p) & (mass >= choice.min_p[:, None])
-    return jnp.where(kept, logits, _EXCLUDED)
+    return jnp.where(kept, logits, EXCLUDED)
 
 
 def _order(logits: Float[Array, "B V"]) -> UInt32[Array, "B V"]:

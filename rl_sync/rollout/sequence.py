@@ -7,10 +7,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from rl_sync.rollout.request import Completion, CompletionRequest, Handle, Progress
 from rl_sync.rollout.slots import NOT_DRAWN
+from rl_sync.sampling_masks import Entries, before, no_entries, of_words, shifted
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -26,6 +27,7 @@ class GrowingSequence:
       request: the request that it belongs to.
       unread: the number of last tokens of its prompt that decode steps are still to read.
       tokens, logprobs, versions: as in `Completion`, so far.
+      masks: the sampling masks of each chunk; they may have tokens after the end.
     """
 
     ticket: int
@@ -35,6 +37,7 @@ class GrowingSequence:
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
+    masks: list[Entries] = dataclasses.field(default_factory=list)
     _read: int = 0
     _cut: bool = False
 
@@ -58,12 +61,22 @@ class GrowingSequence:
         """The largest number of decode steps still to come."""
         return self.unread + self.request.sampling.max_new_tokens - len(self.tokens)
 
-    def append(self, tokens: list[int], logprobs: list[float], version: int) -> None:
+    def append(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        version: int,
+        kept: UInt32[np.ndarray, "C W"] | None,
+        vocab_size: int,
+    ) -> None:
         """Adds what a chunk drew in each of its steps; see `Chunk`."""
         self.unread = max(0, self.unread - len(tokens))
         if NOT_DRAWN in tokens:
             drawn = [i for i, token in enumerate(tokens) if token != NOT_DRAWN]
             tokens, logprobs = [tokens[i] for i in drawn], [logprobs[i] for i in drawn]
+            kept = None if kept is None else kept[drawn]
+        if kept is not None:
+            self.masks.append(shifted(of_words(kept, vocab_size), len(self.tokens)))
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += [version] * len(tokens)
@@ -126,4 +139,5 @@ class GrowingSequence:
             index=self.index,
             **self.progress()._asdict(),
             finish="stop" if self._stopped else "length",
+            masks=before(np.concatenate([no_entries(), *self.masks]), len(self.tokens)),
         )

@@ -12,7 +12,8 @@ All functions map state to state. Parameters and sampling choices are arguments,
 choices compile nothing. Programs are compiled for shapes, `span` and `chunk_tokens`.
 
 Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
-prefill, T tokens that extend a sequence, C steps of a chunk, L layers, K kv heads, H head dim.
+prefill, T tokens that extend a sequence, C steps of a chunk, W words of the vocabulary, L layers,
+K kv heads, H head dim.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from rl_sync.models.cache import Axes, KVCache, empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import constrain
 from rl_sync.models.shards import by_rows
+from rl_sync.models.token_sets import packed
 from rl_sync.rollout.sampling import (
     ALL_CHANGES,
+    EXCLUDED,
     Changes,
     History,
     Knobs,
@@ -39,7 +42,9 @@ from rl_sync.rollout.sampling import (
     draw,
     knobs,
     uniforms,
+    whole_logprobs,
 )
+from rl_sync.sampling_masks import word_count
 from rl_sync.types import Params
 
 NOT_DRAWN = -1
@@ -89,15 +94,19 @@ class Chunk(NamedTuple):
     Attributes:
       tokens: the token of each step and row; −1 where the next token was one of the prompt, the
         row was not live any more, or the chunk had ended.
-      logprobs: the log-probability of each token under the distribution that it was sampled from.
+      logprobs: the log-probability of each token under the distribution that it was sampled from;
+        see `Changes.whole`.
       live: rows that go on.
       steps: the number of steps taken.
+      kept: the tokens that each could be drawn from, as bits (`rl_sync.sampling_masks`); None
+        without `Changes.masks`.
     """
 
     tokens: Int[Array, "C B"]
     logprobs: Float[Array, "C B"]
     live: Bool[Array, " B"]
     steps: Int[Array, ""]
+    kept: UInt32[Array, "C B W"] | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width"))
@@ -234,7 +243,7 @@ def decode_chunk(
         )
         generated = rows.newest + 1 - rows.prompt_lengths
         draws = live & (generated >= 0)
-        drawn, logprobs = by_rows(
+        drawn, logprobs, kept = by_rows(
             functools.partial(_sampled, changes),
             transformer.logits(config, params, hidden),
             ("batch", "vocab"),
@@ -253,6 +262,7 @@ def decode_chunk(
             logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(draws, logprobs, 0.0)),
             live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
             steps=chunk.steps + 1,
+            kept=None if chunk.kept is None else chunk.kept.at[chunk.steps].set(kept),
         )
         return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
 
@@ -265,6 +275,9 @@ def decode_chunk(
         logprobs=jnp.zeros((chunk_tokens, B), jnp.float32),
         live=live,
         steps=jnp.int32(0),
+        kept=jnp.zeros((chunk_tokens, B, word_count(config.vocab_size)), jnp.uint32)
+        if changes.masks
+        else None,
     )
     slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
     # The host reads all of it, in every process.
@@ -277,9 +290,13 @@ def _sampled(
     choice: Knobs,
     history: History,
     keys: UInt32[Array, "B 2"],
-) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+) -> tuple[Int[Array, " B"], Float[Array, " B"], UInt32[Array, "B W"] | None]:
+    """Draws tokens; returns them, their log-probabilities, and what could be drawn."""
     adjusted = adjusted_logits(logits, choice, history, changes)
-    return draw(uniforms(keys, history.generated), adjusted, choice.greedy)
+    drawn, logprobs = draw(uniforms(keys, history.generated), adjusted, choice.greedy)
+    if changes.whole and changes.excludes:
+        logprobs = whole_logprobs(logits, choice, history, changes, drawn)
+    return drawn, logprobs, packed(adjusted > EXCLUDED) if changes.masks else None
 
 
 @functools.partial(jax.jit, donate_argnames="slots")

@@ -38,9 +38,16 @@ def rollout_engine(
         aside_bytes=settings.environment.aside_bytes,
         decode=task.tokenizer.decode,
         layout=layout,
-        changes=sampled_changes(settings, task),
+        changes=rollout_changes(settings, task),
         before_first=before_first,
     )
+
+
+def rollout_changes(settings: RunSettings, task: Task) -> Changes:
+    """Returns the changes of logits of an explorer's engine, and what it records of them."""
+    changes, keeps = sampled_changes(settings, task), settings.rollout.keep_sampling_mask
+    excludes = Changes.of(wiring.sampling(settings, task)).excludes
+    return changes._replace(masks=excludes and keeps, whole=excludes and not keeps)
 
 
 def sampled_changes(settings: RunSettings, task: Task) -> Changes:

@@ -7,6 +7,7 @@ move or compare weights, are not.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from rl_sync.models.placement import param_like
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.programs import Requests
 from rl_sync.runtime import wiring
-from rl_sync.runtime.engines import evaluation_engine, sampled_changes
+from rl_sync.runtime.engines import evaluation_engine, rollout_changes, sampled_changes
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -86,7 +87,7 @@ def _warm_up(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed
 
 
 def _steps(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
-    batching = wiring.batching(settings, task.row_tokens)
+    batching = wiring.batching_of(settings, task)
     return [
         Listed(
             TRAINING,
@@ -124,7 +125,8 @@ def _rollouts(settings: RunSettings, task: Task) -> Requests:
         examination = wiring.examination(settings, task)
         asked, prompts = (*asked, *examination.prompts), prompts + len(examination.prompts)
     recomputes = settings.rollout.cache == "recompute"
-    return _requests(settings, task, asked, prompts, recomputes=recomputes)
+    requests = _requests(settings, task, asked, prompts, recomputes=recomputes)
+    return dataclasses.replace(requests, changes=rollout_changes(settings, task))
 
 
 def _evaluations(settings: RunSettings, task: Task, slots: int) -> Requests:

@@ -96,7 +96,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         TrainerLoop(
             session=session,
             trainer=trainer,
-            batching=wiring.batching(settings, task.row_tokens),
+            batching=wiring.batching_of(settings, task),
             parameters=parameters,
             warm_up=WarmUp(
                 session=session,
@@ -132,8 +132,11 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         group_size=settings.trainer.group_size,
         max_completion_tokens=task.max_drawn_tokens,
         end_ids=wiring.sampling(settings, task).stop_ids,
-        # No temperature has shaped the task's own data.
+        # Nothing has shaped the task's own data.
         temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
+        repetition_penalty=(
+            settings.rollout.repetition_penalty if settings.algorithm.generates else 1.0
+        ),
         steps=settings.trainer.steps,
         warm_up_steps=settings.warm_up.steps,
         microbatch_rows=settings.trainer.microbatch_rows,

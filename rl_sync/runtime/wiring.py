@@ -20,11 +20,12 @@ from rl_sync.rewards.rubric import Rubric
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.rewards.workers import Judges
 from rl_sync.roles import MASTER
-from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.sampling import Changes, Sampling
 from rl_sync.runtime.evaluation import Examination
 from rl_sync.runtime.judging import Judge, Judging
 from rl_sync.runtime.playing import environment_of
 from rl_sync.runtime.remote_judges import RemoteJudges, check_server
+from rl_sync.sampling_masks import word_count
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks import catalog
@@ -323,8 +324,25 @@ def examination(settings: RunSettings, task: Task) -> Examination:
     )
 
 
-def batching(settings: RunSettings, row_tokens: int) -> Batching:
+def batching_of(settings: RunSettings, task: Task) -> Batching:
+    """The layout of the trainer's batches of a task; raises what `batching` does."""
+    return batching(settings, task.row_tokens, mask_words(settings, task))
+
+
+def mask_words(settings: RunSettings, task: Task) -> int:
+    """The most entries of a drawn token's sampling mask; 0 for runs that keep no masks."""
+    keeps = settings.algorithm.generates and settings.rollout.keep_sampling_mask
+    if not (keeps and Changes.of(sampling(settings, task)).excludes):
+        return 0
+    most, top_k = word_count(model_config(settings, task).vocab_size), settings.rollout.top_k
+    return min(most, top_k + 1) if top_k else most
+
+
+def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Batching:
     """The layout of the trainer's batches, of trajectories of at most `row_tokens`.
+
+    Args:
+      mask_words: see `Batching`.
 
     Raises:
       ConfigError: a row of shared prompts has no room for such a trajectory.
@@ -347,6 +365,7 @@ def batching(settings: RunSettings, row_tokens: int) -> Batching:
         of_episodes=settings.plays,
         with_segments=settings.has_segments,
         shared_row_tokens=shared,
+        mask_words=mask_words,
     )
 
 

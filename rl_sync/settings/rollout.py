@@ -45,6 +45,13 @@ class RolloutSettings:
         unit="tokens",
         least=0,
     )
+    keep_sampling_mask: bool = setting(
+        True,
+        "Keeps the set that each token was drawn from, where `top_k`, `top_p`, `min_p` or"
+        " `min_new_tokens` exclude tokens, and trains on probabilities over the same set. Without"
+        " it, probabilities are over the whole vocabulary for explorers and trainer: that takes"
+        " less memory, and corrects nothing for tokens that could not be drawn.",
+    )
     stop_ids: str = setting(
         "", "Token ids that end a completion besides the tokenizer's, separated by commas."
     )

@@ -1,0 +1,76 @@
+"""Sampling masks: the set of tokens that each token was drawn from, in few numbers.
+
+Sets are bits: bit b of word w stands for token 32·w + b of the vocabulary. A mask is a list of
+entries (position, place, word): the position of a drawn token, and in place w + 1 of its list the
+word w, unless that is 0. The words name the tokens that could not be drawn. Where it takes fewer
+entries they name those that could, and place `ALONE` says so. A position without entries was drawn
+from the whole vocabulary.
+
+So a nucleus of ten tokens takes at most eleven entries of 12 bytes, whatever the vocabulary, and no
+set takes more entries than the vocabulary has words.
+
+Letters in shapes: T tokens, W words of the vocabulary, E entries, N trajectories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import UInt32
+
+WORD_BITS = 32
+ALONE = 0
+"""The place that says that words name the tokens that could be drawn."""
+NOWHERE = 2**31 - 1
+"""The position of padding, which is beyond all tokens."""
+Entries = UInt32[np.ndarray, "E 3"]
+
+
+def word_count(vocab_size: int) -> int:
+    """Returns the number of words of a vocabulary."""
+    return -(-vocab_size // WORD_BITS)
+
+
+def no_entries() -> Entries:
+    """Returns the mask of tokens that were all drawn from the whole vocabulary."""
+    return np.zeros((0, 3), np.uint32)
+
+
+def of_words(kept: UInt32[np.ndarray, "T W"], vocab_size: int) -> Entries:
+    """Makes the entries of T tokens from the words of the tokens that could be drawn."""
+    every = np.full(kept.shape[1], ~np.uint32(0))
+    if rest := vocab_size % WORD_BITS:
+        every[-1] = (1 << rest) - 1
+    left_out = ~kept & every
+    counts = np.count_nonzero(kept, axis=1), np.count_nonzero(left_out, axis=1)
+    (alone,) = np.nonzero(counts[0] + 1 < counts[1])
+    left_out[alone] = kept[alone]
+    at, word = np.nonzero(left_out)
+    flags = np.stack([alone, np.full_like(alone, ALONE), np.ones_like(alone)], axis=1)
+    entries = np.stack([at, word + 1, left_out[at, word]], axis=1)
+    return np.concatenate([flags, entries]).astype(np.uint32)
+
+
+def shifted(entries: Entries, by: int) -> Entries:
+    """Moves entries to later positions."""
+    return entries + np.array([by, 0, 0], np.uint32)
+
+
+def before(entries: Entries, end: int) -> Entries:
+    """Returns the entries of the tokens before a position."""
+    return entries[entries[:, 0] < end]
+
+
+def padded(masks: Sequence[Entries], size: int = 0) -> UInt32[np.ndarray, "N E 3"]:
+    """Makes one array of the masks of trajectories.
+
+    Args:
+      size: the least number of entries of each.
+    """
+    longest = max([size, *map(len, masks)])
+    rows = np.zeros((len(masks), longest, 3), np.uint32)
+    rows[..., 0] = NOWHERE
+    for row, entries in zip(rows, masks, strict=True):
+        row[: len(entries)] = entries
+    return rows
