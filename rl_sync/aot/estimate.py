@@ -22,6 +22,7 @@ from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.vocabulary_blocks import plan_of
 from rl_sync.runtime import wiring
+from rl_sync.sampling_masks import word_count
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params
@@ -77,6 +78,8 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Esti
     made["batch"] = memory.tree_bytes(batch) // layout.batch_shards
     shard = _shard_of(model, layout)
     made["activations"] = _activations(platform, settings, shard, rows, row_tokens)
+    if batch.rows.sampling_masks is not None:
+        made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
     work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
     if platform != "cpu":  # There XLA was seen to need no more than what is kept.
         block = _block_bytes(platform, shard, rows, row_tokens)

@@ -93,6 +93,22 @@ class Bridge:
         ids = self._renderer.encode(rest, begins=False)
         return Step(_array(self._behind_end(ids, drawn)), False, extended)
 
+    def closing(self, before: Conversation, reply: str) -> str | None:
+        """Returns what the template writes after a reply's own text; None if it cannot be told.
+
+        Args:
+          before: the conversation before the reply.
+          reply: all that the template writes of it.
+        """
+        answered = before.with_reply(Message("assistant", _ANY_REPLY))
+        closing = self._renderer.render(answered, prompts=False).rpartition(_ANY_REPLY)[2]
+        if reply.endswith(closing):
+            return closing
+        # A reply with tool calls may be closed by another end than one without.
+        ends = [self._tokenizer.decode_all([i]) for i in self._tokenizer.eos_ids]
+        place = max(reply.rfind(end) for end in ends)
+        return reply[place:] if place >= 0 else None
+
     def _anew(self, conversation: Conversation, rendered: str) -> Step:
         ids = self._renderer.encode(rendered, begins=True)
         return Step(_array(ids), True, conversation)
@@ -113,23 +129,12 @@ class Bridge:
         alone = self._renderer.render(answered, prompts=False)
         if not (alone.startswith(prompt) and after.startswith(alone)):
             return None
-        closing = self._closing(before, alone[len(prompt) :])
+        closing = self.closing(before, alone[len(prompt) :])
         return None if closing is None else closing + after[len(alone) :]
 
     def _text(self, drawn: Sequence[int]) -> str:
         ends = bool(len(drawn)) and drawn[-1] in self._tokenizer.eos_ids
         return self._tokenizer.decode_all([int(i) for i in (drawn[:-1] if ends else drawn)])
-
-    def _closing(self, before: Conversation, reply: str) -> str | None:
-        """Returns what the template writes after a reply's own text; None if it cannot be told."""
-        answered = before.with_reply(Message("assistant", _ANY_REPLY))
-        closing = self._renderer.render(answered, prompts=False).rpartition(_ANY_REPLY)[2]
-        if reply.endswith(closing):
-            return closing
-        # A reply with tool calls may be closed by another end than one without.
-        ends = [self._tokenizer.decode_all([i]) for i in self._tokenizer.eos_ids]
-        place = max(reply.rfind(end) for end in ends)
-        return reply[place:] if place >= 0 else None
 
     def _behind_end(self, ids: list[int], drawn: Sequence[int]) -> list[int]:
         """Leaves out the end of the reply, if the policy drew just that one."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rl_sync.actors.events import MasterSettings
 from rl_sync.environments.catalog import gives_rewards
+from rl_sync.environments.demonstrations import demonstrated
 from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import Call, require_fit
@@ -53,6 +54,7 @@ def load_task(settings: RunSettings) -> Task:
             settings.seed,
             more_characters=more,
             episode_tokens=settings.environment.max_tokens if construction else 0,
+            rendering=demonstrated,
             reward="environment" if name is not None and gives_rewards(name) else None,
         )
     except (ValueError, OSError) as error:

@@ -30,6 +30,7 @@ from rl_sync.tasks import (
 )
 from rl_sync.tasks.arithmetic import ArithmeticConfig
 from rl_sync.tasks.dataset import DatasetConfig
+from rl_sync.tasks.dialogues import Rendering
 from rl_sync.tasks.digits import DigitsConfig
 from rl_sync.tasks.humaneval import HumanEvalConfig
 from rl_sync.tasks.jsonl import JsonlConfig
@@ -145,6 +146,7 @@ def load_task(
     more_characters: str = "",
     episode_tokens: int = 0,
     reward: str | None = None,
+    rendering: Rendering | None = None,
 ) -> Task:
     """Loads the problems of the named task, and their tokenizer.
 
@@ -154,6 +156,7 @@ def load_task(
     Args:
       more_characters: what a tokenizer of characters has to know besides those of the problems.
       episode_tokens: see `Task`.
+      rendering: writes dialogues that are to be imitated.
       reward: judges completions if `config.reward` names none; None for the problems' own.
 
     Raises:
@@ -161,7 +164,7 @@ def load_task(
         says where it fails.
     """
     with _loading:
-        return _load(config, tokenizer, seed, more_characters, episode_tokens, reward)
+        return _load(config, tokenizer, seed, more_characters, episode_tokens, reward, rendering)
 
 
 @functools.lru_cache(maxsize=1)  # A role loads more than once.
@@ -172,6 +175,7 @@ def _load(
     more: str,
     episode_tokens: int,
     reward: str | None,
+    rendering: Rendering | None,
 ) -> Task:
     problems = _problems(config, seed)
     if (named := config.reward or reward) is not None:
@@ -181,7 +185,13 @@ def _load(
     problems = with_shots(problems, config.shots, seed, config.shot_template)
     if config.shots and tokenizer.chat == "auto":
         tokenizer = dataclasses.replace(tokenizer, chat="no")
-    return fit(problems, _tokenizer(tokenizer, problems, more), config, episode_tokens)
+    return fit(
+        problems,
+        _tokenizer(tokenizer, problems, more),
+        config,
+        episode_tokens,
+        rendering=rendering,
+    )
 
 
 def _problems(config: TaskConfig, seed: int) -> Problems:
@@ -206,4 +216,5 @@ def _tokenizer(config: TokenizerConfig, problems: Problems, more: str) -> Tokeni
     pairs = [*problems.preferences, *problems.held_out_preferences]
     completions = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
     asked = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
+    asked += [text for spoken in problems.dialogues for text in spoken.dialogue.texts]
     return CharacterTokenizer.of_texts([*asked, *completions, more])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rl_sync.setting import check, setting
+from rl_sync.tasks.dialogues import Spoken
 from rl_sync.tasks.formats import FORMATS, RowFormat
 from rl_sync.tasks.mapping import Example, example
 from rl_sync.tasks.problems import Problems
@@ -99,7 +100,14 @@ class DatasetConfig:
     )
     demonstration: str | None = setting(
         None,
-        "Field that is imitated in the warm-up; empty for the answer.",
+        "Field that is imitated in the warm-up, by expert rows and by algorithm.name=sft: a text,"
+        " or a list of messages; empty for the answer.",
+        implied="the format's",
+    )
+    tools: str | None = setting(
+        None,
+        "Field of the tools' JSON schemas beside messages to imitate: a list, or its JSON; empty"
+        " for none.",
         implied="the format's",
     )
     chosen: str | None = setting(
@@ -183,17 +191,20 @@ def problems_of(
     demonstrations = [
         Prompt(i, one.prompt, one.demonstration)
         for i, one in enumerate(train)
-        if one.demonstration is not None
+        if one.demonstration is not None and one.dialogue is None
     ]
-    if row_format.demonstration is not None and len(demonstrations) < len(train):
+    dialogues = [Spoken(i, one.dialogue) for i, one in enumerate(train) if one.dialogue is not None]
+    imitated = len(demonstrations) + len(dialogues)
+    if row_format.demonstration is not None and imitated < len(train):
         notes.append(
-            f"{len(train) - len(demonstrations)} of {len(train)} training problems have nothing to"
+            f"{len(train) - imitated} of {len(train)} training problems have nothing to"
             f" imitate: there is no {row_format.demonstration!r} in their rows."
         )
     return Problems(
         train=_numbered(train),
         held_out=_numbered(held_out),
         demonstrations=demonstrations,
+        dialogues=dialogues,
         preferences=_preferences(train),
         held_out_preferences=_preferences(held_out),
         notes=notes,

@@ -14,7 +14,8 @@ class RowFormat:
     r"""Meaning of a row's fields.
 
     A field is named by its path: `reward.answers.0` is the first of the answers in `reward`.
-    `question|problem` is the first of these two that the row has.
+    `question|problem` is the first of these two that the row has. Of a list of messages, the prompt
+    is the first user's text, the answer the assistant's last one, and the demonstration all of it.
 
     Attributes:
       prompt: the field with the question; not used if there is a template.
@@ -27,6 +28,8 @@ class RowFormat:
         template too, and the answer becomes the letter of the right option.
       demonstration: the field of the demonstration, which the warm-up imitates; None for the
         answer.
+      tools: the field of the schemas that a demonstration's assistant sees, where the demonstration
+        is a list of messages; None for none.
       chosen, rejected: the fields of a preferred completion and of the other one: texts, or lists
         of messages, the last of which counts. None for no pairs.
       margin: the field of the least difference between their scores; None for none.
@@ -41,6 +44,7 @@ class RowFormat:
     answer_pattern: str | None = None
     choices: str | None = None
     demonstration: str | None = None
+    tools: str | None = None
     chosen: str | None = None
     rejected: str | None = None
     margin: str | None = None
@@ -56,6 +60,7 @@ class RowFormat:
             "answer",
             "choices",
             "demonstration",
+            "tools",
             "chosen",
             "rejected",
             "margin",
@@ -126,10 +131,13 @@ FORMATS = {
         choices="choices|options",
         answer="answer|answerKey|label",
     ),
+    "messages": RowFormat(
+        prompt="messages", answer="messages", demonstration="messages", tools="tools"
+    ),
     "preference": RowFormat(
         prompt="prompt|question|instruction", chosen="chosen", rejected="rejected"
     ),
 }
-"""Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC, and
-pairs {"prompt", "chosen", "rejected"} such as UltraFeedback's.
+"""Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC, chats
+{"messages", "tools"}, and pairs {"prompt", "chosen", "rejected"} such as UltraFeedback's.
 """

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from rl_sync.setting import check, setting
+from rl_sync.tasks.dialogues import Demonstrated, Rendering
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
@@ -41,7 +42,8 @@ class LengthLimits:
     too_long: str = setting(
         "drop",
         "Treatment of longer prompts: `drop` leaves the problem out, `truncate` cuts its text from"
-        " the left, inside the chat template.",
+        " the left, inside the chat template. Of dialogues to imitate, `truncate` leaves out the"
+        " turns behind the last reply that has room.",
         choices=TOO_LONG_CHOICES,
     )
 
@@ -50,12 +52,18 @@ class LengthLimits:
 
 
 def fit(
-    problems: Problems, tokenizer: Tokenizer, limits: LengthLimits, episode_tokens: int = 0
+    problems: Problems,
+    tokenizer: Tokenizer,
+    limits: LengthLimits,
+    episode_tokens: int = 0,
+    *,
+    rendering: Rendering | None = None,
 ) -> Task:
     """Makes a task from the problems that fit the limits, and notes how many do not.
 
     Args:
       episode_tokens: see `Task`; a demonstration is then a whole episode.
+      rendering: writes dialogues; without it there must be none.
 
     Raises:
       ValueError: no problem is left to train on or to hold out, a chat template alone is too long,
@@ -77,7 +85,14 @@ def fit(
     pairs = [*problems.preferences, *problems.held_out_preferences]
     answers = [one.answer for one in (*asked, *problems.demonstrations)]
     answers += [text for pair in pairs for text in (pair.chosen, pair.rejected)]
-    if limits.max_completion_tokens is None and not any(answers):
+    longest = max(prompt_tokens(tokenizer, one.text) for one in asked)
+    drawn = limits.max_completion_tokens
+    room = episode_tokens or (longest + drawn if drawn is not None else 0)
+    dialogues, notes = _dialogues(
+        problems, tokenizer, rendering, room=room, cuts=limits.too_long == "truncate"
+    )
+    most = max((len(one.tokens) - longest for one in dialogues), default=0)
+    if limits.max_completion_tokens is None and not any(answers) and most < 1:
         raise ValueError(
             "task.max_completion_tokens is not set, and the task has no answers or demonstrations,"
             " whose greatest length it would be: set the most tokens of a completion (in an"
@@ -86,17 +101,61 @@ def fit(
     return Task(
         train=problems.train,
         held_out=problems.held_out,
-        demonstrations=problems.demonstrations,
+        demonstrations=[*problems.demonstrations, *dialogues],
         tokenizer=tokenizer,
         reward=problems.reward,
-        max_prompt_tokens=max(prompt_tokens(tokenizer, one.text) for one in asked),
+        max_prompt_tokens=longest,
         max_completion_tokens=limits.max_completion_tokens
-        or max(completion_tokens(tokenizer, answer) for answer in answers),
+        or max(most, *(completion_tokens(tokenizer, answer) for answer in answers)),
         preferences=problems.preferences,
         held_out_preferences=problems.held_out_preferences,
-        notes=problems.notes,
+        notes=notes,
         episode_tokens=episode_tokens,
     )
+
+
+def _dialogues(
+    problems: Problems, tokenizer: Tokenizer, rendering: Rendering | None, room: int, cuts: bool
+) -> tuple[list[Demonstrated], list[str]]:
+    """Writes the dialogues as sequences that fit into a row.
+
+    Args:
+      room: the most tokens of a row; 0 for as many as the longest has.
+      cuts: whether longer ones are cut behind a reply.
+
+    Returns:
+      The sequences, and the notes of the problems with more of them.
+    """
+    kept: list[Demonstrated] = []
+    refused: list[str] = []
+    long = number = 0
+    for spoken in problems.dialogues:
+        assert rendering is not None, "there are dialogues to write"
+        try:
+            sequences = rendering(tokenizer, spoken.dialogue)
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        number += len(sequences)
+        for one in sequences:
+            fits = not room or len(one.tokens) <= room
+            long += not fits
+            cut = one if fits else one.cut(room) if cuts else None
+            kept += [cut] if cut is not None else []
+    notes = list(problems.notes)
+    if refused:
+        notes.append(
+            f"{len(refused)} of {len(problems.dialogues)} dialogues are not imitated. Of the first:"
+            f" {refused[0]}"
+        )
+    if long:
+        way = "cut behind the last reply that has room, or left out" if cuts else "left out"
+        notes.append(
+            f"{long} of {number} dialogues are {way}: they are longer than the {room} tokens of a"
+            " row (task.max_completion_tokens behind the longest prompt, or"
+            " environment.max_tokens)."
+        )
+    return kept, notes
 
 
 def _with_short_prompts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import reprlib
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.tasks.choices import Choices
+from rl_sync.tasks.dialogues import Dialogue, dialogue_of, is_messages, last_reply, opening
 from rl_sync.tasks.formats import RowFormat
 from rl_sync.tasks.rows import Row
 
@@ -27,6 +29,7 @@ class Example(NamedTuple):
       demonstration: the text to imitate; None if the row lacks it.
       fields: the row.
       pair: a preferred completion, the other one, and the margin; None if the format has no pairs.
+      dialogue: the conversation to imitate in place of a text; None if there is none.
       unanswered: the complaint that the row lacks the answer which its format names, or has an
         empty one; empty for none.
     """
@@ -37,6 +40,7 @@ class Example(NamedTuple):
     fields: Mapping[str, Any]
     pair: tuple[str, str, float] | None = None
     unanswered: str = ""
+    dialogue: Dialogue | None = None
 
 
 def example(row: Row, row_format: RowFormat) -> Example:
@@ -58,13 +62,17 @@ def example(row: Row, row_format: RowFormat) -> Example:
     answer = "" if unanswered else _answer(row, row_format, choices)
     demonstration: str | None = answer or None
     if row_format.demonstration is not None:
-        there = _lookup(row.fields, row_format.demonstration) not in (_MISSING, None, "")
+        shown = _lookup(row.fields, row_format.demonstration)
+        there = shown not in (_MISSING, None, "") and not is_messages(shown)
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
     pair = _pair(row, row_format)
     prompt = _prompt(row, row_format, choices)
-    found = Example(prompt, answer, demonstration, row.fields, pair, unanswered)
+    dialogue = _dialogue(row, row_format)
+    found = Example(prompt, answer, demonstration, row.fields, pair, unanswered, dialogue)
     texts = {name: getattr(found, name) for name in ("prompt", "answer", "demonstration")}
     texts |= dict(zip(("chosen completion", "rejected completion"), pair or (), strict=False))
+    if dialogue is not None:
+        texts["demonstration"] = json.dumps(dialogue, ensure_ascii=False)
     for name, text in texts.items():
         if text is not None and (half := _HALF_CHARACTER.search(text)):
             raise ValueError(
@@ -78,8 +86,27 @@ def _prompt(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
     if row_format.template is not None:
         return _Filler(row, row_format.choices, choices).format(row_format.template)
     assert row_format.prompt is not None, "a format has a template or a prompt"
-    text = _text(row, row_format.prompt)
+    value = _lookup(row.fields, row_format.prompt)
+    if is_messages(value):
+        text = opening(value)
+        if not text.strip():
+            raise _refusal(row, row_format.prompt, "has no message of a user, which would be asked")
+    else:
+        text = _text(row, row_format.prompt)
     return text if choices is None else f"{text}\n{choices.lines()}"
+
+
+def _dialogue(row: Row, row_format: RowFormat) -> Dialogue | None:
+    """Returns the conversation that is a row's demonstration, if it is one."""
+    field = row_format.demonstration
+    messages: Any = _MISSING if field is None else _lookup(row.fields, field)
+    if field is None or not is_messages(messages):
+        return None
+    tools = None if row_format.tools is None else _lookup(row.fields, row_format.tools)
+    try:
+        return dialogue_of(messages, None if tools is _MISSING else tools)
+    except ValueError as error:
+        raise _refusal(row, field, str(error)) from error
 
 
 def _unanswered(row: Row, field: str | None) -> str:
@@ -99,7 +126,8 @@ def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
         return ""
     if choices is not None and row_format.answer_pattern is None:
         return _letter(row, field, choices, _value(row, field))
-    text = _text(row, field, lines=True)
+    value = _lookup(row.fields, field)
+    text = last_reply(value) if is_messages(value) else _text(row, field, lines=True)
     if row_format.answer_pattern is not None:
         text = _last_match(row_format.answer_pattern, text)
         if not text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from rl_sync.tasks.dialogues import Spoken
 from rl_sync.types import Preference, Prompt
 
 
@@ -17,6 +18,7 @@ class Problems:
       held_out: other problems, for evaluation.
       demonstrations: training problems whose answer is the text to imitate; `prompt_id` is the id
         of the training problem.
+      dialogues: conversations to imitate, of training problems that have one.
       reward: the expression of the task's own reward; see `rl_sync.expression`.
       preferences: pairs of completions of training problems.
       held_out_preferences: pairs of held-out problems.
@@ -35,6 +37,7 @@ class Problems:
     charset: str | None = None
     notes: Sequence[str] = ()
     unanswered: str = ""
+    dialogues: Sequence[Spoken] = ()
 
     def asking(self, train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Problems:
         """Returns the problems with these prompts alone, which get new numbers.
@@ -53,6 +56,11 @@ class Problems:
             demonstrations=[
                 Prompt(*asked[shown.prompt_id], shown.answer)
                 for shown in self.demonstrations
+                if shown.prompt_id in asked
+            ],
+            dialogues=[
+                shown._replace(prompt_id=asked[shown.prompt_id][0])
+                for shown in self.dialogues
                 if shown.prompt_id in asked
             ],
             preferences=_of_asked(self.preferences, asked),

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from rl_sync.images import images_of
+from rl_sync.tasks.dialogues import Demonstrated
 from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Preference, Prompt
 
@@ -21,7 +22,8 @@ class Task:
     Attributes:
       train: problems to train on; `train[i].prompt_id == i`.
       held_out: problems for evaluation; `is_seen` says which of them are trained on too.
-      demonstrations: training problems with answers to imitate in the warm-up; may be empty.
+      demonstrations: training problems with answers to imitate in the warm-up, and dialogues as
+        tokens; may be empty.
       tokenizer: the tokenizer.
       reward: the expression of the reward; see `rl_sync.rewards.rubric.Rubric`.
       max_prompt_tokens: P, the number of tokens of the longest prompt, chat template included.
@@ -38,7 +40,7 @@ class Task:
 
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
-    demonstrations: Sequence[Prompt]
+    demonstrations: Sequence[Prompt | Demonstrated]
     tokenizer: Tokenizer
     reward: str
     max_prompt_tokens: int
@@ -65,7 +67,10 @@ class Task:
                 f" {self.max_prompt_tokens}."
             )
 
-    def _check_demonstration(self, prompt: Prompt) -> None:
+    def _check_demonstration(self, prompt: Prompt | Demonstrated) -> None:
+        if isinstance(prompt, Demonstrated):
+            assert len(prompt.tokens) <= self.row_tokens, "longer dialogues are left out or cut"
+            return
         self._check_prompt(prompt)
         answered = completion_tokens(self.tokenizer, prompt.answer)
         most = self.row_tokens - self.max_prompt_tokens
@@ -130,12 +135,19 @@ class Task:
         return tokens, lengths
 
     def encode_demonstrations(
-        self, prompts: Sequence[Prompt]
+        self, prompts: Sequence[Prompt | Demonstrated]
     ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
-        """Encodes rows of prompt, answer and end of sequence, and the mask of answer and end."""
+        """Encodes rows of prompt, answer and end of sequence, and the mask of answer and end.
+
+        Dialogues have their own tokens and masks.
+        """
         tokens = np.full((len(prompts), self.row_tokens), self.tokenizer.pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
         for row, prompt in enumerate(prompts):
+            if isinstance(prompt, Demonstrated):
+                length = len(prompt.tokens)
+                tokens[row, :length], mask[row, :length] = prompt
+                continue
             asked = self.tokenizer.encode_prompt(prompt.text)
             ids = [*asked, *self.tokenizer.encode(prompt.answer), self.tokenizer.eos_id]
             tokens[row, : len(ids)], mask[row, len(asked) : len(ids)] = ids, True

@@ -39,6 +39,15 @@ def test_heads_that_are_no_part_of_a_line_are_padded_on_a_tpu():
     assert of_prompts("tpu", 64) == of_prompts("gpu", 64)
 
 
+def test_sets_that_tokens_were_drawn_from_take_a_bit_for_each_token_of_the_vocabulary():
+    plain, masked = step(), step(rollout__top_p=0.9)
+    assert "sampling masks" not in plain.made
+    assert masked.made["batch"] > plain.made["batch"]
+    assert masked.made["sampling masks"] > 0
+    without = step(rollout__top_p=0.9, rollout__keep_sampling_mask=False)
+    assert without.made == plain.made
+
+
 def test_a_large_model_does_not_fit_a_small_chip():
     planned = step(model__embed_dim=8192, model__num_layers=32, model__mlp_dim=8192)
     assert planned.peak > target("v5e:1x1").chip.memory

@@ -249,3 +249,26 @@ def test_an_environment_without_its_sandbox_is_refused_before_the_run(monkeypatc
     settings = settings_with(environment__name="python")
     with pytest.raises(ConfigError, match=r"name=python cannot run code: No sandbox .*bubblewrap"):
         check_environment(settings, wiring.load_task(settings))
+
+
+@pytest.mark.parametrize(
+    ("fields", "records"),
+    [
+        ({}, ""),
+        ({"rollout__repetition_penalty": 1.3}, ""),
+        ({"rollout__top_k": 3}, "masks"),
+        ({"rollout__min_new_tokens": 2}, "masks"),
+        ({"rollout__min_p": 0.1, "rollout__keep_sampling_mask": False}, "whole"),
+    ],
+)
+def test_explorers_record_sets_of_tokens_where_tokens_are_excluded(fields, records):
+    settings = settings_with(**fields)
+    task = wiring.load_task(settings)
+    changes = engines.rollout_changes(settings, task)
+    assert [name for name in ("masks", "whole") if getattr(changes, name)] == [records] * bool(
+        records
+    )
+    batching = wiring.batching_of(settings, task)
+    assert batching.mask_words == (1 if records == "masks" else 0)
+    trainer = trainer_of(settings, task, layout())
+    assert trainer.repetition_penalty == settings.rollout.repetition_penalty

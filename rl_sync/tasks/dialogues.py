@@ -1,0 +1,243 @@
+"""Demonstrations of several turns: conversations with tools, as chat data sets have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rl_sync.tasks.tokenizer import Tokenizer
+
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+class Call(NamedTuple):
+    """A call of a tool in an assistant's message; see `ToolCall` of environments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str | None
+
+
+class Line(NamedTuple):
+    """A message of a dialogue.
+
+    Attributes:
+      role, content, name, tool_call_id: see `Message` of environments.
+      calls: the calls in an assistant's message.
+      is_learned: whether an assistant's message is imitated.
+    """
+
+    role: str
+    content: str
+    calls: tuple[Call, ...] = ()
+    name: str | None = None
+    tool_call_id: str | None = None
+    is_learned: bool = True
+
+
+class Dialogue(NamedTuple):
+    """A conversation whose assistant is to be imitated.
+
+    Attributes:
+      lines: the messages.
+      tools: the schemas of the tools that the assistant sees.
+    """
+
+    lines: tuple[Line, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """The contents of all messages."""
+        return [line.content for line in self.lines]
+
+
+class Spoken(NamedTuple):
+    """A dialogue of a training problem; `prompt_id` is the id of the problem."""
+
+    prompt_id: int
+    dialogue: Dialogue
+
+
+class Demonstrated(NamedTuple):
+    """A demonstration as a sequence of tokens, one that attends to no other.
+
+    Attributes:
+      tokens: token ids.
+      mask: true at the tokens to imitate, each reply's end of sequence included.
+    """
+
+    tokens: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+    def cut(self, most_tokens: int) -> Demonstrated | None:
+        """Returns the beginning up to the last reply that ends within so many tokens.
+
+        None where no reply does.
+        """
+        ends = [
+            at + 1
+            for at, learned in enumerate(self.mask)
+            if learned and not (at + 1 < len(self.mask) and self.mask[at + 1])
+        ]
+        fitting = [end for end in ends if end <= most_tokens]
+        return (
+            Demonstrated(self.tokens[: fitting[-1]], self.mask[: fitting[-1]]) if fitting else None
+        )
+
+
+Rendering = Callable[[Tokenizer, Dialogue], list[Demonstrated]]
+"""A function that writes a dialogue in a tokenizer's chat template. It returns several sequences
+where the template writes earlier messages anew. It raises ValueError where it cannot be written."""
+
+
+def is_messages(value: Any) -> bool:
+    """Says whether a field of a row is a list of messages."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(one, Mapping) and "role" in one for one in value)
+    )
+
+
+def opening(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the text of the first message of a user, or an empty one."""
+    return next((_content(one) for one in messages if one["role"] == "user"), "")
+
+
+def last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the text of the assistant's last message, or an empty one."""
+    replies = [_content(one) for one in messages if one["role"] == "assistant"]
+    return replies[-1].strip() if replies else ""
+
+
+def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Dialogue:
+    """Reads a dialogue.
+
+    Args:
+      messages: those of a row, in the form of OpenAI and of chat templates: `role`, `content` (a
+        text, a list of parts with texts, or null), `tool_calls`, `name`, `tool_call_id`, and
+        `weight`, which is 0 for replies that are not imitated. Arguments of calls are an object, or
+        its JSON. Other fields are not read.
+      tools: a list of schemas, its JSON, or None.
+
+    Raises:
+      ValueError: a message or a tool has another form, or no reply is to be imitated.
+    """
+    lines = []
+    for number, message in enumerate(messages, start=1):
+        try:
+            lines.append(_line(message))
+        except ValueError as error:
+            raise ValueError(f"message {number} {error}") from error
+    replies = [at for at, line in enumerate(lines) if line.role == "assistant" and line.is_learned]
+    if not replies:
+        raise ValueError("has no message of the assistant to imitate")
+    if lines[0].role == "assistant":
+        raise ValueError("begins with the assistant: a system's or a user's message comes first")
+    return Dialogue(tuple(_with_ids(lines[: replies[-1] + 1])), _tools(tools))
+
+
+def _line(message: Mapping[str, Any]) -> Line:
+    role = message["role"]
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"has the role {role!r}, which must be a text such as user")
+    if any(message.get(name) for name in _THOUGHTS):
+        raise ValueError(
+            f"has its thoughts apart ({', '.join(_THOUGHTS)}): write them into the content, as the"
+            " model is to write them"
+        )
+    weight = message.get("weight", 1)
+    calls = message.get("tool_calls") or ()
+    if calls and role != "assistant":
+        raise ValueError(f"has tool_calls, and its role is {role!r}, not assistant")
+    if not isinstance(calls, list | tuple):
+        raise ValueError(f"has tool_calls={calls!r}, which must be a list")
+    return Line(
+        role=role,
+        content=_content(message),
+        calls=tuple(map(_call, calls)),
+        name=message.get("name") or None,
+        tool_call_id=message.get("tool_call_id") or None,
+        is_learned=weight is None or bool(weight),
+    )
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"has the content {content!r}, which must be text, or parts with a text")
+    return content
+
+
+def _call(call: Any) -> Call:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(
+            f"has the tool call {call!r}, which must be"
+            ' {"function": {"name": …, "arguments": {…}}}'
+        )
+    arguments = _parsed(function.get("arguments")) or {}
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"calls {function['name']} with {arguments!r}, which must be an object")
+    return Call(function["name"], arguments, call.get("id") or None)
+
+
+def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    found = _parsed(tools) or []
+    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+        raise ValueError(
+            f"has the tools {tools!r}, which must be a list of JSON schemas, or its JSON"
+        )
+    return tuple(
+        one if "function" in one else {"type": "function", "function": one} for one in found
+    )
+
+
+def _parsed(value: Any) -> Any:
+    """Parses a text of JSON; other values stay, without the nulls of tables.
+
+    A table's column has the same fields in all rows: those that a row lacks are null there.
+    """
+    if not isinstance(value, str):
+        return _without_nulls(value)
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"has {value[:80]!r}, which is not JSON ({error})") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _with_ids(lines: Sequence[Line]) -> list[Line]:
+    """Gives calls without an id one of their own, and the answers to them, in their order.
+
+    They are those of episodes.
+    """
+    named, count, open_calls = [], 0, list[Call]()
+    for line in lines:
+        calls = []
+        for call in line.calls:
+            calls.append(call._replace(call_id=call.call_id or f"call{count:05d}"))
+            count += 1
+        if line.role == "tool":
+            answered = open_calls.pop(0) if open_calls else None
+            if answered is not None and line.tool_call_id is None:
+                line = line._replace(tool_call_id=answered.call_id, name=line.name or answered.name)
+        else:
+            open_calls = list(calls)
+        named.append(line._replace(calls=tuple(calls)))
+    return named
