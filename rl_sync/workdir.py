@@ -149,6 +149,11 @@ class Workdir:
         return self._at("rollouts")
 
     @property
+    def usage(self) -> Path:
+        """CPU time and memory of each process; see `rl_sync.observe.usage`."""
+        return self._at("usage")
+
+    @property
     def restarts(self) -> Path:
         """Every restart of a role; see `rl_sync.observe.alarms`."""
         return self._at("restarts.jsonl")
@@ -166,7 +171,7 @@ class Workdir:
     @property
     def of_attempt(self) -> tuple[Path, ...]:
         """Files that an attempt at a run leaves behind, and the next one moves aside."""
-        folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans)
+        folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans, self.usage)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
         others = (self.judgements, self.rollouts, self.restarts, self.backends)
         ends = (self.versions, self.outcome)

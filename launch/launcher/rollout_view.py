@@ -107,7 +107,7 @@ def _judgement(one: Rollout, with_expected: bool = True) -> RenderableType:
     """Everything about a record that is no text of the policy or the environment."""
     style = "" if one.reward is None else "green" if one.reward > 0 else "red"
     line = Text(f"reward {_reward(one.reward)}", style=style)
-    parts = [f"{name} {value:.3g}" for name, value in one.components.items()]
+    parts = [f"{escaped(name)} {value:.3g}" for name, value in one.components.items()]
     if len(parts) > 1:
         line.append(f" ({', '.join(parts)})")
     facts = [] if one.advantage is None else [f"advantage {one.advantage:+.3f}"]

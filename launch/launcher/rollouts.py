@@ -9,13 +9,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import regex
 from rich.console import Console
 
 from launcher import rollout_view as view
 from launcher.command import Arguments
 from rl_sync.observe import alarms
 from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.rollouts import Rollout, Selection, groups_of, parts, read_rollouts
+from rl_sync.observe.rollouts import (
+    SEARCH_SECS,
+    Rollout,
+    Selection,
+    groups_of,
+    parts,
+    read_rollouts,
+)
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import require_one_of
 from rl_sync.workdir import Workdir
@@ -53,7 +61,14 @@ class Order(NamedTuple):
 
 def execute(arguments: Arguments) -> int:
     """Prints records of a run: see `show`."""
-    return show(arguments.flags)
+    try:
+        return show(arguments.flags)
+    except TimeoutError as error:
+        raise ConfigError(
+            f"--grep={arguments.flags.get('grep')} takes longer than {SEARCH_SECS:g} s on one"
+            " completion: its repetitions can match in too many ways. Write it without repetitions"
+            " inside repetitions, such as (a+)+."
+        ) from error
 
 
 def show(flags: Mapping[str, str]) -> int:
@@ -180,8 +195,8 @@ def _selection(flags: Mapping[str, str]) -> Selection:
     least, greatest = _range("reward", flags.get("reward"), _FLOAT)
     if "grep" in flags:
         try:
-            pattern = re.compile(flags["grep"])
-        except re.error as error:
+            pattern = regex.compile(flags["grep"])
+        except regex.error as error:
             raise ConfigError(
                 f"--grep={flags['grep']} is no regular expression ({error}): put a \\ before a sign"
                 " that stands for itself."

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import regex
 from matplotlib.figure import Figure
 
 from rl_sync.api.policy import Policy, load
@@ -135,7 +135,7 @@ class Result:
           first_step, last_step: the trainer steps; None for all from the first one on.
           pattern: a regular expression that the prompt or what was said holds; None for any.
         """
-        found = None if pattern is None else re.compile(pattern)
+        found = None if pattern is None else regex.compile(pattern)
         selection = Selection(first_step=first_step, last_step=last_step, pattern=found)
         return list(read_rollouts(self.workdir, selection))
 

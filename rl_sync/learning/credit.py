@@ -166,7 +166,7 @@ def _token_metrics(
     metrics = {
         "advantage_mean": average,
         "advantage_std": jnp.sqrt(mean(jnp.square(estimate.advantages - average))),
-        "left_out_fraction": 1 - mean(weights),
+        "left_out_fraction": mean(1.0 - weights),
     }
     if values is not None and estimate.returns is not None:
         metrics["explained_variance"] = explained_variance(values, estimate.returns, mask)

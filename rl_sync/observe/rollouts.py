@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
+import regex
 
 from rl_sync.workdir import Workdir
 
@@ -119,6 +120,10 @@ class Part(NamedTuple):
     path: Path
 
 
+SEARCH_SECS = 2.0
+"""The longest time in which a pattern is looked for in one text."""
+
+
 class Selection(NamedTuple):
     """Conditions on records; None and empty stand for any.
 
@@ -135,10 +140,14 @@ class Selection(NamedTuple):
     lease: int | None = None
     least: float | None = None
     greatest: float | None = None
-    pattern: re.Pattern[str] | None = None
+    pattern: regex.Pattern[str] | None = None
 
     def holds(self, one: Rollout) -> bool:
-        """Says whether a record fulfils all conditions."""
+        """Says whether a record fulfils all conditions.
+
+        Raises:
+          TimeoutError: the pattern takes longer than `SEARCH_SECS` on a text.
+        """
         if one.step < self.first_step or (self.last_step is not None and one.step > self.last_step):
             return False
         if self.prompt_id not in (None, one.prompt_id) or self.lease not in (None, one.lease):
@@ -147,8 +156,9 @@ class Selection(NamedTuple):
             return False
         if self.greatest is not None and (one.reward is None or one.reward > self.greatest):
             return False
-        found = self.pattern is None or self.pattern.search(one.prompt)
-        return bool(found or (self.pattern is not None and self.pattern.search(one.said)))
+        return self.pattern is None or any(
+            self.pattern.search(text, timeout=SEARCH_SECS) for text in (one.prompt, one.said)
+        )
 
 
 def part_name(first_step: int) -> str:

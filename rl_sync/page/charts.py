@@ -12,6 +12,8 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 360, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
 _BUCKETS = 160
+_ROUNDING = 1e-6
+"""Numbers less far below 0 are 0: a share that is computed in float32 may be −3e-8."""
 
 
 class Series(NamedTuple):
@@ -22,12 +24,14 @@ class Series(NamedTuple):
       points: x and y; those with None or a number that is not finite are left out.
       colour: the number of its colour.
       is_stepped: whether a value stays until the next one.
+      is_faint: whether it stands behind a smoothed curve of the same numbers.
     """
 
     name: str
     points: Sequence[tuple[float, float | None]]
     colour: int = 0
     is_stepped: bool = False
+    is_faint: bool = False
 
 
 class Area(NamedTuple):
@@ -43,15 +47,19 @@ class Area(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """Maps numbers between `low` and `high` to pixels."""
+    """Maps numbers between `low` and `high` to pixels; with `is_log` by their logarithms."""
 
     low: float
     high: float
     first: float
     last: float
+    is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+        low, high = self.low, self.high
+        if self.is_log:
+            value, low, high = math.log10(value), math.log10(low), math.log10(high)
+        share = (value - low) / (high - low)
         return round(self.first + share * (self.last - self.first), 1)
 
 
@@ -61,6 +69,7 @@ def chart(
     bound: float | None = None,
     x_unit: str = "step",
     areas: Sequence[Area] = (),
+    is_log: bool = False,
 ) -> Markup:
     """Draws curves into one pair of axes.
 
@@ -68,20 +77,28 @@ def chart(
       areas: bands behind the curves.
       bound: a level to mark by a dashed line; None for none.
       x_unit: the name of the horizontal axis.
+      is_log: whether the vertical axis is logarithmic. It has no place for 0 and less; where a
+        series has nothing else, the axis is linear.
 
     Returns:
       An SVG element; a paragraph if there is no point to draw.
     """
-    drawn = [one._replace(points=_finite(one.points)) for one in series]
-    points = list(itertools.chain.from_iterable(one.points for one in drawn))
+    curves = [(one, _finite(one.points)) for one in series]
+    is_log = is_log and any(y > 0 for _, points in curves for _, y in points)
+    if is_log:
+        curves = [(one, [(x, y) for x, y in points if y > 0]) for one, points in curves]
+        areas = [one._replace(points=[p for p in one.points if p[1] > 0]) for one in areas]
+        bound = bound if bound and bound > 0 else None
+    points = [point for _, of_one in curves for point in of_one]
     if not points:
         return Markup('<p class="nothing">nothing yet</p>')
+    drawn = [one._replace(points=of_one) for one, of_one in curves]
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
-    levels = [y for _, y in points if y is not None] + ([] if bound is None else [bound])
+    levels = [y for _, y in points] + ([] if bound is None else [bound])
     levels += [y for area in areas for _, *ends in area.points for y in ends]
-    ticks = nice_ticks(min(levels), max(levels))
+    ticks = (log_ticks if is_log else nice_ticks)(min(levels), max(levels))
     x = _Scale(x_low, x_high if x_high > x_low else x_low + 1, _LEFT, WIDTH - _RIGHT)
-    y = _Scale(ticks[0], ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    y = _Scale(ticks[0], ticks[-1], HEIGHT - _BOTTOM, _TOP, is_log)
     parts = [_axes(x, y, ticks, x_unit)]
     parts += [_area(area, x, y) for area in areas if area.points]
     parts += [_curve(one, x, y) for one in drawn if one.points]
@@ -90,7 +107,7 @@ def chart(
             f'<line class="bound" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(bound)}"'
             f' y2="{y(bound)}"/>'
         )
-    scales = " ".join(f"{number:.10g}" for number in (*x, *y))
+    scales = " ".join(f"{number:.10g}" for number in (*x[:4], *y[:4], is_log))
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
         f' data-scales="{scales}" data-unit="{escape(x_unit)}">{"".join(parts)}</svg>'
@@ -98,15 +115,42 @@ def chart(
 
 
 def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Returns round numbers, evenly spaced, that enclose two numbers."""
+    """Returns round numbers, evenly spaced, that enclose two numbers.
+
+    Numbers that are below 0 by rounding alone are 0. A single number has an axis from 0.
+    """
+    if -_ROUNDING < low < 0:
+        low, high = 0.0, high if high > _ROUNDING else 0.0
     if high <= low:
-        pad = abs(low) * 0.1 or 1.0
-        low, high = low - pad, high + pad
+        low, high = (min(low, 0.0), max(low, 0.0)) if low else (0.0, 1.0)
     rough = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Returns powers of ten, evenly spaced, that enclose two positive numbers."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    last = max(last, first + 1)
+    step = -(-(last - first) // (most - 1))
+    return [10.0**power for power in range(first, last + step, step)]
+
+
+def smoothed(
+    points: Sequence[tuple[float, float | None]], weight: float
+) -> list[tuple[float, float]]:
+    """Computes the exponential moving average of a curve, without a bias to its beginning.
+
+    Args:
+      weight: of the average so far against the next value, from 0 (no smoothing) to below 1.
+    """
+    total, mass, found = 0.0, 0.0, []
+    for x, y in _finite(points):
+        total, mass = weight * total + (1 - weight) * y, weight * mass + (1 - weight)
+        found.append((x, total / mass))
+    return found
 
 
 def thinned(
@@ -163,6 +207,8 @@ def _curve(series: Series, x: _Scale, y: _Scale) -> str:
         points = thinned(points)
     places = " ".join(f"{x(a)},{y(b)}" for a, b in points)
     name, colour = escape(series.name), series.colour % 8
+    if series.is_faint:
+        return f'<polyline class="run{colour} faint" points="{places}"/>'
     if len(points) == 1:
         at = f'cx="{x(points[0][0])}" cy="{y(points[0][1])}"'
         return f'<circle class="run{colour}" {at} r="3"><title>{name}</title></circle>'
@@ -174,6 +220,8 @@ def _curve(series: Series, x: _Scale, y: _Scale) -> str:
 
 def short(value: float) -> str:
     """Writes a number in few characters."""
+    if abs(value) < _ROUNDING**2:
+        return "0"
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
         mantissa, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else ("", "")
         return f"{mantissa}e{int(exponent)}" if mantissa else f"{value:.3g}"

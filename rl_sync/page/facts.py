@@ -82,9 +82,7 @@ class Facts:
     @property
     def start(self) -> float:
         """The time of the first record, in Unix seconds; 0 without any."""
-        lines, spans = self.run.progress.lines, self.run.activity.period[0]
-        times = [float(line["time"]) for line in lines[:1] if _number(line.get("time"))]
-        return min([*times, *([spans] if spans else [])], default=0.0)
+        return self.run.start_secs
 
     @property
     def secs(self) -> float | None:

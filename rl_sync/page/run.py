@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rl_sync.observe.outcome import read_outcome
+from rl_sync.observe.progress import Pace
 from rl_sync.observe.rollouts import parts
 from rl_sync.page.activity import Activity
 from rl_sync.page.flow import Flow
+from rl_sync.page.machine import Machine
 from rl_sync.page.progress import Progress
 from rl_sync.page.samples import Samples
 from rl_sync.workdir import Workdir
+
+_SILENT_SECS = 120.0
+"""The time without a record after which a run that has not ended does not count as live."""
 
 
 class Run:
@@ -23,7 +30,7 @@ class Run:
       name: what the page calls it.
 
     Attributes:
-      progress, activity, flow, samples: what was read so far.
+      progress, activity, flow, samples, machine: what was read so far.
     """
 
     def __init__(self, workdir: Path, name: str):
@@ -33,6 +40,7 @@ class Run:
         self.activity = Activity(workdir)
         self.flow = Flow(workdir)
         self.samples = Samples(workdir)
+        self.machine = Machine(workdir)
 
     def refresh(self, *, samples: bool = True) -> None:
         """Reads what is new; several threads may call it.
@@ -41,7 +49,7 @@ class Run:
           samples: whether to read records of rollouts, which are much larger than all others.
         """
         with self._lock:
-            for part in (self.progress, self.activity, self.flow):
+            for part in (self.progress, self.activity, self.flow, self.machine):
                 part.refresh()
             if samples:
                 self.samples.refresh()
@@ -53,6 +61,41 @@ class Run:
         told = float(lines[-1].get("time") or 0.0) if lines else 0.0
         return max(told, self.activity.period[1], self.flow.now.secs)
 
+    @property
+    def start_secs(self) -> float:
+        """The time of the first record, in Unix seconds; 0 without any."""
+        lines = self.progress.lines
+        times = [float(line["time"]) for line in lines[:1] if line.get("time")]
+        began = self.activity.period[0]
+        return min([*times, *([began] if began else [])], default=0.0)
+
+    @property
+    def workdir(self) -> Workdir:
+        """Where it lies."""
+        return Workdir(self._workdir)
+
+    @property
+    def state(self) -> str:
+        """`live`, the way in which the run has ended, or for how long it has been silent."""
+        if (outcome := read_outcome(self._workdir)) is not None:
+            if outcome.failed is not None:
+                return "failed"
+            return "finished" if outcome.stopped is None else "stopped"
+        silent_secs = time.time() - self.last_secs
+        if silent_secs < _SILENT_SECS:
+            return "live"
+        return f"no record for {silent_secs / 60:.0f} minutes"
+
+    @property
+    def left_secs(self) -> float | None:
+        """The time that the remaining trainer steps take at the pace of the last ones."""
+        steps, pace = self.progress.setting("trainer", "steps"), Pace()
+        for line in self.progress.of_phase("rl"):
+            pace.note(int(line["step"]), float(line.get("time") or 0.0))
+        if self.state != "live" or not isinstance(steps, int):
+            return None
+        return pace.left_secs(steps, time.time())
+
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Returns sizes and times of the files, which change when there is something new."""
         return tuple(_sizes(self._workdir))
@@ -61,7 +104,7 @@ class Run:
 def _sizes(workdir: Path) -> Iterator[tuple[int, int]]:
     at = Workdir(workdir)
     last_part = [part.path for part in parts(workdir)][-1:]
-    paths = [at.metrics, at.ledger, at.consumed, at.restarts, at.config, *last_part]
+    paths = [at.outcome, at.metrics, at.ledger, at.consumed, at.restarts, at.config, *last_part]
     for path in [*paths, *sorted(at.spans.glob("*.jsonl"))]:
         try:
             found = path.stat()

@@ -6,7 +6,9 @@ It only reads, in a process of its own and with low priority, so it cannot hurt 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -54,6 +56,9 @@ def make_app(runs: Sequence[Run], *, names: Sequence[str] = (), token: str = "")
         "/prompt": site.prompt,
         "/timeline": site.timeline,
         "/flow": site.flow,
+        "/settings": site.settings,
+        "/logs": site.logs,
+        "/data/metrics.csv": site.metrics,
         "/data/timeline": site.timeline_data,
         "/static/{name}": site.static,
     }
@@ -75,7 +80,33 @@ class _Site:
         return self._page(request, "overview", lambda: views.overview(self._runs))
 
     def curves(self, request: Request) -> Response:
-        return self._page(request, "curves", lambda: views.curves(self._runs))
+        look = _look(request.query_params)
+        return self._page(request, "curves", lambda: views.curves(self._runs, look))
+
+    def settings(self, request: Request) -> Response:
+        words = request.query_params.get("find", "")
+        return self._page(request, "settings", lambda: views.settings(self._run(request), words))
+
+    def logs(self, request: Request) -> Response:
+        name = request.query_params.get("name")
+
+        def values() -> Mapping[str, Any]:
+            try:
+                return views.logs(self._run(request), name)
+            except KeyError as error:
+                raise HTTPException(404, "The run has no such log.") from error
+
+        return self._page(request, "logs", values)
+
+    def metrics(self, request: Request) -> Response:
+        run = self._run(request)
+        run.refresh(samples=False)
+        name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', run.name)}-metrics.csv"
+        return Response(
+            views.table_of_metrics(run),
+            media_type="text/csv",
+            headers={"content-disposition": f'attachment; filename="{name}"'},
+        )
 
     def flow(self, request: Request) -> Response:
         return self._page(request, "flow", lambda: views.flow(self._run(request)))
@@ -139,6 +170,7 @@ class _Site:
             "number": self._runs.index(run),
             "names": [one.name for one in self._runs],
             "stamp": stamp,
+            "state": run.state,
             "given": dict(request.query_params),
             "orders": [*KEYS],
             **more,
@@ -146,7 +178,7 @@ class _Site:
         }
         template = f"{view}.html" if FRAGMENT in request.headers else "page.html"
         html = self._templates.get_template(template).render(context)
-        return HTMLResponse(html, headers={"x-stamp": stamp})
+        return HTMLResponse(html, headers={"x-stamp": stamp, "x-state": run.state})
 
 
 async def changes(
@@ -222,6 +254,16 @@ def _query(given: Mapping[str, str]) -> Query:
     )
 
 
+def _look(given: Mapping[str, str]) -> views.Look:
+    """Reads from an address how curves are drawn."""
+    by, smoothing = given.get("x") or "step", _real(given, "smooth") or 0.0
+    if by not in views.AXES:
+        raise HTTPException(400, f"x={by} must be one of {', '.join(views.AXES)}.")
+    if not 0 <= smoothing < 1:
+        raise HTTPException(400, f"smooth={smoothing:g} must be at least 0 and below 1.")
+    return views.Look(by, smoothing, bool(given.get("log")), given.get("find", ""))
+
+
 def _required(request: Request, name: str) -> int:
     value = _whole(request.query_params, name)
     if value is None:
@@ -238,6 +280,9 @@ def _whole(given: Mapping[str, str], name: str) -> int | None:
 
 def _real(given: Mapping[str, str], name: str) -> float | None:
     try:
-        return float(given[name]) if given.get(name) else None
+        value = float(given[name]) if given.get(name) else None
     except ValueError as error:
         raise HTTPException(400, f"{name} must be a number.") from error
+    if value is not None and not math.isfinite(value):
+        raise HTTPException(400, f"{name} must be a finite number.")
+    return value

@@ -21,6 +21,7 @@ def environment() -> jinja2.Environment:
         "number": text.number,
         "ago": text.ago,
         "at": text.at,
+        "duration": text.duration,
         "cut": _cut,
     }
     return made

@@ -132,11 +132,15 @@ def ago(secs: float) -> str:
     """Writes how long ago a time in Unix seconds is."""
     if not secs:
         return "never"
-    past = max(0.0, time.time() - secs)
+    return f"{duration(max(0.0, time.time() - secs))} ago"
+
+
+def duration(secs: float) -> str:
+    """Writes a number of seconds in the unit that fits."""
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if past >= 2 * size:
-            return f"{past / size:.0f} {unit} ago"
-    return f"{past:.0f} s ago"
+        if secs >= 2 * size:
+            return f"{secs / size:.0f} {unit}"
+    return f"{secs:.0f} s"
 
 
 def at(secs: float) -> str:

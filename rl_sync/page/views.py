@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import collections
+import csv
 import functools
+import io
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -12,12 +16,15 @@ from markupsafe import Markup
 from rl_sync.observe.alarms import are_of_completions
 from rl_sync.observe.looks import LOOKS
 from rl_sync.observe.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, WARM_UP, find
+from rl_sync.observe.outcome import read_outcome, read_versions
 from rl_sync.observe.rollouts import Rollout
 from rl_sync.page import text
 from rl_sync.page.activity import newest_version
-from rl_sync.page.charts import Series, chart
+from rl_sync.page.charts import Series, chart, smoothed
 from rl_sync.page.run import Run
 from rl_sync.page.samples import Query, Row
+from rl_sync.page.tail import is_inside
+from rl_sync.setting import flat
 
 PAGE_ROWS = 100
 """Completions on one page of the table."""
@@ -29,6 +36,12 @@ _TOP = ("reward_mean", "staleness_max", "entropy", "completion_tokens_mean", "gr
 _OTHERS = "Others"
 _RECENT_STEPS = 50
 _EXAMPLES = 3
+_LOG_LINES = 400
+_MOST_LOG_BYTES = 1 << 17
+AXES = {"step": "step", "seconds": "s", "tokens": "tokens"}
+"""What horizontal axes can count, with its unit: steps, seconds since the first record, tokens of
+prompts and completions."""
+
 _PHASES = {RL: "Trainer steps", EVALUATION: "Evaluations", WARM_UP: "Warm-up"}
 
 
@@ -39,6 +52,28 @@ class Figure(NamedTuple):
     meaning: str
     normal: str
     svg: Markup
+
+
+class Look(NamedTuple):
+    """A reader's choice of how curves are drawn.
+
+    Attributes:
+      by: one of `AXES`, what the horizontal axis counts.
+      smoothing: the weight of the average so far in `charts.smoothed`; 0 for none.
+      is_log: whether vertical axes are logarithmic.
+      find: words; only metrics whose name or meaning has all of them are drawn.
+    """
+
+    by: str = "step"
+    smoothing: float = 0.0
+    is_log: bool = False
+    find: str = ""
+
+    def fits(self, phase: str, name: str) -> bool:
+        """Says whether a metric is drawn."""
+        metric = find(phase, name)
+        text = f"{name} {metric.meaning if metric else ''}".casefold()
+        return all(word in text for word in self.find.casefold().split())
 
 
 def overview(runs: Sequence[Run]) -> dict[str, Any]:
@@ -63,6 +98,10 @@ def _head(number: int, run: Run) -> dict[str, Any]:
         "steps": progress.setting("trainer", "steps"),
         "warm_up": None if rl else len(progress.of_phase(WARM_UP)),
         "last_secs": run.last_secs,
+        "state": run.state,
+        "outcome": read_outcome(run.workdir),
+        "left_secs": run.left_secs,
+        "machine": run.machine.now,
         "reward": last.get("reward_mean"),
         "accuracy": evaluations[-1]["accuracy"] if evaluations else None,
         "staleness": last.get("staleness_max"),
@@ -87,18 +126,19 @@ def _examples(run: Run) -> list[Row]:
     return rows[:_EXAMPLES]
 
 
-def curves(runs: Sequence[Run]) -> dict[str, Any]:
+def curves(runs: Sequence[Run], look: Look = Look()) -> dict[str, Any]:  # noqa: B008
     """All metrics of the runs, in the order of the catalog."""
     sections = []
     for phase, title in _PHASES.items():
         names = {name for run in runs for line in run.progress.of_phase(phase) for name in line}
         by_part: dict[str, list[str]] = collections.defaultdict(list)
-        for name in sorted(names - set(LINE_FIELDS), key=lambda name: _place(phase, name)):
+        fitting = {name for name in names - set(LINE_FIELDS) if look.fits(phase, name)}
+        for name in sorted(fitting, key=lambda name: _place(phase, name)):
             by_part[_place(phase, name)[2]].append(name)
         for part, members in by_part.items():
-            figures = [figure(runs, phase, name) for name in members]
+            figures = [figure(runs, phase, name, look) for name in members]
             sections.append((f"{title}: {part}", figures))
-    return {"sections": sections}
+    return {"sections": sections, "look": look, "axes": AXES}
 
 
 @functools.cache
@@ -111,16 +151,20 @@ def _place(phase: str, name: str) -> tuple[int, int, str, str]:
     return len(METRICS[phase]), 0, _OTHERS, name
 
 
-def figure(runs: Sequence[Run], phase: str, name: str) -> Figure:
+def figure(
+    runs: Sequence[Run],
+    phase: str,
+    name: str,
+    look: Look = Look(),  # noqa: B008
+) -> Figure:
     """Draws a metric of runs into one chart."""
-    series = [
-        Series(
-            run.name,
-            [(line["step"], _plain(line.get(name))) for line in run.progress.of_phase(phase)],
-            colour=number,
-        )
-        for number, run in enumerate(runs)
-    ]
+    series = []
+    for number, run in enumerate(runs):
+        points = _points(run, phase, name, look.by)
+        if look.smoothing:
+            series.append(Series(run.name, points, colour=number, is_faint=True))
+            points = [*smoothed(points, look.smoothing)]
+        series.append(Series(run.name, points, colour=number))
     bounds = {run.progress.staleness_bound for run in runs} - {None}
     bound = max(filter(None, bounds), default=0) if bounds else None
     metric = find(phase, name)
@@ -129,12 +173,73 @@ def figure(runs: Sequence[Run], phase: str, name: str) -> Figure:
         name,
         metric.meaning + unit if metric else "",
         metric.normal if metric else "",
-        chart(series, bound=bound if name == "staleness_max" else None),
+        chart(
+            series,
+            bound=bound if name == "staleness_max" else None,
+            x_unit=AXES[look.by],
+            is_log=look.is_log,
+        ),
     )
+
+
+def _points(run: Run, phase: str, name: str, by: str) -> list[tuple[float, float | None]]:
+    """Returns a metric over what the horizontal axis counts; without lines that do not tell it."""
+    lines, start = run.progress.of_phase(phase), run.start_secs
+    tokens = {0: 0.0} | {line["step"]: line.get("num_tokens") for line in run.progress.of_phase(RL)}
+    places = {
+        "step": lambda line: line["step"],
+        "seconds": lambda line: float(line.get("time") or start) - start,
+        "tokens": lambda line: None if phase == WARM_UP else tokens.get(line["step"]),
+    }
+    found = ((places[by](line), _plain(line.get(name))) for line in lines)
+    return [(float(x), y) for x, y in found if x is not None]
 
 
 def _plain(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+def settings(run: Run, words: str) -> dict[str, Any]:
+    """The settings of a run whose names have some words, and the versions of its packages."""
+    found = [
+        (name, "not set" if value is None else str(value))
+        for name, value in flat(run.progress.config)
+        if all(word in name.casefold() for word in words.casefold().split())
+    ]
+    return {"found": found, "words": words, "versions": read_versions(run.workdir)}
+
+
+def logs(run: Run, name: str | None) -> dict[str, Any]:
+    """The end of a log, and the names of all; of the first one if none is named.
+
+    Raises:
+      KeyError: there is no such log.
+    """
+    paths = {path.stem: path for path in sorted(run.workdir.logs.glob("*.log"))}
+    paths = {stem: one for stem, one in paths.items() if is_inside(one, Path(run.workdir))}
+    chosen = next(iter(paths), None) if name is None else name
+    return {"logs": [*paths], "log": chosen, "text": "" if chosen is None else _end(paths[chosen])}
+
+
+def _end(path: Path) -> str:
+    """Returns the last lines of a file."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _MOST_LOG_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    cut = size > _MOST_LOG_BYTES
+    return "\n".join(lines[1 if cut else 0 :][-_LOG_LINES:])
+
+
+def table_of_metrics(run: Run) -> str:
+    """All metrics of a run as CSV: a row for each step of each phase, a column for each metric."""
+    lines = run.progress.lines
+    names = sorted({name for line in lines for name in line} - set(LINE_FIELDS))
+    file = io.StringIO()
+    rows = csv.DictWriter(file, [*LINE_FIELDS, *names], lineterminator="\n")
+    rows.writeheader()
+    rows.writerows(lines)
+    return file.getvalue()
 
 
 def flow(run: Run) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from rl_sync.observe.display import RoleStatus
 from rl_sync.observe.spans import SpanKind, SpanRecorder
+from rl_sync.observe.usage import UsageRecorder
 from rl_sync.processes.attendance import SILENT_SECS, Silence
 from rl_sync.processes.calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.processes.rpc import Call, PeerLostError, RemoteError, RpcClient
@@ -160,7 +161,9 @@ class Session:
 
     def _beat(self) -> None:
         lost_since = None
+        usage = UsageRecorder(Workdir(self.settings.workdir).usage / f"{self.name}.jsonl")
         while not self._closed.wait(HEARTBEAT_SECS):
+            usage.look()
             try:
                 sign = Heartbeat(
                     self.status(), self.name, os.getpid(), self._doing(), self.spans.spent
@@ -174,6 +177,7 @@ class Session:
                     os._exit(3)  # The main thread may be in a collective that cannot end.
             except Exception:
                 _log.exception("A sign of life of %s failed", self.name)
+        usage.close()
         with contextlib.suppress(PeerLostError, RemoteError):
             self.call_alone(Leave(self.name))
 

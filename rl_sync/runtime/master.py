@@ -39,12 +39,13 @@ from rl_sync.observe.metrics import measured, read_metrics
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.observe.outcome import Outcome, record_end, record_start
 from rl_sync.observe.progress import Pace, Progress
+from rl_sync.observe.usage import UsageRecorder
 from rl_sync.processes import calls, judging_calls, weight_calls
 from rl_sync.processes.attendance import Attendance
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
-from rl_sync.roles import TRAINER, explorer_name, is_explorer, number_of
+from rl_sync.roles import MASTER, TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.runtime import unsolved, wiring
 from rl_sync.runtime.evaluations import Evaluations, Measured
 from rl_sync.runtime.weight_desk import WeightDesk
@@ -402,9 +403,12 @@ class MasterServer:
         self._metrics.wait(self._settings.observe.finish_secs)
 
     def _tick(self) -> None:
+        usage = UsageRecorder(Workdir(self._settings.workdir).usage / f"{MASTER}.jsonl")
         while not self.closed.wait(_TICK_SECS):
             self._attendance.ticked(time.monotonic(), _TICK_SECS)
             self._apply(Ticked(time.monotonic()))
+            usage.look()
+        usage.close()
 
 
 def run_master(settings: RunSettings, address: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+import regex
 
 from rl_sync.observe import rollouts
 from rl_sync.observe.alarms import ALARMS
@@ -97,6 +98,13 @@ def test_a_directory_that_cannot_be_made_is_told_of_once(tmp_path, caplog):
     assert list(read_rollouts(tmp_path)) == []
 
 
+def test_a_pattern_that_matches_in_too_many_ways_ends_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollouts, "SEARCH_SECS", 0.2)
+    one = Rollout(step=1, lease=1, prompt="", completion="a" * 60 + "c")
+    with pytest.raises(TimeoutError):
+        Selection(pattern=regex.compile("(a|aa)+b")).holds(one)
+
+
 def test_conditions_are_all_to_be_fulfilled():
     one = Rollout(step=3, lease=8, prompt_id=5, prompt="2+2=", completion="four", reward=0.5)
     told = Rollout(step=3, lease=8, turns=[{"text": "one"}, {"text": "two"}])
@@ -106,9 +114,9 @@ def test_conditions_are_all_to_be_fulfilled():
           {"greatest": 0.4}, {"pattern": "five"}]  # fmt: skip
     for conditions, holds in [*((each, True) for each in yes), *((each, False) for each in no)]:
         if "pattern" in conditions:
-            conditions = {"pattern": re.compile(conditions["pattern"])}
+            conditions = {"pattern": regex.compile(conditions["pattern"])}
         assert Selection(**conditions).holds(one) is holds, conditions
-    assert Selection(pattern=re.compile("etw")).holds(told)
+    assert Selection(pattern=regex.compile("etw")).holds(told)
     assert not Selection(least=-1.0).holds(told), "it has no reward"
 
 

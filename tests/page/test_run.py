@@ -1,8 +1,10 @@
+import re
+
 import pytest
 
 from rl_sync.observe.rollouts import Rollout, part_name
 from rl_sync.observe.spans import SpanKind
-from rl_sync.page.charts import Series, chart, nice_ticks, thinned
+from rl_sync.page.charts import Series, chart, log_ticks, nice_ticks, short, smoothed, thinned
 from rl_sync.page.flow import Flow
 from rl_sync.page.run import open_runs
 from rl_sync.page.samples import Query
@@ -204,6 +206,33 @@ def test_ticks_are_round_and_enclose_the_values():
         ticks = nice_ticks(low, high)
         assert ticks[0] <= low <= high <= ticks[-1] + 1e-15
         assert 2 <= len(ticks) <= 8
+
+
+def test_axes_of_constants_begin_at_0_and_rounding_is_no_negative_share():
+    assert nice_ticks(0.0, 0.0)[0] == 0.0
+    assert nice_ticks(3.0, 3.0)[0] == 0.0
+    assert nice_ticks(-3e-8, 0.0) == nice_ticks(-3e-8, -1e-8) == nice_ticks(0.0, 0.0)
+    assert nice_ticks(-3e-8, 0.5)[0] == 0.0
+    assert nice_ticks(2e-7, 5e-7)[-1] == pytest.approx(5e-7), "a learning rate may be this small"
+    assert short(-0.0) == "0"
+
+
+def test_a_log_axis_has_powers_of_ten_and_leaves_out_what_is_not_positive():
+    assert log_ticks(0.003, 40.0) == [0.001, 0.1, 10.0, 1000.0]
+    assert log_ticks(1.0, 1.0) == [1.0, 10.0]
+    svg = chart([Series("a", [(0, 0.0), (1, 0.01), (2, 10.0)])], is_log=True)
+    (points,) = re.findall(r'points="([^"]*)"', svg)
+    assert len(points.split()) == 2
+    negative = [Series("a", [(0, -1.0), (1, 0.0)])]
+    assert chart(negative, is_log=True) == chart(negative)
+
+
+def test_smoothing_has_no_bias_to_the_beginning_and_forgets_by_its_weight():
+    constant = [(x, 5.0) for x in range(4)]
+    assert smoothed(constant, 0.9) == [(x, pytest.approx(5.0)) for x in range(4)]
+    points = [(0, 1.0), (1, None), (2, 3.0)]
+    assert smoothed(points, 0.5) == [(0, 1.0), (2, pytest.approx((0.25 * 1 + 0.5 * 3) / 0.75))]
+    assert smoothed(points, 0.0) == [(0, 1.0), (2, 3.0)]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 import asyncio
+import csv
+import io
+import time
 
 import pytest
 from starlette.testclient import TestClient
 
+from rl_sync.observe.outcome import Outcome, record_end
 from rl_sync.page.run import open_runs
 from rl_sync.page.server import changes, make_app
 from rl_sync.workdir import Workdir
@@ -16,6 +20,9 @@ HOSTILE = "<script>alert(1)</script>"
 def workdir(tmp_path_factory):
     path = write_run(tmp_path_factory.mktemp("page") / "run")
     write_step(path, 5, completion=HOSTILE, prompt=HOSTILE, why=HOSTILE, tokens=[HOSTILE, HOSTILE])
+    (path / "logs").mkdir()
+    (path / "logs" / "explorer1.log").write_text("a log of the trainer\n")
+    (path / "logs" / "master.log").write_text(HOSTILE + "\x1b[2J\n")
     return path
 
 
@@ -33,13 +40,18 @@ def client(workdir):
     [
         ("/", "trainer step <b"),
         ("/", "explorer1"),
-        ("/curves", "Mean reward of the batch"),
+        ("/curves", "Mean reward of all trajectories"),
         ("/rollouts?text=4%2B1", "2 of 20 recorded completions"),
         ("/rollouts?sort=-reward&from=2&to=3&least=1", "4 of 20 recorded completions"),
         ("/group?step=2&lease=4", "token 1, id 6, logprob -9, version 2, not learned from"),
         ("/prompt?prompt=4", "Problem 4 over the steps"),
         ("/timeline", "<canvas"),
         ("/flow", "The bound is 2 trainer steps."),
+        ("/curves?x=seconds&smooth=0.9&log=1", 'data-unit="s"'),
+        ("/curves?x=tokens", "nothing yet"),
+        ("/settings?find=alarm steps", "observe.alarm_steps"),
+        ("/logs", "a log of the trainer"),
+        ("/logs?name=master", "&lt;script&gt;"),
         ("/static/page.js", "EventSource"),
     ],
 )
@@ -65,7 +77,10 @@ def test_names_of_directories_are_escaped(tmp_path):
 
 def test_every_view_of_an_empty_directory_can_be_seen(tmp_path):
     client = client_of(tmp_path)
-    for address in ("/", "/curves", "/rollouts", "/timeline", "/flow", "/data/timeline"):
+    for address in (
+        *("/", "/curves", "/curves?x=seconds&log=1&smooth=0.5", "/rollouts", "/timeline", "/flow"),
+        *("/settings", "/logs", "/data/timeline", "/data/metrics.csv"),
+    ):
         assert client.get(address).status_code == 200, address
 
 
@@ -80,6 +95,13 @@ def test_every_view_of_an_empty_directory_can_be_seen(tmp_path):
         ("/static/..%2Frun.py", 404),
         ("/static/../../run.py", 404),
         ("/config.json", 404),
+        ("/curves?x=hours", 400),
+        ("/curves?smooth=1", 400),
+        ("/curves?smooth=nan", 400),
+        ("/data/timeline?start=inf&end=1", 400),
+        ("/data/timeline?start=0&end=-inf", 400),
+        ("/logs?name=../config", 404),
+        ("/logs?name=", 404),
     ],
 )
 def test_other_addresses_are_refused(client, address, status):
@@ -99,6 +121,57 @@ def test_an_alarm_about_completions_shows_three_of_them(tmp_path):
     assert "step=10" in table
     assert HOSTILE not in table
     assert table.index("lease=20") < table.index("lease=21"), "they are of other problems first"
+
+
+def test_metrics_are_found_by_words_of_their_names_and_meanings(client):
+    named = client.get("/curves?find=reward MEAN").text
+    assert ">reward_mean</figcaption>" in named
+    assert ">reward_min</figcaption>" not in named
+    assert ">staleness_max</figcaption>" in client.get("/curves?find=greatest staleness").text
+    assert "<figcaption" not in client.get("/curves?find=no such thing").text
+
+
+def test_a_smoothed_curve_stands_before_the_faint_one_of_its_numbers(client):
+    text = client.get("/curves?find=reward_mean&smooth=0.9").text
+    assert text.count("<polyline") == 2
+    assert text.count("faint") == 1
+    assert "faint" not in client.get("/curves?find=reward_mean").text
+
+
+def test_metrics_can_be_downloaded_as_a_table(client):
+    response = client.get("/data/metrics.csv")
+    assert response.headers["content-disposition"] == 'attachment; filename="run-metrics.csv"'
+    rows = list(csv.DictReader(io.StringIO(response.text)))
+    assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
+    assert [float(row["reward_mean"]) for row in rows] == [0.01, 0.02, 0.03, 0.04]
+
+
+def test_a_run_that_has_ended_or_gone_silent_does_not_count_as_live(tmp_path):
+    path = write_run(tmp_path / "run")
+    silent = client_of(path).get("/")
+    assert silent.headers["x-state"].startswith("no record for ")
+    for outcome, state, said in (
+        (Outcome(1.0, "0f"), "finished", "<b>finished</b>"),
+        (Outcome(1.0, stopped="Ctrl-C"), "stopped", "stopped: Ctrl-C"),
+        (Outcome(1.0, failed=HOSTILE), "failed", "&lt;script&gt;"),
+    ):
+        record_end(path, outcome)
+        response = client_of(path).get("/")
+        assert (response.headers["x-state"], said in response.text) == (state, True)
+    Workdir(path).outcome.unlink()
+    now = time.time()
+    append(Workdir(path).metrics, *(metrics(step, time=now - 11 + 2 * step) for step in (5, 6)))
+    live = client_of(path).get("/")
+    assert live.headers["x-state"] == "live"
+    assert " left" in live.text
+
+
+def test_the_use_of_the_machine_is_shown_for_each_process(tmp_path):
+    path = write_run(tmp_path / "run")
+    lines = [{"time": 10.0 * i, "cpu_secs": 15.0 * i, "memory_bytes": 300 << 20} for i in range(4)]
+    append(Workdir(path).usage / "trainer.jsonl", *lines)
+    text = client_of(path).get("/").text
+    assert "<tr><th>trainer</th><td>1.5</td><td>300 MiB</td></tr>" in text
 
 
 def test_runs_are_overlaid(workdir, tmp_path):

@@ -42,12 +42,20 @@ async function load(address) {
   main.innerHTML = html; // Made and escaped by the server.
   main.querySelectorAll(".scroll").forEach((one, place) => { one.scrollLeft = left[place] || 0; });
   main.dataset.stamp = answer.headers.get("X-Stamp");
+  main.dataset.state = answer.headers.get("X-State");
+  tell();
 }
 
 const events = new EventSource("/events");
 events.addEventListener("change", (event) => { newest = event.data; refresh(); });
-events.addEventListener("open", () => { live.textContent = "● live"; live.className = "on"; });
-events.addEventListener("error", () => { live.textContent = "○ not connected"; live.className = ""; });
+let connected = false;
+function tell() {
+  const state = main.dataset.state;
+  live.textContent = !connected ? "○ not connected" : state === "live" ? "● live" : state;
+  live.className = connected && state === "live" ? "on" : "";
+}
+events.addEventListener("open", () => { connected = true; tell(); });
+events.addEventListener("error", () => { connected = false; tell(); });
 setInterval(refresh, 1000);
 
 // The table ---------------------------------------------------------------------------------------
@@ -66,7 +74,9 @@ if (form) {
     return go(given);
   };
   form.addEventListener("submit", (event) => { event.preventDefault(); filter(); });
-  form.querySelector("select").addEventListener("change", filter);
+  for (const one of form.querySelectorAll("select, input[type=checkbox], input[type=range]")) {
+    one.addEventListener("change", filter);
+  }
   addEventListener("popstate", () => location.reload());
 }
 
@@ -93,18 +103,19 @@ main.addEventListener("pointermove", (event) => {
   const chart = event.target.closest("svg.chart");
   for (const tip of main.querySelectorAll(".tip")) if (tip.parentNode !== chart?.parentNode) tip.remove();
   if (!chart) return;
-  const [xLow, xHigh, left, right, yLow, yHigh, bottom, top] = chart.dataset.scales.split(" ").map(Number);
+  const [xLow, xHigh, left, right, yLow, yHigh, bottom, top, isLog] = chart.dataset.scales.split(" ").map(Number);
   const box = chart.getBoundingClientRect();
   const at = (event.clientX - box.left) / box.width * chart.viewBox.baseVal.width;
   const words = [];
   let x = null;
-  for (const curve of chart.querySelectorAll("polyline")) {
+  for (const curve of chart.querySelectorAll("polyline[data-name]")) {
     let best = null;
     for (const point of curve.points) {
       if (best === null || Math.abs(point.x - at) < Math.abs(best.x - at)) best = point;
     }
     x = xLow + (best.x - left) / (right - left) * (xHigh - xLow);
-    const y = yLow + (best.y - bottom) / (top - bottom) * (yHigh - yLow);
+    const share = (best.y - bottom) / (top - bottom);
+    const y = isLog ? yLow * (yHigh / yLow) ** share : yLow + share * (yHigh - yLow);
     words.push(`${curve.dataset.name} ${y.toPrecision(3)}`);
   }
   if (x === null) return;
