@@ -139,7 +139,7 @@ def _metrics() -> Iterator[Entry]:
                     "phase": phase,
                     "unit": one.unit,
                     "normal": one.normal,
-                    "look when": one.alarm,
+                    "look when": str(one.alarm),
                     "in TRL": one.trl,
                     "in verl": one.verl,
                 }

@@ -5,6 +5,7 @@ python -m launcher.metric_list > docs/metrics.md
 
 from __future__ import annotations
 
+from rl_sync.observe.alarms import ALARMS
 from rl_sync.observe.metric_catalog import METRICS, Metric
 
 _INTRODUCTION = """\
@@ -25,6 +26,18 @@ _HEAD = (
 )
 
 
+_ALARMS = """\
+## Alarms
+
+A run gives an alarm when its metrics show one of these troubles; "so many steps" are \
+`observe.alarm_steps`. Rewards fall while their mean over so many steps is lower than it has been, \
+by a tenth of the distance from the least to the greatest reward of the run. \
+[rollouts.md](rollouts.md#alarms) says where alarms are shown.
+
+| alarm | condition | what to do |
+|---|---|---|"""
+
+
 def page() -> str:
     """The list as a page of Markdown."""
     parts = [_INTRODUCTION]
@@ -32,7 +45,13 @@ def page() -> str:
         for title, metrics in sections.items():
             rows = [_row(metric) for metric in metrics]
             parts.append("\n".join([f"## {title} (`{phase}`)", "", _HEAD, *rows]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, _alarms()])
+
+
+def _alarms() -> str:
+    """The alarms as a table."""
+    rows = [f"| {kind.name} | {kind.condition} | {kind.advice} |" for kind in ALARMS]
+    return "\n".join([_ALARMS, *rows])
 
 
 def _row(metric: Metric) -> str:
@@ -44,7 +63,7 @@ def _row(metric: Metric) -> str:
         metric.unit,
         metric.meaning,
         metric.normal,
-        metric.alarm,
+        str(metric.alarm),
         code(metric.trl),
         code(metric.verl),
     ]

@@ -163,7 +163,7 @@ def _nothing(workdir: Workdir) -> int:
 def _alarms(workdir: Workdir) -> list[str]:
     """Returns the alarms of a run; none where it has no metrics yet."""
     try:
-        lines = read_metrics(workdir, "rl")
+        lines = read_metrics(workdir)
         config: dict[str, Any] = json.loads(workdir.config.read_text())
     except (OSError, ValueError):
         return []
@@ -172,7 +172,7 @@ def _alarms(workdir: Workdir) -> list[str]:
         group_size=config["trainer"]["group_size"],
         logprob_gap=config["algorithm"].get("logprob_gap_alarm") or 0.0,
     )
-    return alarms.describe(alarms.history(lines, limits), lines[-1]["step"] if lines else 0)
+    return alarms.describe(alarms.history(lines, limits), alarms.last_step(lines))
 
 
 def _workdir(flags: Mapping[str, str]) -> Workdir:

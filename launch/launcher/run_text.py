@@ -120,13 +120,13 @@ def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
 def _alarms(settings: RunSettings, result: Result) -> list[str]:
     """Returns the alarms of the run's metrics; the logprob gap has a line already."""
     try:
-        steps = read_metrics(settings.workdir, "rl")
+        metrics = read_metrics(settings.workdir)
     except (OSError, ValueError):
         return []
     told = (alarms.LOGPROB_GAP,) if result.logprob_gap is not None else ()
-    periods = alarms.history(steps, settings.alarm_limits)
+    periods = alarms.history(metrics, settings.alarm_limits)
     periods = [one for one in periods if one.alarm.name not in told]
-    lines = alarms.describe(periods, steps[-1]["step"] if steps else 0)
+    lines = alarms.describe(periods, alarms.last_step(metrics))
     restarts = alarms.Evidence(alarms.Limits(), restarts=alarms.read_restarts(settings.workdir))
     lines += [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
     return lines

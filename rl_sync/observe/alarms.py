@@ -1,7 +1,9 @@
 """Alarms: troubles of a run that its metrics show, each with its condition and a way out.
 
-`ALARMS` lists them all. A `Watch` takes the metrics of trainer steps one by one; `raised` says
-which alarms hold after the last one, and `history` which held when.
+`ALARMS` lists them all: those of several metrics, which are written here, and one for each
+`Threshold` of the catalog of metrics. A `Watch` takes the metrics of trainer steps and of
+evaluations one by one; `raised` says which alarms hold after the last one, and `history` which held
+when.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import collections
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.observe.jsonlines import read_json_lines
+from rl_sync.observe.metric_catalog import EVALUATION, RL, Threshold, thresholds
 from rl_sync.workdir import Workdir
 
 UNPRINTABLE = "unprintable_fraction"
@@ -21,6 +24,9 @@ UNPRINTABLE = "unprintable_fraction"
 
 LOGPROB_GAP = "logprob gap"
 """The name of the alarm of trainer and explorers that compute differently."""
+
+ACCURACY = "accuracy fell"
+"""The name of the alarm of evaluations."""
 
 _NAMES = (
     "step",
@@ -30,15 +36,13 @@ _NAMES = (
     "groups_without_spread",
     "entropy",
     "logprob_gap",
-    "truncated_fraction",
-    UNPRINTABLE,
+    *(name for name, _ in thresholds()),
 )
-_OF_COMPLETIONS = ("no reward", "unprintable text", "truncation")
+_OF_COMPLETIONS = ("no reward", "unprintable text", "truncation", ACCURACY)
 _SOLVED = 0.9  # Of the way from the least to the greatest reward of the run.
+_FALLEN = 0.1  # Of that way, below the best steps.
 _COLLAPSED = 0.1  # Of the entropy of the first steps.
 _ALIKE = 0.9
-_CUT = 0.5
-_GARBLED = 0.1
 
 Metrics = Mapping[str, Any]
 
@@ -57,6 +61,19 @@ class Limits(NamedTuple):
     logprob_gap: float = 0.0
 
 
+class Evaluated(NamedTuple):
+    """Held-out accuracy of a policy with the ends of its interval, and the step it was trained."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        when = f"after trainer step {self.step}" if self.step else "before RL"
+        return f"{self.accuracy:.1%} {when} (95% interval {self.low:.1%} to {self.high:.1%})"
+
+
 @dataclasses.dataclass(frozen=True)
 class Evidence:
     """The facts that alarms are raised on.
@@ -65,7 +82,11 @@ class Evidence:
       limits: the settings.
       first, last: metrics of the first and of the last steps, as many as `limits.steps`.
       lowest, highest: the least and the greatest reward so far.
+      best: the greatest mean reward so far of as many consecutive steps as `limits.steps`.
+      steps: the number of trainer steps so far.
       restarts: how often each role was started again.
+      best_accuracy: the evaluation whose interval has the greatest lower end.
+      last_accuracy: the newest evaluation.
     """
 
     limits: Limits
@@ -73,7 +94,11 @@ class Evidence:
     last: Sequence[Metrics] = ()
     lowest: float = math.inf
     highest: float = -math.inf
+    best: float = -math.inf
+    steps: int = 0
     restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    best_accuracy: Evaluated | None = None
+    last_accuracy: Evaluated | None = None
 
     def recent(self, name: str) -> list[float]:
         """Returns a metric of the last steps; empty if there are too few steps that have it."""
@@ -89,6 +114,11 @@ class Evidence:
         """True if rewards have varied, and are now near the greatest."""
         enough = self.lowest + _SOLVED * (self.highest - self.lowest)
         return self.highest > self.lowest and self.mean("reward_mean") >= enough
+
+    @property
+    def is_falling(self) -> bool:
+        """True if rewards of the last steps are clearly lower than those of the best ones."""
+        return self.best - self.mean("reward_mean") > _FALLEN * (self.highest - self.lowest)
 
 
 class Alarm(NamedTuple):
@@ -171,23 +201,47 @@ def _logprob_gap(evidence: Evidence) -> str:
     )
 
 
-def _unprintable(evidence: Evidence) -> str:
-    shares = evidence.recent(UNPRINTABLE)
-    if not shares or min(shares) < _GARBLED:
+def _accuracy(evidence: Evidence) -> str:
+    best, last = evidence.best_accuracy, evidence.last_accuracy
+    if best is None or last is None or not last.high < best.low:
         return ""
-    return f"{_mean(shares):.0%} of the completions have characters that cannot be printed"
+    return f"held-out accuracy fell from {best} to {last}"
 
 
-def _truncation(evidence: Evidence) -> str:
-    shares = evidence.recent("truncated_fraction")
-    if not shares or min(shares) < _CUT:
-        return ""
-    return f"{_mean(shares):.0%} of the completions were cut by a limit"
+def _beyond(metric: str, threshold: Threshold) -> Callable[[Evidence], str]:
+    """Makes the function that describes a metric beyond its threshold."""
+
+    def found(evidence: Evidence) -> str:
+        values = evidence.recent(metric)
+        if not values or not all(map(threshold.holds, values)):
+            return ""
+        if evidence.steps - len(values) < threshold.ignored_steps:
+            return ""
+        if threshold.falling and not evidence.is_falling:
+            return ""
+        return (
+            f"{metric} was {_mean(values):.3g} on average in the last {len(values)} trainer steps:"
+            f" {threshold.bound} is a trouble"
+        )
+
+    return found
 
 
 def _restarts(evidence: Evidence) -> str:
     counts = [f"{role} {count}×" for role, count in sorted(evidence.restarts.items()) if count]
     return f"roles died and were started again: {', '.join(counts)}" if counts else ""
+
+
+def _kind(metric: str, threshold: Threshold) -> Kind:
+    """Makes the alarm of a metric's threshold."""
+    words = metric.rpartition("/")[2].replace("_", " ")
+    name = threshold.name + f" ({words})" * bool(threshold.parts) if threshold.name else words
+    return Kind(
+        name,
+        f"In so many steps in a row {metric} was {threshold.bound}.",
+        f"Look at: {threshold.advice.replace('`', '')}.",
+        _beyond(metric, threshold),
+    )
 
 
 ALARMS: tuple[Kind, ...] = (
@@ -220,20 +274,14 @@ ALARMS: tuple[Kind, ...] = (
         _logprob_gap,
     ),
     Kind(
-        "unprintable text",
-        "In so many steps in a row a tenth of the completions had control characters, or bytes that"
-        " are no text.",
-        "See whether the tokenizer fits the model, and lower rollout.temperature or"
-        " optimizer.learning_rate.",
-        _unprintable,
+        ACCURACY,
+        "The 95 % interval of the newest held-out accuracy lies below that of an earlier"
+        " evaluation, such as the one before RL.",
+        "Lower optimizer.learning_rate, or take larger batches (trainer.groups_per_step); start"
+        " again from an earlier snapshot (checkpoint.best=accuracy keeps the best).",
+        _accuracy,
     ),
-    Kind(
-        "truncation",
-        "In so many steps in a row half of the completions were cut by a limit.",
-        "Raise task.max_completion_tokens or the limits of environment.*, name what ends a"
-        " completion (rollout.stop_strings), or reward short ones (algorithm.overlong_tokens).",
-        _truncation,
-    ),
+    *(_kind(metric, threshold) for metric, threshold in thresholds()),
     Kind(
         "restarts",
         "A role died and was started again.",
@@ -251,30 +299,47 @@ class Watch:
     """
 
     def __init__(self, limits: Limits):
-        self._limits = limits
-        self._first: list[Metrics] = []
-        self._last: collections.deque[Metrics] = collections.deque(maxlen=limits.steps)
-        self._lowest, self._highest = math.inf, -math.inf
+        self._evidence = Evidence(limits)
 
     def add(self, metrics: Metrics) -> None:
         """Takes the metrics of the next trainer step."""
+        before, most = self._evidence, self._evidence.limits.steps
         some = {name: metrics[name] for name in _NAMES if _is_number(metrics.get(name))}
-        if len(self._first) < self._limits.steps:
-            self._first.append(some)
-        self._last.append(some)
-        self._lowest = min(self._lowest, some.get("reward_min", math.inf))
-        self._highest = max(self._highest, some.get("reward_max", -math.inf))
+        now = dataclasses.replace(
+            before,
+            first=before.first if len(before.first) == most else (*before.first, some),
+            last=(*before.last, some)[-most:],
+            lowest=min(before.lowest, some.get("reward_min", math.inf)),
+            highest=max(before.highest, some.get("reward_max", -math.inf)),
+            steps=before.steps + 1,
+        )
+        rewards = now.recent("reward_mean")
+        best = max(before.best, _mean(rewards)) if rewards else before.best
+        self._evidence = dataclasses.replace(now, best=best)
+
+    def add_evaluation(self, step: int, metrics: Metrics) -> None:
+        """Takes the metrics of an evaluation of the policy after a trainer step; 0 before RL."""
+        values = [metrics.get(name) for name in ("accuracy", "accuracy_low", "accuracy_high")]
+        if not metrics.get("problems", 1) or not all(map(_is_number, values)):
+            return
+        last, best = (
+            Evaluated(step, *(float(value or 0.0) for value in values)),
+            self._evidence.best_accuracy,
+        )
+        best = last if best is None or last.low > best.low else best
+        self._evidence = dataclasses.replace(self._evidence, best_accuracy=best, last_accuracy=last)
+
+    def take(self, line: Metrics) -> None:
+        """Takes a line of a run's metrics, of whatever phase."""
+        for step, is_evaluation, metrics in _placed([line]):
+            if is_evaluation:
+                self.add_evaluation(step, metrics)
+            else:
+                self.add(metrics)
 
     def evidence(self, restarts: Mapping[str, int] | None = None) -> Evidence:
         """Returns the evidence so far."""
-        return Evidence(
-            self._limits,
-            first=self._first,
-            last=tuple(self._last),
-            lowest=self._lowest,
-            highest=self._highest,
-            restarts=restarts or {},
-        )
+        return dataclasses.replace(self._evidence, restarts=restarts or {})
 
 
 def raised(evidence: Evidence) -> list[Alarm]:
@@ -296,20 +361,33 @@ def history(lines: Iterable[Metrics], limits: Limits) -> list[Period]:
     """Returns when alarms held in a run, in the order in which they ended.
 
     Args:
-      lines: the metrics of all trainer steps, each with its `step`.
+      lines: the metrics of all trainer steps and evaluations, each with its `step` and, unless it
+        is of a trainer step, its `phase`.
     """
     watch = Watch(limits)
     open_periods: dict[str, Period] = {}
     over: list[Period] = []
-    for line in lines:
-        watch.add(line)
+    # An evaluation may be judged when the next steps have been written.
+    for step, _, line in sorted(_placed(lines), key=lambda one: one[:2]):
+        watch.take(line)
         now = {alarm.name: alarm for alarm in raised(watch.evidence())}
         over += [open_periods.pop(name) for name in [*open_periods] if name not in now]
         for name, alarm in now.items():
             before = open_periods.get(name)
-            first = before.first_step if before else line["step"]
-            open_periods[name] = Period(alarm, first, line["step"])
+            open_periods[name] = Period(alarm, before.first_step if before else step, step)
     return [*over, *open_periods.values()]
+
+
+def last_step(lines: Iterable[Metrics]) -> int:
+    """Returns the last trainer step of a run's metrics; 0 where there is none."""
+    return max((step for step, _, _ in _placed(lines)), default=0)
+
+
+def _placed(lines: Iterable[Metrics]) -> Iterator[tuple[int, bool, Metrics]]:
+    """Yields trainer steps and evaluations, each with its step and whether it is the latter."""
+    for line in lines:
+        if (phase := line.get("phase", RL)) in (RL, EVALUATION):
+            yield line["step"], phase == EVALUATION, line
 
 
 def describe(periods: Sequence[Period], last_step: int) -> list[str]:

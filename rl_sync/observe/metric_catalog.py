@@ -1,16 +1,60 @@
 """All metrics of a run: names, units, meanings, what is normal, and what should alarm.
 
-Names in capitals stand for a part that differs: `reward/NAME` for `reward/format`.
+Names in capitals stand for a part that differs: `reward/NAME` for `reward/format`. A `Threshold`
+is both the text about a metric and the alarm of a run (`rl_sync.observe.alarms`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 WARM_UP, RL, EVALUATION = "warm_up", "rl", "evaluation"
 LINE_FIELDS = ("phase", "step", "time")
 """The fields of a line of `metrics.jsonl` that are no metrics."""
+
+
+class Threshold(NamedTuple):
+    """Values of a metric that make an alarm after `observe.alarm_steps` trainer steps in a row.
+
+    Attributes:
+      advice: a clause: what to do, or what it means.
+      least: the least value that is a trouble; None for no such bound.
+      most: the greatest value that is a trouble; None for no such bound.
+      name: of the alarm; empty for the metric's name in words.
+      falling: True where the values are a trouble only while rewards are lower than they were.
+      ignored_steps: first trainer steps of a run in which the values are no trouble.
+      parts: the texts that a part of the metric's name in capitals stands for.
+    """
+
+    advice: str
+    least: float | None = None
+    most: float | None = None
+    name: str = ""
+    falling: bool = False
+    ignored_steps: int = 0
+    parts: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> str:
+        """The values in words, such as `0.3 or more while rewards fall`."""
+        value, side = (self.most, "less") if self.least is None else (self.least, "more")
+        return (
+            f"{value:g} or {side}"
+            + f" after {self.ignored_steps} steps" * bool(self.ignored_steps)
+            + " while rewards fall" * self.falling
+        )
+
+    def __str__(self) -> str:
+        parts = " or ".join(f"`{part}`" for part in self.parts)
+        return f"{parts} {self.bound}: {self.advice}".strip()
+
+    def holds(self, value: float) -> bool:
+        """Says whether a value is a trouble."""
+        return (self.least is not None and value >= self.least) or (
+            self.most is not None and value <= self.most
+        )
 
 
 class Metric(NamedTuple):
@@ -21,7 +65,8 @@ class Metric(NamedTuple):
       meaning: a sentence.
       unit: of the number; empty for a share or a plain number.
       normal: the values of a healthy run; empty where tasks differ too much.
-      alarm: what should make one look, and at what; empty for nothing.
+      alarm: what should make one look, and at what: a threshold that a run watches, or words;
+        empty for nothing.
       trl, verl: the names of the same number in TRL and verl; empty where they have none.
     """
 
@@ -29,7 +74,7 @@ class Metric(NamedTuple):
     meaning: str
     unit: str = ""
     normal: str = ""
-    alarm: str = ""
+    alarm: Threshold | str = ""
     trl: str = ""
     verl: str = ""
 
@@ -62,7 +107,10 @@ _OPTIMIZATION = (
         "Updates that changed nothing, since their loss or gradient was not finite.",
         unit="updates",
         normal="0",
-        alarm="above 0; the run stops at `optimizer.max_skipped_updates` in a row",
+        alarm=Threshold(
+            "a lower learning rate; the run stops at `optimizer.max_skipped_updates` in a row",
+            least=1,
+        ),
     ),
     Metric(
         "unjudged_updates",
@@ -79,7 +127,8 @@ _POLICY = (
         "Entropy of the policy's next token, mean over the tokens of completions.",
         unit="nats",
         normal="falls slowly",
-        alarm="near 0 while rewards are not at their greatest: the policy has stopped exploring",
+        alarm="under a tenth of its start while rewards are not near their greatest: the policy has"
+        " stopped exploring",
         trl="entropy",
         verl="actor/entropy",
     ),
@@ -87,7 +136,9 @@ _POLICY = (
         "clip_fraction",
         "Share of tokens that the loss bounds, so that they have no gradient.",
         normal="0 to 0.2",
-        alarm="above 0.3: fewer updates a batch, fresher data or a lower learning rate",
+        alarm=Threshold(
+            "fewer updates a batch, fresher data or a lower learning rate", least=0.3, falling=True
+        ),
         trl="clip_ratio/region_mean",
         verl="actor/pg_clipfrac",
     ),
@@ -106,7 +157,12 @@ _POLICY = (
         "Divergence of the policy from the reference model (k3), mean over tokens.",
         unit="nats",
         normal="below 0.1 for a small `algorithm.kl_coefficient`",
-        alarm="grows quickly: the policy leaves its start",
+        alarm=Threshold(
+            "the policy leaves its start: a lower learning rate, or a larger"
+            " `algorithm.kl_coefficient`",
+            least=0.5,
+            falling=True,
+        ),
         trl="kl",
         verl="actor/kl_loss",
     ),
@@ -121,14 +177,18 @@ _POLICY = (
         " with staleness.",
         unit="nats",
         normal="below 0.05",
-        alarm="grows with staleness: a smaller bound, or a correction",
+        alarm=Threshold(
+            "a smaller `sync.max_staleness`, a lower learning rate, or a correction",
+            least=0.1,
+            falling=True,
+        ),
     ),
     Metric(
         "kl_proximal_current",
         "Divergence of the policy from that of the step's start (k3), mean over the updates.",
         unit="nats",
         normal="below 0.05",
-        alarm="above 0.1: fewer updates a batch or a lower learning rate",
+        alarm=Threshold("fewer updates a batch or a lower learning rate", least=0.1, falling=True),
         verl="actor/ppo_kl",
     ),
     Metric(
@@ -147,7 +207,12 @@ _POLICY = (
         "(Σw)² / (n Σw²) of the weights π / π_behavior: the share of equal samples that the tokens"
         " are worth.",
         normal="0.8 to 1",
-        alarm="below 0.5: the data are too far off-policy",
+        alarm=Threshold(
+            "the data are too far off-policy: a lower learning rate, fewer updates a batch, or a"
+            " smaller `sync.max_staleness`",
+            most=0.5,
+            falling=True,
+        ),
     ),
     Metric(
         "ratio_pPERCENT_staleness_STEPS",
@@ -195,13 +260,13 @@ _REWARDS = (
         "Trajectories of those generated for the step that could not be judged.",
         unit="trajectories",
         normal="0",
-        alarm="above 0: judgements.jsonl says why",
+        alarm=Threshold("judgements.jsonl says why", least=1, name="unjudged completions"),
     ),
     Metric(
         "groups_without_spread",
         "Share of groups whose rewards are all equal: nothing can be learned from them.",
         normal="below 0.7",
-        alarm="near 1: tasks too easy or too hard",
+        alarm="1: tasks too easy or too hard",
         trl="frac_reward_zero_std",
     ),
     Metric("advantage_mean", "Mean advantage over tokens.", verl="critic/advantages/mean"),
@@ -235,7 +300,13 @@ _LENGTHS = (
         "truncated_fraction",
         "Share of trajectories that were cut at a limit.",
         normal="below 0.1",
-        alarm="above 0.3: a higher limit, or `algorithm.overlong_tokens`",
+        alarm=Threshold(
+            "a larger `task.max_completion_tokens` or limits of `environment.*`, a text that ends a"
+            " completion (`rollout.stop_strings`), or a reward for short ones"
+            " (`algorithm.overlong_tokens`)",
+            least=0.5,
+            name="truncation",
+        ),
         trl="completions/clipped_ratio",
         verl="response_length/clip_ratio",
     ),
@@ -243,7 +314,12 @@ _LENGTHS = (
         "unprintable_fraction",
         "Share of completions with characters that cannot be printed.",
         normal="0",
-        alarm="above 0.1: the policy writes garbage, or the tokenizer is another one",
+        alarm=Threshold(
+            "a tokenizer that fits the model, a lower `rollout.temperature` or a lower learning"
+            " rate",
+            least=0.1,
+            name="unprintable text",
+        ),
     ),
     Metric(
         "num_tokens",
@@ -306,7 +382,9 @@ _CRITIC = (
         "explained_variance",
         "1 − Var(R − V) / Var(R) before the step, for returns R and values V.",
         normal="rises to 0.5 and more",
-        alarm="below 0 after the first steps: the critic learns nothing",
+        alarm=Threshold(
+            "the critic learns nothing: another `critic.learning_rate`", most=-0.1, ignored_steps=20
+        ),
         verl="critic/vf_explained_var",
     ),
     Metric("critic_gradient_norm", "Norm of the critic's gradient.", verl="critic/grad_norm"),
@@ -330,7 +408,12 @@ _EPISODES = (
     Metric(
         "episode/ended/REASON",
         "Share of episodes that ended for a reason.",
-        alarm="`parse_error`, `time-out` or `environment_failure` above 0.1",
+        alarm=Threshold(
+            "judgements.jsonl and logs/ say why",
+            least=0.1,
+            name="failed episodes",
+            parts=("time-out", "environment_failure"),
+        ),
     ),
     Metric("episode/NAME", "Mean of a metric that the environment gives itself."),
 )
@@ -340,8 +423,8 @@ _ACCURACY = (
         "accuracy",
         "Share of held-out completions that solve their problem.",
         normal="rises",
-        alarm="falls while rewards rise: the reward is gamed, or training problems are learned by"
-        " heart",
+        alarm="its interval lies below that of an earlier evaluation: a lower learning rate; if"
+        " rewards rise, the reward is gamed, or training problems are learned by heart",
     ),
     Metric("accuracy_low", "Lower end of its 95 % confidence interval."),
     Metric("accuracy_high", "Upper end."),
@@ -383,6 +466,16 @@ METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
 }
 """The metrics of each phase, by what they are about."""
 
+
+def thresholds() -> Iterator[tuple[str, Threshold]]:
+    """Yields the thresholds of trainer steps, each with the whole name of its metric."""
+    for metrics in METRICS[RL].values():
+        for metric in metrics:
+            if isinstance(one := metric.alarm, Threshold):
+                for part in one.parts or ("",):
+                    yield _pattern_part(metric.name, part), one
+
+
 _INTERVAL = re.compile(r"(?<=.)_(low|high)$")
 
 
@@ -402,6 +495,11 @@ def find(phase: str, name: str) -> Metric | None:
 def knows(phase: str, name: str) -> bool:
     """Says whether a field of a line of metrics is described, or one that every line has."""
     return name in LINE_FIELDS or find(phase, name) is not None
+
+
+def _pattern_part(name: str, part: str) -> str:
+    """Puts a text in place of the part of a name that is in capitals."""
+    return re.sub(r"(?<![A-Z])[A-Z]+(?![A-Z])", part, name) if part else name
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -88,12 +88,16 @@ class Progress:
     @property
     def periods(self) -> list[alarms.Period]:
         """The alarms of the run, those that hold now among them."""
-        rl = self.of_phase("rl")
-        if len(rl) != self._history[0]:
-            self._history = (len(rl), alarms.history(rl, self._limits))
+        if len(self.lines) != self._history[0]:
+            self._history = (len(self.lines), alarms.history(self.lines, self._limits))
         restarted = alarms.raised(alarms.Evidence(self._limits, restarts=self._restarted))
-        last = rl[-1]["step"] if rl else 0
+        last = self.last_step
         return [*self._history[1], *(alarms.Period(one, last, last) for one in restarted)]
+
+    @property
+    def last_step(self) -> int:
+        """The last trainer step with metrics, also of an evaluation; 0 for none."""
+        return alarms.last_step(self.lines)
 
     @property
     def _limits(self) -> alarms.Limits:

@@ -89,7 +89,7 @@ def _head(number: int, run: Run) -> dict[str, Any]:
     last = rl[-1] if rl else {}
     step = last.get("step", 0)
     periods = progress.periods
-    now = [one for one in periods if one.last_step == step]
+    now = [one for one in periods if one.last_step == progress.last_step]
     return {
         "number": number,
         "name": run.name,
@@ -110,7 +110,7 @@ def _head(number: int, run: Run) -> dict[str, Any]:
         "buffered": run.flow.now.buffered,
         "alarms": now,
         "examples": _examples(run) if are_of_completions(one.alarm for one in now) else [],
-        "passed": [one for one in periods if one.last_step != step],
+        "passed": [one for one in periods if one not in now],
         "roles": run.activity.now(),
         "newest": newest_version(run.activity),
     }

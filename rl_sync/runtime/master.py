@@ -178,10 +178,10 @@ class MasterServer:
             self._fail(str(error))
         self._metrics.resume(call.step, call.warm_up)
         self._progress.resume()
-        for line in read_metrics(self._settings.workdir, "rl"):
-            self._watch.add(line)
-        for line in read_metrics(self._settings.workdir, "evaluation"):
-            self._add(Result(evaluations={self._moment(line["step"]): measured(line)}))
+        for line in read_metrics(self._settings.workdir):
+            self._watch.take(line)
+            if line["phase"] == "evaluation":
+                self._add(Result(evaluations={self._moment(line["step"]): measured(line)}))
         self._evaluations.resume(call.step)
 
     def _moment(self, step: int) -> str:
@@ -333,6 +333,8 @@ class MasterServer:
     def _evaluated(self, measured: Measured) -> None:
         moment, step, values, best = measured
         self._metrics.write("evaluation", step, values)
+        with self._changed:
+            self._watch.add_evaluation(step, values)
         self._add(Result(evaluations={moment: values}, best=best))
         parts = accuracy.describe_parts(values)
         hint = unsolved.HINT if unsolved.is_unsolved(self._settings, moment, values) else ""

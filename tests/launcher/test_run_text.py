@@ -74,6 +74,28 @@ def test_the_final_report_says_what_was_not_judged():
         assert "ALARM: 3 updates, from trainer step 1 to 2, were not taken, as none" in told
 
 
+def test_the_final_report_tells_of_a_policy_that_rl_has_wrecked(tmp_path):
+    settings = settings_with(sync__mode="asynchronous", observe__alarm_steps=2)
+    settings = dataclasses.replace(settings, workdir=str(tmp_path))
+    with MetricsWriter(tmp_path) as metrics:
+        for step, reward, share in ((1, 0.7, 1.0), (2, 0.6, 0.6), (3, 0.3, 0.1), (4, 0.1, 0.08)):
+            values = {"reward_min": 0.0, "reward_max": 1.0, "reward_mean": reward}
+            metrics.write("rl", step, {**values, "effective_sample_share": share})
+        for step, middle in ((0, 0.75), (4, 0.12)):
+            ends = {"accuracy_low": middle - 0.05, "accuracy_high": middle + 0.05}
+            metrics.write("evaluation", step, {"accuracy": middle, "problems": 300, **ends})
+    balance = Balance(0, 0, 0, 0, {}, 0, {})
+    told = final_report(settings, Summary(Result(), balance))
+    alarms = sorted(line for line in told.splitlines() if line.startswith("ALARM"))
+    assert len(alarms) == 2
+    assert alarms[0].startswith("ALARM since trainer step 4: Effective_sample_share was 0.09 on")
+    assert "0.5 or less while rewards fall is a trouble" in alarms[0]
+    assert alarms[1].startswith(
+        "ALARM since trainer step 4: Held-out accuracy fell from 75.0% before RL (95% interval"
+        " 70.0% to 80.0%) to 12.0% after trainer step 4"
+    )
+
+
 def test_the_final_report_says_how_many_episodes_failed_and_for_what(tmp_path):
     settings = settings_with(sync__mode="asynchronous")
     settings = dataclasses.replace(settings, workdir=str(tmp_path))

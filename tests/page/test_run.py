@@ -70,6 +70,18 @@ def test_alarms_and_restarts_are_told(run, tmp_path):
     assert [one.alarm.name for one in run.progress.periods] == ["no reward", "restarts"]
 
 
+def test_a_fall_of_accuracy_is_told_when_its_evaluation_is_written(run, tmp_path):
+    at = Workdir(tmp_path / "run").metrics
+    before = [one.alarm.name for one in run.progress.periods]
+    for step, middle in ((4, 0.75), (5, 0.12)):
+        values = {"accuracy": middle, "accuracy_low": middle - 0.05, "accuracy_high": middle + 0.05}
+        append(at, {"phase": "evaluation", "step": step, "time": 9.0, "problems": 300, **values})
+    run.refresh()
+    last = run.progress.periods[-1]
+    assert [one.alarm.name for one in run.progress.periods] == [*before, "accuracy fell"]
+    assert (last.first_step, last.last_step) == (5, run.progress.last_step)
+
+
 def test_a_role_tells_whom_it_waits_for(tmp_path):
     span = {"role": "explorer1", "start": 100.0, "end": 106.0, "kind": "rollout"}
     wait = {"reason": "synchronization", "for_whom": "the trainer"}

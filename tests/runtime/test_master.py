@@ -312,6 +312,18 @@ def test_troubles_of_so_many_steps_are_in_the_status_with_completions(master):
     assert decode(encode(status)) == status
 
 
+def test_accuracy_that_falls_during_the_run_is_an_alarm_at_once(program, master):
+    master(EnterPhase("rl", ""))
+    for step, accuracy in ((0, 0.747), (10, 0.113)):
+        assert master(AskStatus()).alarms == ()
+        ends = {"accuracy_low": accuracy - 0.07, "accuracy_high": accuracy + 0.07}
+        values = {"accuracy": accuracy, "problems": 150, **ends}
+        program._evaluated(Measured(f"after step {step}", step, values, None))
+    (alarm,) = master(AskStatus()).alarms
+    assert alarm.name == "accuracy fell"
+    assert "from 74.7% before RL" in alarm.text
+
+
 def test_what_is_reported_of_a_run_adds_up(program, master):
     master(Report(Result(resumed=0, skipped={"warm_up": Skipped(1, 2, 2)})))
     best = Best(10, "accuracy", 1.0)
