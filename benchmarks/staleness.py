@@ -80,6 +80,7 @@ def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
     config = base.get_config()
     config.workdir, config.seed = "none", seed
     config.sync.mode = "synchronous"
+    config.warm_up.steps = 400
     config.algorithm.update({**ALGORITHMS[algorithm], "allow_unsafe": True})
     config.trainer.update(
         {"steps": steps, "groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE}

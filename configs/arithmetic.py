@@ -19,6 +19,7 @@ def get_config() -> ConfigDict:
     """Returns the defaults, with what makes the run learn from any seed."""
     config = base.get_config()
     config.name = "arithmetic"
+    config.warm_up.steps = base.from_scratch(config, 400)
     config.sync.mode = "one_step_off_policy"
     # A rollout costs a third of a train step, and half of the groups teach nothing: three times as
     # many are generated as are trained on.
@@ -31,4 +32,5 @@ def get_config() -> ConfigDict:
     config.algorithm.logprob_gap_alarm = 2.0
     config.optimizer.learning_rate = 1.4e-3
     config.optimizer.schedule = "cosine"
+    config.evaluation.every_steps = 25
     return config

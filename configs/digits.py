@@ -22,7 +22,8 @@ def get_config() -> ConfigDict:
     config.name = "digits"
     config.task.name = "digits"
     config.task.digits.as_text = True
-    config.warm_up.update({"steps": 100, "batch_size": 64, "probe_every_steps": 1000})
+    config.warm_up.steps = base.from_scratch(config, 100)
+    config.warm_up.update({"batch_size": 64, "probe_every_steps": 1000})
     config.sync.mode = "one_step_off_policy"
     # A completion is one character: rollouts are cheap, so the best of three times as many groups
     # are trained on.
@@ -30,4 +31,5 @@ def get_config() -> ConfigDict:
     config.algorithm.logprob_gap_alarm = 2.0  # Updates are large, and TOPR bears the distance.
     config.trainer.update({"steps": 40, "groups_per_step": 48, "group_size": 4})
     config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine"})
+    config.evaluation.every_steps = 10
     return config

@@ -61,7 +61,8 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = GUESSES
     config.environment.max_tokens = 24
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = 300
+    config.warm_up.steps = base.from_scratch(config, 300)
     config.trainer.update({"steps": 120, "groups_per_step": 40, "group_size": 8})
     config.optimizer.schedule = "cosine"
+    config.evaluation.every_steps = 30
     return config

@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     config.tokenizer.chat = "no"
     # Ends of a function that are whole lines: the text of a stop is part of the program.
     config.rollout.stop_strings = "\n\n\n|\n#"
-    config.warm_up.steps = 0
     config.trainer.groups_per_step = 16
     config.optimizer.learning_rate = 1e-6
+    config.evaluation.every_steps = 25
     return config

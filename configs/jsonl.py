@@ -1,21 +1,51 @@
-"""The arithmetic run, on a JSONL file of your own.
+"""A small transformer learns the rows of a JSONL file of your own.
 
     python -m launcher --config=configs/jsonl.py --config.task.jsonl.path=FILE
 
 Each line of FILE is an object {"prompt": …, "answer": …}. A tenth of the different prompts is held
-out, each with all its lines, unless --config.task.jsonl.held_out_path names a file. Characters are
-tokens, the rows' own answers are the demonstrations of the warm start, and a completion is rewarded
-when it is the answer.
+out, each with all its lines, unless --config.task.jsonl.held_out_path names a file. A completion is
+rewarded when it is the answer.
+
+A model from scratch of 0.4 million parameters has a token for each character. It first learns 100
+batches of the rows' own answers, and goes on to learn 128 of them beside the rollouts of each of 60
+trainer steps, which hold it near what is known while rewards improve it. Rows that this start
+solves none of stay unsolved: give harder tasks more supervised steps (--config.warm_up.steps=400),
+or a checkpoint (--config.model.path=DIRECTORY), which imitates nothing unless that is asked for.
+
+The learning rate grows with the square root of the completions of a step, so that
+--config.trainer.groups_per_step may be 16 or 192; for a checkpoint it is 1e-6, with adapters 1e-5.
 """
+
+import math
 
 from ml_collections import ConfigDict
 
-from configs import arithmetic
+from configs import base
+
+RATE = 2e-4
+COMPLETIONS = 32 * 8
+"""Completions of a trainer step that the learning rate of a model from scratch was chosen with."""
 
 
 def get_config() -> ConfigDict:
-    """Returns the arithmetic run's config with another task."""
-    config = arithmetic.get_config()
+    """Returns the defaults with another task, and settings that suit many small tasks."""
+    config = base.get_config()
     config.name = "jsonl"
     config.task.name = "jsonl"
+    config.sync.mode = "one_step_off_policy"
+    config.warm_up.steps = base.from_scratch(config, 100)
+    config.algorithm.expert_rows = base.from_scratch(config, 128)
+    config.algorithm.expert_coefficient = 0.5
+    config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
+    config.optimizer.learning_rate = base.following(config, _learning_rate)
+    config.optimizer.update({"ramp_updates": 40, "schedule": "cosine"})
+    config.evaluation.every_steps = 10
     return config
+
+
+def _learning_rate(config: ConfigDict) -> float:
+    """A rate for the model, larger for larger batches, whose gradients are less noisy."""
+    if config.model.path:
+        return 1e-5 if config.model.lora.rank else 1e-6
+    completions = config.trainer.groups_per_step * config.trainer.group_size
+    return RATE * math.sqrt(completions / COMPLETIONS)

@@ -28,10 +28,12 @@ def get_config() -> ConfigDict:
     config.name = "long_tail"
     config.task.name = "worked"
     config.task.max_completion_tokens = 212  # Of 34 additions, and a little room to be wrong in.
-    config.warm_up.update({"steps": 300, "batch_size": 64})
+    config.warm_up.steps = base.from_scratch(config, 300)
+    config.warm_up.batch_size = 64
     config.algorithm.update({"over_sampling": 6.0, "keep": "best", "kl_coefficient": 0.0})
     config.optimizer.update({"learning_rate": 1e-4, "updates_per_batch": 1})
     config.trainer.update({"steps": 30, "groups_per_step": 12, "batching": "packed"})
     config.rollout.slots = 32
     config.sync.mode = "asynchronous"
+    config.evaluation.every_steps = 10
     return config

@@ -16,7 +16,6 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.name = "reward_model"
     config.algorithm.name = "reward_model"
-    config.warm_up.steps = 0
     config.trainer.update({"steps": 400, "groups_per_step": 128, "group_size": 2})
     config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine", "updates_per_batch": 1})
     return config

@@ -21,7 +21,8 @@ def get_config() -> ConfigDict:
     config.name = "shapes"
     config.task.name = "shapes"
     config.task.shapes.update({"as_text": True, "cells": 2})
-    config.warm_up.update({"steps": 150, "batch_size": 64, "probe_every_steps": 1000})
+    config.warm_up.steps = base.from_scratch(config, 150)
+    config.warm_up.update({"batch_size": 64, "probe_every_steps": 1000})
     config.sync.mode = "one_step_off_policy"
     # Answers are short: rollouts are cheap, so the best of three times as many groups are trained
     # on.
@@ -29,4 +30,5 @@ def get_config() -> ConfigDict:
     config.algorithm.logprob_gap_alarm = 2.0  # Updates are large, and TOPR bears the distance.
     config.trainer.update({"steps": 80, "groups_per_step": 48, "group_size": 4})
     config.optimizer.update({"learning_rate": 3e-4, "schedule": "cosine"})
+    config.evaluation.every_steps = 20
     return config

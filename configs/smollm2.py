@@ -35,7 +35,6 @@ def get_config() -> ConfigDict:
     config.task.max_completion_tokens = 8
     config.rollout.stop_strings = "\n"
     config.model.lora.rank = 16
-    config.warm_up.steps = 0
     config.trainer.steps = 32
     config.trainer.groups_per_step = 8
     config.trainer.group_size = 8
@@ -43,4 +42,5 @@ def get_config() -> ConfigDict:
     config.optimizer.learning_rate = 2e-4
     config.optimizer.updates_per_batch = 1
     config.sync.mode = "one_step_off_policy"
+    config.evaluation.every_steps = 16
     return config

@@ -56,7 +56,9 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = 3
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.update({"steps": 500, "probe_every_steps": 1000})
+    config.warm_up.steps = base.from_scratch(config, 500)
+    config.warm_up.probe_every_steps = 1000
     config.trainer.update({"steps": 80, "groups_per_step": 32, "group_size": 8})
     config.optimizer.schedule = "cosine"  # At a constant rate accuracy keeps moving by 5 %.
+    config.evaluation.every_steps = 20
     return config

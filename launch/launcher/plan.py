@@ -12,6 +12,8 @@ _BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
 _SYNC = 4
 _DRAWN_STEPS = 6
 _COLUMNS = 220
+_HIGH_RATE = 1e-4  # Of supervised steps on all weights of a checkpoint.
+_HIGH_ADAPTER_RATE = 1e-3
 
 
 def describe(settings: RunSettings) -> str:
@@ -26,6 +28,7 @@ def describe(settings: RunSettings) -> str:
         _headline(settings),
         _algorithm(settings),
         *_shaping(settings),
+        *_demonstrated(settings),
         "",
         *_who_waits(settings),
         "",
@@ -37,7 +40,8 @@ def describe(settings: RunSettings) -> str:
         ),
         f"A run of {settings.trainer.steps} trainer steps consumes"
         f" {settings.trainer.steps * settings.trainer.groups_per_step} groups of"
-        f" {settings.trainer.group_size} completions.",
+        f" {settings.trainer.group_size} completions, at a learning rate of"
+        f" {_rate(settings.optimizer.learning_rate, settings.optimizer.schedule)}.",
         *_warnings(settings),
         "",
         "The first steps, as if rollouts and train steps took equally long:",
@@ -59,16 +63,45 @@ def _supervised(settings: RunSettings) -> str:
             " nothing is generated, so there are neither explorers nor a replay server.",
             f"  {trainer.steps} trainer steps of {rows} {rows_are}"
             f" (trainer.groups_per_step · trainer.group_size) in {_count(updates, 'update')}",
+            *_demonstrated(settings),
+            *_high_rate(settings),
         ]
     )
 
 
+def _demonstrated(settings: RunSettings) -> list[str]:
+    """Describes the supervised steps before RL, if there are any."""
+    one, optimizer = settings.warm_up, settings.optimizer
+    rate = _rate(optimizer.warm_up_learning_rate, optimizer.warm_up_schedule)
+    rows = _count(one.batch_size, "demonstration")
+    steps = _count(one.steps, "supervised step")
+    return [f"  {steps} before it, each on {rows}, at a learning rate of {rate}"] * (one.steps > 0)
+
+
+def _rate(rate: float, schedule: str) -> str:
+    return f"{rate:g}" if schedule == "constant" else f"{rate:g} ({schedule})"
+
+
 def _warnings(settings: RunSettings) -> list[str]:
-    if settings.model.path is not None or settings.warm_up.steps:
+    if settings.model.path is None and not settings.warm_up.steps:
+        return [
+            "The policy starts at random, without demonstrations (model.path is not set,"
+            " warm_up.steps=0): hardly any completion will earn a reward. Give a checkpoint, or"
+            " supervised steps on the task's demonstrations, such as --config.warm_up.steps=400."
+        ]
+    return _high_rate(settings)
+
+
+def _high_rate(settings: RunSettings) -> list[str]:
+    """Warns of supervised steps that overwrite what a checkpoint has learned."""
+    steps, rate = settings.warm_up.steps, settings.optimizer.warm_up_learning_rate
+    limit = _HIGH_ADAPTER_RATE if settings.model.lora.rank else _HIGH_RATE
+    if settings.model.path is None or not steps or rate <= limit:
         return []
     return [
-        "The policy starts at random, without demonstrations (model.path is not set,"
-        " warm_up.steps=0): hardly any completion will earn a reward."
+        f"WARNING: the checkpoint of model.path is trained on the task's demonstrations for"
+        f" {_count(steps, 'step')} at optimizer.warm_up_learning_rate={rate:g}, which overwrites"
+        f" what it has learned: a rate of at most {limit:g} is usual, or warm_up.steps=0."
     ]
 
 

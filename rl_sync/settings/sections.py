@@ -27,7 +27,10 @@ class WarmUpSettings:
     """`config.warm_up`."""
 
     steps: int = setting(
-        400, "Supervised steps before RL; 0 for no warm-up.", least=0, free="always"
+        0,
+        "Supervised steps on the task's demonstrations before RL; 0 for no warm-up.",
+        least=0,
+        free="always",
     )
     batch_size: int = setting(128, "Demonstrations in each supervised step.", least=1)
     probe_every_steps: int = setting(

@@ -1,0 +1,78 @@
+"""Defaults that follow from other settings, and the supervised steps of the shipped configs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from launcher import command_line, config_file, packaged
+
+from configs import base
+from tests.launcher.command import ROOT
+
+CHECKPOINT = str(ROOT / "tests/data/models/qwen2")
+FROM_SCRATCH = {
+    "arithmetic": 400,
+    "digits": 100,
+    "game": 300,
+    "jsonl": 100,
+    "long_tail": 300,
+    "shapes": 150,
+    "tools": 500,
+}
+
+
+def _config(name, *words):
+    path = str(ROOT / "configs" / f"{name}.py")
+    return command_line.parse(["plan", f"--config={path}", *words]).config
+
+
+def test_a_default_follows_the_settings_it_is_of_until_it_is_set_itself():
+    config = base.get_config()
+    config.trainer.steps = base.following(config, lambda one: 2 * one.trainer.groups_per_step)
+    assert config.trainer.steps == config.to_dict()["trainer"]["steps"] == 128
+    config.trainer.groups_per_step = 5
+    assert config.trainer.steps == config.to_dict()["trainer"]["steps"] == 10
+    config.trainer.steps = 7
+    config.trainer.groups_per_step = 9
+    assert config.trainer.steps == 7
+    with pytest.raises(TypeError):
+        config.trainer.steps = "many"
+
+
+def test_nothing_is_imitated_by_default():
+    assert base.get_config().warm_up.steps == 0
+
+
+@pytest.mark.parametrize("name", packaged.names())
+def test_a_checkpoint_is_not_trained_on_demonstrations_unless_that_is_asked_for(name):
+    steps = FROM_SCRATCH.get(name, 0)
+    assert _config(name).warm_up.steps == steps
+    given = f"--config.model.path={CHECKPOINT}"
+    assert _config(name, given).warm_up.steps == 0
+    for words in ([given, "--config.warm_up.steps=3"], ["--config.warm_up.steps=3", given]):
+        assert _config(name, *words).warm_up.steps == 3
+
+
+def test_the_learning_rate_of_own_data_is_scaled_with_the_batch_and_is_small_for_a_checkpoint():
+    rates = [
+        _config("jsonl", f"--config.trainer.groups_per_step={groups}").optimizer.learning_rate
+        for groups in (16, 64, 256)
+    ]
+    assert rates == pytest.approx([rates[0], 2 * rates[0], 4 * rates[0]])
+    given = f"--config.model.path={CHECKPOINT}"
+    whole, adapters = _config("jsonl", given), _config("jsonl", given, "--config.model.lora.rank=8")
+    assert whole.optimizer.learning_rate == 1e-6
+    assert adapters.optimizer.learning_rate == 1e-5
+    assert whole.algorithm.expert_rows == adapters.algorithm.expert_rows == 0
+    asked = _config("jsonl", "--config.optimizer.learning_rate=0.5", given)
+    assert asked.optimizer.learning_rate == 0.5
+
+
+def test_a_config_that_python_has_changed_is_read_with_what_follows(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from configs import jsonl\ndef get_config():\n    config = jsonl.get_config()\n"
+        f"    config.model.path = {CHECKPOINT!r}\n    return config\n"
+    )
+    assert json.loads(json.dumps(config_file.load(str(path)).to_dict()))["warm_up"]["steps"] == 0
