@@ -34,13 +34,18 @@ def get_config() -> ConfigDict:
     config.task.name = "jsonl"
     config.sync.mode = "one_step_off_policy"
     config.warm_up.steps = base.from_scratch(config, 100)
-    config.algorithm.expert_rows = base.from_scratch(config, 128)
+    config.algorithm.expert_rows = base.following(config, _expert_rows)
     config.algorithm.expert_coefficient = 0.5
     config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
     config.optimizer.learning_rate = base.following(config, _learning_rate)
     config.optimizer.update({"ramp_updates": 40, "schedule": "cosine"})
     config.evaluation.every_steps = 10
     return config
+
+
+def _expert_rows(config: ConfigDict) -> int:
+    """Answers to imitate beside the rollouts, where a model from scratch has begun with some."""
+    return 128 if config.warm_up.steps and not config.model.path else 0
 
 
 def _learning_rate(config: ConfigDict) -> float:
