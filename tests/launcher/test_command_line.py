@@ -95,8 +95,8 @@ def test_paths_after_an_equals_sign_may_start_at_home(monkeypatch):
     [
         ('{"prompt": "a", "answer": "b"', "is not JSON"),
         ('["a", "b"]', "is not an object"),
-        ('{"prompt": "a"}', "'answer' is missing"),
-        ('{"prompt": "a", "answer": "  "}', "'answer' is '  '"),
+        ('{"answer": "a"}', "'prompt' is missing"),
+        ('{"prompt": "  ", "answer": "a"}', "'prompt' is '  '"),
         ('{"prompt": ["a"], "answer": "b"}', "'prompt' is ['a']"),
     ],
 )

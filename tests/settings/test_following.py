@@ -66,6 +66,8 @@ def test_the_learning_rate_of_own_data_is_scaled_with_the_batch_and_is_small_for
     assert adapters.optimizer.learning_rate == 1e-5
     assert whole.algorithm.expert_rows == adapters.algorithm.expert_rows == 0
     assert _config("jsonl").algorithm.expert_rows == 128
+    updates = "--config.optimizer.updates_per_batch=3"
+    assert _config("jsonl", updates).algorithm.expert_rows == 96
     assert _config("jsonl", "--config.warm_up.steps=0").algorithm.expert_rows == 0
     asked = _config("jsonl", "--config.optimizer.learning_rate=0.5", given)
     assert asked.optimizer.learning_rate == 0.5
