@@ -171,7 +171,9 @@ class Standing:
         self.facts: dict[str, Any] = {}
         self.spans = Spans()
         self._changed = threading.Condition()
-        self._state = master.MasterState(wiring.master_settings(settings))
+        self._state = master.MasterState(
+            wiring.master_settings(settings, wiring.prompt_pool(settings, self.task))
+        )
         self._buffer: list[int] = []
         self._tickets: dict[int, tuple[float, int]] = {}
         self._count = itertools.count()

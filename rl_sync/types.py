@@ -77,6 +77,39 @@ class Lease(NamedTuple):
     prompt: Prompt
 
 
+class Use(NamedTuple):
+    """A group of a prompt that was judged.
+
+    Attributes:
+      step: the trainer step that it was for, or after which it ended.
+      ordinal, replacement: see `rl_sync.actors.events.Assignment`.
+      prompt: the id of the prompt.
+      success: the group's success, as `curriculum.success` measures it.
+    """
+
+    step: int
+    ordinal: int
+    replacement: int
+    prompt: int
+    success: float
+
+
+class Seen(NamedTuple):
+    """The history of one prompt, as it is kept in snapshots.
+
+    Attributes:
+      prompt: its id.
+      uses: the number of its groups that were judged.
+      success: its success rate; the newest groups count most.
+      last_step: the trainer step of its last use.
+    """
+
+    prompt: int
+    uses: int
+    success: float
+    last_step: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """A prompt's trajectories; an explorer writes them as one item of the replay buffer.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from rl_sync.algorithms.screening import NO_SCREENING, Screening
 from rl_sync.schedule import SyncSchedule
+from rl_sync.tasks.curriculum import Choice, CurriculumSettings, Pool
+from rl_sync.types import Seen, Use
 
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
@@ -35,6 +38,8 @@ class MasterSettings:
         for that.
       times_sampled: how many steps may train on a group; more than one under latest pulls.
       evaluate_every_steps: trainer steps between two evaluations by explorers; 0 for none.
+      curriculum, pool: how prompts are chosen, and of which.
+      seed: of the run.
     """
 
     schedule: SyncSchedule
@@ -48,6 +53,9 @@ class MasterSettings:
     max_leases: int = 1
     times_sampled: int = 1
     evaluate_every_steps: int = 0
+    curriculum: CurriculumSettings = dataclasses.field(default_factory=CurriculumSettings)
+    pool: Pool = dataclasses.field(default_factory=Pool)
+    seed: int = 0
 
     def step_of(self, ordinal: int) -> int:
         """Returns the explorer step of an ordinal under exact pulls."""
@@ -67,12 +75,14 @@ class Assignment(NamedTuple):
       replacement: the number of prompts that were already tried there and taught nothing. Together
         with the ordinal it determines the prompt.
       failures: the number of leases of the prompt that were dropped as environments failed.
+      choice: the prompt; None until it is chosen.
     """
 
     ordinal: int
     attempt: int = 0
     replacement: int = 0
     failures: int = 0
+    choice: Choice | None = None
 
 
 class LiveLease(NamedTuple):
@@ -80,8 +90,9 @@ class LiveLease(NamedTuple):
 
     Attributes:
       version: no token of its group is of an older one.
-      replacement, failures: see `Assignment`.
+      replacement, failures, choice: see `Assignment`.
       trained: how many steps have trained on its group; above 0 only where others may do so again.
+      success: of its group, once it is judged; see `Use`.
     """
 
     lease_id: int
@@ -94,6 +105,8 @@ class LiveLease(NamedTuple):
     replacement: int = 0
     failures: int = 0
     trained: int = 0
+    choice: Choice = Choice(0)
+    success: float | None = None
 
     def next_assignment(self, replaced: bool = False, failed: bool = False) -> Assignment:
         """Returns the work to generate for its ordinal if it is dropped.
@@ -107,6 +120,7 @@ class LiveLease(NamedTuple):
             attempt=self.attempt + 1,
             replacement=self.replacement + replaced,
             failures=0 if replaced else self.failures + failed,
+            choice=None if replaced else self.choice,
         )
 
 
@@ -130,12 +144,28 @@ class Position(NamedTuple):
       next_ordinal: the first ordinal that was never leased.
       again: (ordinal, replacement) of earlier ordinals that were not trained, in order.
       next_lease: the next lease id.
+      seen: the history of prompts.
+      pending: uses by steps up to `step` that the history does not count yet.
+      prompts: (ordinal, prompt) of what `again` has, where choices go by the history.
     """
 
     step: int
     next_ordinal: int
     again: tuple[tuple[int, int], ...]
     next_lease: int
+    seen: tuple[Seen, ...] = ()
+    pending: tuple[Use, ...] = ()
+    prompts: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Position:
+        """Makes it of what JSON has made of its `_asdict()`; an older one has fewer fields."""
+        pairs = {
+            name: tuple((a, b) for a, b in fields.get(name, ())) for name in ("again", "prompts")
+        }
+        seen = tuple(Seen(*one) for one in fields.get("seen", ()))
+        pending = tuple(Use(*one) for one in fields.get("pending", ()))
+        return cls(**{**fields, **pairs, "seen": seen, "pending": pending})
 
 
 class Started(NamedTuple):
@@ -190,6 +220,12 @@ class GroupsJudged(NamedTuple):
 
     judged: tuple[tuple[int, tuple[float, ...]], ...]
     failed: tuple[FailedEpisode, ...] = ()
+
+
+class GroupsScored(NamedTuple):
+    """The master has judged groups: the success of each, by its lease id."""
+
+    successes: tuple[tuple[int, float], ...]
 
 
 class GroupsBuffered(NamedTuple):
@@ -255,6 +291,7 @@ Event = (
     Started
     | LeaseRequested
     | GroupsJudged
+    | GroupsScored
     | GroupsBuffered
     | BatchTrained
     | GroupsRefused

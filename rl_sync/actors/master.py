@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 from rl_sync.actors.admission import admit
+from rl_sync.actors.choosing import chosen, may_choose
 from rl_sync.actors.events import (
     EXPLORER_DIED,
     LEASE_EXPIRED,
@@ -33,6 +34,7 @@ from rl_sync.actors.events import (
     GroupsBuffered,
     GroupsJudged,
     GroupsRefused,
+    GroupsScored,
     HoldBack,
     LeaseRequested,
     LiveLease,
@@ -43,7 +45,9 @@ from rl_sync.actors.events import (
     Ticked,
     VersionPublished,
 )
-from rl_sync.actors.master_state import MasterState, Outcome, drop, settle
+from rl_sync.actors.master_state import MasterState, Outcome, counted, drop, settle
+from rl_sync.tasks.curriculum import Choice
+from rl_sync.tasks.history import History
 
 
 def transition(state: MasterState, event: Event) -> Outcome:
@@ -62,6 +66,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return _lease(state, event)
         case GroupsJudged():
             return admit(state, event)
+        case GroupsScored(successes):
+            return _score(state, successes), ()
         case GroupsBuffered(lease_ids):
             return _buffer(state, lease_ids)
         case BatchTrained():
@@ -98,8 +104,21 @@ def position(state: MasterState) -> Position:
     untrained |= {
         (lease.ordinal, lease.replacement) for lease in state.live.values() if not lease.trained
     }
+    choices = [(one.ordinal, one.choice) for one in state.again]
+    choices += [(one.ordinal, one.choice) for one in state.live.values() if not one.trained]
+    follows = state.settings.curriculum.follows_history
     return Position(
-        state.trained_steps, state.next_ordinal, tuple(sorted(untrained)), state.next_lease
+        step=state.trained_steps,
+        next_ordinal=state.next_ordinal,
+        again=tuple(sorted(untrained)),
+        next_lease=state.next_lease,
+        seen=tuple(state.history.seen()),
+        pending=tuple(
+            sorted(use for use in state.pending.values() if use.step <= state.trained_steps)
+        ),
+        prompts=tuple(
+            sorted((at, choice.prompt) for at, choice in choices if follows and choice is not None)
+        ),
     )
 
 
@@ -116,13 +135,21 @@ def end(state: MasterState) -> Outcome:
 
 def _start(state: MasterState, position: Position) -> Outcome:
     schedule = dataclasses.replace(state.settings.schedule, start=position.step)
+    prompts = {
+        at: Choice(prompt) for at, prompt in position.prompts if prompt < state.settings.pool.count
+    }
     return dataclasses.replace(
         state,
         settings=dataclasses.replace(state.settings, schedule=schedule),
         trained_steps=position.step,
         next_ordinal=position.next_ordinal,
         next_lease=position.next_lease,
-        again=tuple(Assignment(ordinal, 1, tried) for ordinal, tried in position.again),
+        again=tuple(
+            Assignment(ordinal, 1, tried, choice=prompts.get(ordinal))
+            for ordinal, tried in position.again
+        ),
+        history=History.of_seen(position.seen),
+        pending={(use.ordinal, use.replacement): use for use in position.pending},
     ), ()
 
 
@@ -164,6 +191,8 @@ def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
     for step in range(state.trained_steps + 1, settings.steps + 1):
         share = settings.share(request.explorer, step)
         free = [ordinal for ordinal in share if ordinal not in taken]
+        if free and not may_choose(state, step):
+            return state, (HoldBack("synchronization"),)
         if free:
             todo = [again.get(ordinal, Assignment(ordinal)) for ordinal in free]
             version = settings.schedule.exact_version(step)
@@ -227,6 +256,7 @@ def _grant(
     todo: list[Assignment],
 ) -> Outcome:
     deadline = request.now_secs + state.settings.lease_secs
+    state, todo = chosen(state, todo, step)
     leases = tuple(
         LiveLease(
             lease_id=state.next_lease + i,
@@ -238,6 +268,7 @@ def _grant(
             deadline_secs=deadline,
             replacement=one.replacement,
             failures=one.failures,
+            choice=one.choice or Choice(0),
         )
         for i, one in enumerate(todo)
     )
@@ -254,6 +285,14 @@ def _grant(
         leased=state.leased + len(leases),
     )
     return state, (grant, Record("leased", leases))
+
+
+def _score(state: MasterState, successes: tuple[tuple[int, float], ...]) -> MasterState:
+    live = dict(state.live)
+    for lease_id, success in successes:
+        if lease_id in live:
+            live[lease_id] = live[lease_id]._replace(success=success)
+    return dataclasses.replace(state, live=live)
 
 
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
@@ -284,6 +323,8 @@ def _train(state: MasterState, event: BatchTrained) -> Outcome:
     state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
     # The places of what is left out are not to be filled again: the step they were for is over.
     state, dropped = settle(state, over, LEFT_OUT)
+    if not state.settings.curriculum.follows_history:
+        state = counted(state, event.step)
     records: tuple[Command, ...] = (Record("trained", tuple(trained), f"step {event.step}"),)
     return state, records + ((Record("dropped", dropped, LEFT_OUT),) if dropped else ())
 

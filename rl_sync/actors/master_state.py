@@ -13,6 +13,9 @@ from rl_sync.actors.events import (
     MasterSettings,
     Record,
 )
+from rl_sync.tasks.curriculum import Choice
+from rl_sync.tasks.history import History
+from rl_sync.types import Use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,11 @@ class MasterState:
         prompt is tried in their place.
       failed: the number of beginnings of episodes that failed, for each reason.
       evaluation: the evaluation that an explorer does, or that is to be done.
+      history: of prompts, as far as choices may go by it.
+      pending: uses that the history does not count yet, by their place: under exact pulls those of
+        steps that the next choice must not know of.
+      plans: under exact pulls, the prompts chosen for a step, where choices go by the history: one
+        for each ordinal, then one for each that is replaced, and so on.
       stopping: the reason why the run is being stopped; None while it goes on.
     """
 
@@ -45,6 +53,9 @@ class MasterState:
     out_of_attempts: int = 0
     failed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     evaluation: DueEvaluation | None = None
+    history: History = dataclasses.field(default_factory=History)
+    pending: Mapping[tuple[int, int], Use] = dataclasses.field(default_factory=dict)
+    plans: Mapping[int, tuple[Choice, ...]] = dataclasses.field(default_factory=dict)
     stopping: str | None = None
 
     @property
@@ -100,4 +111,29 @@ def settle(
         trained=state.trained + len(leases) - len(dropped),
         dropped={**state.dropped, **counts},
     )
-    return state, dropped
+    return remember(state, leases), dropped
+
+
+def remember(state: MasterState, leases: Sequence[LiveLease]) -> MasterState:
+    """Adds the groups of leases that end to the history, as far as they were judged.
+
+    Under exact pulls they wait there until a choice may know of their step. A group that was
+    generated anew, since its explorer died, counts once.
+    """
+    settings, pending = state.settings, dict(state.pending)
+    is_exact = settings.schedule.pull == "exact"
+    for lease in leases:
+        if lease.success is not None:
+            step = settings.step_of(lease.ordinal) if is_exact else state.trained_steps
+            at = (lease.ordinal, lease.replacement)
+            pending[at] = Use(step, *at, lease.choice.prompt, lease.success)
+    state = dataclasses.replace(state, pending=pending)
+    return state if is_exact else counted(state, state.trained_steps)
+
+
+def counted(state: MasterState, step: int) -> MasterState:
+    """Adds to the history what pends of steps up to this one."""
+    known = sorted(use for use in state.pending.values() if use.step <= step)
+    rest = {at: use for at, use in state.pending.items() if use.step > step}
+    weight = state.settings.curriculum.newest_weight
+    return dataclasses.replace(state, history=state.history.after(known, weight), pending=rest)

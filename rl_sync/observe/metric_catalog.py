@@ -263,6 +263,19 @@ _REWARDS = (
         alarm=Threshold("judgements.jsonl says why", least=1, name="unjudged completions"),
     ),
     Metric(
+        "prompts/success_rate",
+        "Mean success of the step's groups, as `curriculum.success` measures it.",
+    ),
+    Metric("prompts/seen", "Share of the training prompts that were used so far."),
+    Metric(
+        "prompts/in_band",
+        "Share of the step's prompts whose success rate was in the band when they were chosen"
+        " (`curriculum.selection=difficulty_band`).",
+        normal="near 1 minus `curriculum.explore`, once prompts have been tried",
+        alarm="near 0: the band is empty, so the prompts nearest to it are trained on",
+    ),
+    Metric("prompts/unseen", "Share of the step's prompts that were new when they were chosen."),
+    Metric(
         "groups_without_spread",
         "Share of groups whose rewards are all equal: nothing can be learned from them.",
         normal="below 0.7",

@@ -28,11 +28,12 @@ from rl_sync.processes.judging_calls import Pending, Written
 from rl_sync.processes.messages import record
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Call
-from rl_sync.types import Lease, Prompt
+from rl_sync.types import Lease, Prompt, Seen, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
     *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
+    *(Seen, Use),
     *(FailedEpisode, RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
 ):

@@ -28,6 +28,7 @@ from rl_sync.processes.rpc import Handler
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable, example_rows
 from rl_sync.rewards.settings import RewardSettings
+from rl_sync.tasks.curriculum import SOLVED
 from rl_sync.tasks.task import Task
 from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
@@ -61,6 +62,22 @@ class Judge(Protocol):
         ...
 
 
+Scored = Callable[[tuple[tuple[int, float], ...]], None]
+"""Gets lease ids of groups, each with the group's success."""
+
+
+class Success(NamedTuple):
+    """Measure of a group's success.
+
+    Attributes:
+      measure: see `curriculum.success`.
+      with_baseline: whether the last completion of a group is a greedy one, which does not count.
+    """
+
+    measure: str = SOLVED
+    with_baseline: bool = False
+
+
 class _Judged(NamedTuple):
     """A completion of a group that is not trained on yet."""
 
@@ -84,6 +101,9 @@ class Judging:
       main: the label of the reward's first term, which says whether a problem is solved.
       spans: the master's; closed with the judging.
       fail: called with a reason when too many completions cannot be judged.
+      scored: called with the success of groups, before anybody hears their verdicts; None where
+        nobody asks.
+      success: its measure.
     """
 
     def __init__(
@@ -95,8 +115,11 @@ class Judging:
         workdir: Workdir,
         spans: SpanRecorder,
         fail: Callable[[str], None],
+        scored: Scored | None = None,
+        success: Success | None = None,
     ) -> None:
         self._task, self._judge, self._main = task, judge, main
+        self._scored, self._success = scored, success or Success()
         self._spans = spans
         self._settings, self._fail = settings, fail
         self._records = JsonLinesWriter(workdir.judgements, vital=False)
@@ -180,8 +203,30 @@ class Judging:
             raise
         for prompt, item, one in zip(prompts, items, judged, strict=True):
             self._count(prompt, item, one)
+        if self._scored is not None and (successes := self._successes(items, judged)):
+            self._scored(successes)
         self._clerk.submit(self._write, items, judged)
         return judged
+
+    def _successes(
+        self, items: Sequence[Written], judged: Sequence[Judgement]
+    ) -> tuple[tuple[int, float], ...]:
+        """Returns the success of each group, as far as its completions could be judged."""
+        groups = collections.defaultdict[int, list[Judgement]](list)
+        for item, one in zip(items, judged, strict=True):
+            if item.lease_id != NO_LEASE:
+                groups[item.lease_id].append(one)
+        successes = []
+        for lease_id, group in groups.items():
+            sampled = group[: len(group) - self._success.with_baseline]
+            values = [
+                float(self.solves(one)) if self._success.measure == SOLVED else one.score
+                for one in sampled
+                if one.score is not None
+            ]
+            if values:
+                successes.append((lease_id, sum(values) / len(values)))
+        return tuple(successes)
 
     def of_leases(self, lease_ids: Sequence[int]) -> Judgements:
         """Returns the judgements of groups, as long as they are not forgotten."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.actors import master
+from rl_sync.actors import choosing, master
 from rl_sync.actors.events import (
     LEFT_OUT,
     Event,
@@ -22,6 +22,7 @@ from rl_sync.actors.events import (
     GrantEvaluation,
     GrantLeases,
     GroupsBuffered,
+    GroupsScored,
     HoldBack,
     LeaseRequested,
     LiveLease,
@@ -51,7 +52,6 @@ from rl_sync.runtime.evaluations import Evaluations, Measured
 from rl_sync.runtime.weight_desk import WeightDesk
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
-from rl_sync.tasks.order import prompt_at
 from rl_sync.types import Lease
 from rl_sync.workdir import Workdir
 
@@ -76,7 +76,9 @@ class MasterServer:
         self._settings = settings
         self._task = wiring.load_task(settings)
         self._changed = threading.Condition()
-        self._state = master.MasterState(wiring.master_settings(settings))
+        self._state = master.MasterState(
+            wiring.master_settings(settings, wiring.prompt_pool(settings, self._task))
+        )
         self._ledger = Ledger(settings.workdir)
         with contextlib.suppress(OSError):  # Nothing relies on it.
             record_start(settings.workdir)
@@ -95,7 +97,9 @@ class MasterServer:
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
         self.closed = threading.Event()
-        self._judging = wiring.judging(settings, self._task, self._fail, self._say)
+        self._judging = wiring.judging(
+            settings, self._task, self._fail, self._say, scored=self._scored
+        )
         self._evaluations = Evaluations(
             wiring.examination(settings, self._task),
             self._judging,
@@ -217,9 +221,9 @@ class MasterServer:
 
     def _granted(self, grant: GrantLeases) -> calls.LeaseGrant:
         """The grant with the prompts of its leases."""
-        leases, count, seed = [], len(self._task.train), self._settings.seed
+        leases = []
         for lease in grant.leases:
-            prompt = self._task.train[prompt_at(lease.ordinal, count, seed, lease.replacement)]
+            prompt = self._task.train[lease.choice.prompt]
             # Under exact pulls a batch is that of its step, however often it was begun.
             attempt = 0 if grant.exactly else lease.attempt
             # The rest of a row, which may be large, is in the explorer's own task.
@@ -230,6 +234,9 @@ class MasterServer:
     def _screen(self, call: judging_calls.Screen) -> tuple[int, ...]:
         (admit,) = self._apply(call.event)
         return admit.lease_ids
+
+    def _scored(self, successes: tuple[tuple[int, float], ...]) -> None:
+        self._apply(GroupsScored(successes))
 
     def _claim(self, call: calls.Claim) -> list[int]:
         with self._changed:
@@ -242,14 +249,18 @@ class MasterServer:
         self._apply(call.event)
 
     def _trained(self, call: calls.Trained) -> None:
-        self._apply(call.event)
         event = call.event
+        with self._changed:
+            live = self._state.live
+            leases = [live[lease_id] for lease_id in event.lease_ids if lease_id in live]
+            self._apply(event)
+            prompts = choosing.metrics(self._state, leases)
         others = self._take_not_selected(event.step)
         generated = (*event.lease_ids, *others)
         over = {*generated} - {*event.kept}
         self._progress.spend(TRAINER, TRAINER, call.spent)
         judged = self._judging.metrics(generated, over, self._settings.trainer.group_size)
-        metrics = {**call.metrics, **judged, **self._progress.step(call.metrics)}
+        metrics = {**call.metrics, **judged, **prompts, **self._progress.step(call.metrics)}
         last = {"step": event.step, **call.metrics}
         if (mean := judged.get("reward_mean")) is not None:
             last["reward_mean"] = mean

@@ -204,8 +204,7 @@ class TrainerLoop:
             state = state._replace(params=params)
         self.session.resumed(step)
         self.session.call(Report(Result(resumed=step)))
-        position = Position(**metadata["position"])
-        return state, position._replace(again=tuple((at, tried) for at, tried in position.again))
+        return state, Position.of_json(metadata["position"])
 
     def _adapted(self, kept: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
         """Takes what fits the settings from the newest whole snapshot; the rest begins anew."""

@@ -23,13 +23,14 @@ from rl_sync.rewards.workers import Judges
 from rl_sync.roles import MASTER
 from rl_sync.rollout.sampling import Changes, Sampling
 from rl_sync.runtime.evaluation import Examination
-from rl_sync.runtime.judging import Judge, Judging
+from rl_sync.runtime.judging import Judge, Judging, Scored, Success
 from rl_sync.runtime.playing import environment_of
 from rl_sync.runtime.remote_judges import RemoteJudges, check_server
 from rl_sync.sampling_masks import word_count
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks import catalog
+from rl_sync.tasks.curriculum import Pool, pool_of
 from rl_sync.tasks.task import Task
 from rl_sync.workdir import Workdir
 
@@ -65,6 +66,7 @@ def load_task(settings: RunSettings) -> Task:
     sampling(settings, task)
     _require_demonstrations(settings, task)
     _require_preferences(settings, task)
+    prompt_pool(settings, task)
     return task
 
 
@@ -216,13 +218,18 @@ def judge_of(settings: RunSettings, task: Task, say: Callable[[str], None]) -> J
 
 
 def judging(
-    settings: RunSettings, task: Task, fail: Callable[[str], None], say: Callable[[str], None]
+    settings: RunSettings,
+    task: Task,
+    fail: Callable[[str], None],
+    say: Callable[[str], None],
+    scored: Scored | None = None,
 ) -> Judging:
     """The judging of a task's completions; the reward is tried at once, in a thread.
 
     Args:
       fail: called with a reason if it cannot be used.
       say: see `judge_of`.
+      scored: called with the success of groups that were judged.
     """
     made = Judging(
         task=task,
@@ -232,6 +239,8 @@ def judging(
         workdir=Workdir(settings.workdir),
         spans=SpanRecorder(Workdir(settings.workdir).spans_of(MASTER), MASTER),
         fail=fail,
+        scored=scored,
+        success=Success(settings.curriculum.success, settings.algorithm.needs_baselines),
     )
     made.start()
     return made
@@ -371,7 +380,19 @@ def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Bat
     )
 
 
-def master_settings(settings: RunSettings) -> MasterSettings:
+def prompt_pool(settings: RunSettings, task: Task) -> Pool:
+    """The prompts that the run chooses from.
+
+    Raises:
+      ConfigError: the rows lack what the curriculum goes by.
+    """
+    try:
+        return pool_of(settings.curriculum, task.train)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def master_settings(settings: RunSettings, pool: Pool) -> MasterSettings:
     """The settings that the master actor goes by."""
     return MasterSettings(
         schedule=settings.schedule,
@@ -387,4 +408,7 @@ def master_settings(settings: RunSettings) -> MasterSettings:
         evaluate_every_steps=(
             settings.evaluation.every_steps if settings.evaluates_on_explorers else 0
         ),
+        curriculum=settings.curriculum,
+        pool=pool,
+        seed=settings.seed,
     )

@@ -34,6 +34,7 @@ def check(settings: RunSettings) -> None:
     _check_run(settings)
     _check_shots(settings)
     _check_environment(settings)
+    _check_curriculum(settings)
     _check_explorers(settings)
     _check_algorithm(settings)
     _check_microbatches(settings)
@@ -80,6 +81,15 @@ def _check_shots(settings: RunSettings) -> None:
         not (shots and asked),
         f"task.shots={shots} makes prompts that a completion continues, and tokenizer.{asked}"
         " makes them a user's message: use one of the two.",
+    )
+
+
+def _check_curriculum(settings: RunSettings) -> None:
+    curriculum, algorithm = settings.curriculum, settings.algorithm
+    require(
+        algorithm.generates or not curriculum.follows_history,
+        f"curriculum.selection={curriculum.selection} goes by what became of prompts before, and"
+        f" algorithm.name={algorithm.name} generates nothing: leave it out.",
     )
 
 

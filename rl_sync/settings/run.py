@@ -41,6 +41,7 @@ from rl_sync.settings.sections import (
     WarmUpSettings,
 )
 from rl_sync.tasks.catalog import TaskConfig
+from rl_sync.tasks.curriculum import CurriculumSettings
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.transfer import TRANSFERS
 from rl_sync.workdir import Workdir
@@ -65,6 +66,9 @@ class RunSettings:
     tokenizer: TokenizerConfig = section(TokenizerConfig, "Tokenizer, and its chat template.")
     environment: EnvironmentSettings = section(
         EnvironmentSettings, "Environment of episodes of several turns."
+    )
+    curriculum: CurriculumSettings = section(
+        CurriculumSettings, "Choice of the prompts to train on, by what became of them before."
     )
     model: ModelSettings = section(
         ModelSettings, "Policy, from a checkpoint or from a random start."

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_sync.actors.events import Record
+from rl_sync.actors.events import LiveLease, Record
 from rl_sync.actors.master_state import MasterState
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.observe.resumption import RESUMED_AT, mark, standing
@@ -52,16 +52,7 @@ class Ledger:
 
     def write(self, record: Record) -> None:
         """Writes one event and the leases that it concerns."""
-        leases = [
-            {
-                "lease_id": lease.lease_id,
-                "ordinal": lease.ordinal,
-                "attempt": lease.attempt,
-                "replacement": lease.replacement,
-                "explorer": lease.explorer,
-            }
-            for lease in record.leases
-        ]
+        leases = [_described(lease) for lease in record.leases]
         line = {"time": time.time(), "event": record.event, "leases": leases}
         reason = {"reason": record.reason} if record.reason else {}
         episode = {"episode": record.episode._asdict()} if record.episode else {}
@@ -74,6 +65,22 @@ class Ledger:
     def close(self) -> None:
         """Closes the file."""
         self._lines.close()
+
+
+def _described(lease: LiveLease) -> dict[str, Any]:
+    """Returns what the ledger has of a lease."""
+    why = {"why": lease.choice.why} if lease.choice.why else {}
+    success = {} if lease.success is None else {"success": lease.success}
+    return {
+        "lease_id": lease.lease_id,
+        "ordinal": lease.ordinal,
+        "attempt": lease.attempt,
+        "replacement": lease.replacement,
+        "explorer": lease.explorer,
+        "prompt_id": lease.choice.prompt,
+        **why,
+        **success,
+    }
 
 
 def balance(state: MasterState) -> Balance:

@@ -16,6 +16,7 @@ from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import replay_tables
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
+from rl_sync.tasks.curriculum import Pool
 from rl_sync.workdir import Workdir
 from tests.settings.changed import config_with, settings_with
 
@@ -391,26 +392,26 @@ def test_the_shape_of_batches_decides_how_much_is_generated():
     assert (usual.groups_generated, usual.groups_per_lease, usual.slots) == (64, 64, 512)
     more = settings_with(algorithm__over_sampling=1.26, sync__mode="asynchronous")
     assert (more.groups_generated, more.groups_per_lease, more.slots) == (81, 81, 648)
-    assert wiring.master_settings(more).groups_per_step == 81
+    assert wiring.master_settings(more, Pool()).groups_per_step == 81
     assert replay_tables(more)[0].max_size == (more.schedule.batches_ahead + 1) * 81
     again = {"replay__times_sampled": 2, "replay__sampler": "prioritized"}
     again |= {"replay__priority_exponent": 0.6, "replay__max_size": 100}
     twice = settings_with(sync__mode="asynchronous", **again)
-    assert wiring.master_settings(twice).times_sampled == 2
+    assert wiring.master_settings(twice, Pool()).times_sampled == 2
     (table,) = replay_tables(twice)
     assert (table.sampler, table.priority_exponent) == ("prioritized", 0.6)
     assert (table.max_times_sampled, table.max_diff) == (2, 200.0)
     streaming = settings_with(sync__mode="asynchronous", rollout__streaming=True, rollout__slots=65)
     assert (streaming.groups_at_once, streaming.groups_ahead) == (65 // 8 + 1, 3 * 64)
-    assert wiring.master_settings(streaming).groups_per_lease == 9
-    assert wiring.master_settings(streaming).carries_over
+    assert wiring.master_settings(streaming, Pool()).groups_per_lease == 9
+    assert wiring.master_settings(streaming, Pool()).carries_over
     assert replay_tables(streaming)[0].max_size == 3 * 64 + 9
     assert usual.groups_at_once == 64
     remax = settings_with(algorithm__name="remax", sync__mode="synchronous")
     assert remax.slots == 64 * 9
     assert wiring.batching(remax, row_tokens=8).with_baselines
     dapo = settings_with(algorithm__name="dapo", algorithm__group_mean_high=0.9)
-    assert wiring.master_settings(dapo).screening == Screening(True, -UNBOUNDED, 0.9, 10)
+    assert wiring.master_settings(dapo, Pool()).screening == Screening(True, -UNBOUNDED, 0.9, 10)
 
 
 def test_one_completion_a_prompt_will_do_where_none_are_compared():

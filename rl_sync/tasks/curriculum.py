@@ -1,0 +1,224 @@
+"""The curriculum: which prompts a run trains on next, by what became of them before.
+
+Every choice is a pure function of the settings, the seed and the history (`rl_sync.tasks.history`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from rl_sync.setting import check, setting
+from rl_sync.tasks.history import History
+from rl_sync.types import Prompt
+
+SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN = (
+    "shuffled",
+    "difficulty_band",
+    "easy_to_hard",
+    "least_seen",
+)
+SOLVED = "solved"
+IN_BAND, UNSEEN, OUTSIDE = "in band", "unseen", "outside the band"
+"""Why a prompt was chosen, under `difficulty_band`."""
+
+_ORDERS, _DRAWS = 1, 2  # Of random numbers, beside those of `rl_sync.tasks.order`.
+
+
+@dataclasses.dataclass(frozen=True)
+class CurriculumSettings:
+    """`config.curriculum`.
+
+    Raises:
+      ValueError: a band without room, or a difficulty that nothing reads.
+    """
+
+    selection: str = setting(
+        SHUFFLED,
+        "Choice of the next prompts: `shuffled`, all in a new random order for each epoch;"
+        " `difficulty_band`, those whose success rate is in a band; `easy_to_hard`, all, the"
+        " easiest first; `least_seen`, those of the fewest uses. All but the first go by each"
+        " prompt's history.",
+        choices=(SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN),
+    )
+    success: str = setting(
+        SOLVED,
+        "Success of a group: `solved`, the share of its completions that solve the problem (the"
+        " reward's first term is 1 or more), or `reward`, their mean reward.",
+        choices=(SOLVED, "reward"),
+    )
+    newest_weight: float = setting(
+        0.5,
+        "Weight of a prompt's newest group in its success rate; the groups before it have the"
+        " rest. 1 forgets them.",
+        above=0,
+        greatest=1,
+    )
+    low: float = setting(0.2, "Least success rate of the band of `difficulty_band`.")
+    high: float = setting(0.8, "Greatest success rate of that band.")
+    explore: float = setting(
+        0.5,
+        "Share of the prompts of `difficulty_band` that are taken from outside the band: new ones,"
+        " and when there are none, those that were used longest ago, which may be in it by now.",
+        least=0,
+        below=1,
+    )
+    difficulty: str | None = setting(
+        None,
+        "Field of the rows with a number that `easy_to_hard` goes by, such as a level.",
+        implied="1 minus the success rate, so that a first pass tries all",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "curriculum")
+        if not self.low <= self.high:
+            raise ValueError(
+                f"curriculum.low={self.low:g} is above curriculum.high={self.high:g}: no success"
+                " rate is in that band. Exchange them."
+            )
+        if self.difficulty is not None and self.selection != EASY_TO_HARD:
+            raise ValueError(
+                f"curriculum.difficulty={self.difficulty!r} is read with"
+                f" curriculum.selection={EASY_TO_HARD} alone, not with {self.selection}: leave it"
+                " out."
+            )
+
+    @property
+    def follows_history(self) -> bool:
+        """Says whether the choice depends on what became of prompts before."""
+        return self.selection != SHUFFLED
+
+    def is_in_band(self, rates: Float[np.ndarray, " P"]) -> Bool[np.ndarray, " P"]:
+        """Says which success rates are in the band."""
+        return (rates >= self.low) & (rates <= self.high)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
+    """The prompts that a run chooses from.
+
+    Attributes:
+      count: their number.
+      difficulty: their difficulties, as rows say; None if rows do not.
+    """
+
+    count: int = 1
+    difficulty: Float[np.ndarray, " P"] | None = None
+
+
+def pool_of(settings: CurriculumSettings, train: Sequence[Prompt]) -> Pool:
+    """Makes the pool of a task's training problems.
+
+    Raises:
+      ValueError: a row lacks the field of the difficulty, or has no number there.
+    """
+    if (field := settings.difficulty) is None:
+        return Pool(len(train))
+    difficulty = np.zeros(len(train))
+    for i, prompt in enumerate(train):
+        value = prompt.fields.get(field)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not math.isfinite(value):
+            there = ", ".join(map(repr, prompt.fields))
+            found = f"has {value!r} there" if field in prompt.fields else f"has only {there}"
+            raise ValueError(
+                f"curriculum.difficulty={field!r} must be a field of every row, with a number;"
+                f" training problem {i} ({prompt.text[:60]!r}) {found}."
+            )
+        difficulty[i] = value
+    return Pool(len(train), difficulty)
+
+
+class Choice(NamedTuple):
+    """A prompt that was chosen.
+
+    Attributes:
+      prompt: its id.
+      why: under `difficulty_band`, where it stood when it was chosen.
+    """
+
+    prompt: int
+    why: str = ""
+
+
+def choose(
+    settings: CurriculumSettings,
+    pool: Pool,
+    history: History,
+    *,
+    seed: int,
+    ordinal: int,
+    picks: int,
+    busy: Collection[int] = (),
+) -> list[Choice]:
+    """Chooses the next prompts, all different as long as there are enough.
+
+    Args:
+      ordinal: the first place in the run's order that they are for; draws depend on it.
+      picks: how many.
+      busy: prompts with groups in flight; they come last.
+    """
+    history, rank = history.of(pool.count), _ranks(seed, ordinal // pool.count, pool.count)
+    is_busy = np.zeros(pool.count, bool)
+    is_busy[[prompt for prompt in busy if prompt < pool.count]] = True
+    if settings.selection == BAND:
+        order = _band_order(settings, history, rank, is_busy, [seed, _DRAWS, ordinal], picks)
+    elif settings.selection == EASY_TO_HARD:
+        measured = np.where(history.uses > 0, 1 - history.success, 0.0)
+        difficulty = measured if pool.difficulty is None else pool.difficulty
+        order = np.lexsort((rank, difficulty, history.uses + is_busy))
+    else:
+        order = np.lexsort((rank, history.last_step, history.uses + is_busy))
+    chosen = [int(prompt) for prompt in np.resize(order[:picks], picks)]
+    if settings.selection != BAND:
+        return [Choice(prompt) for prompt in chosen]
+    in_band = settings.is_in_band(history.success)
+    return [
+        Choice(
+            prompt, (IN_BAND if in_band[prompt] else OUTSIDE) if history.uses[prompt] else UNSEEN
+        )
+        for prompt in chosen
+    ]
+
+
+def _band_order(
+    settings: CurriculumSettings,
+    history: History,
+    rank: Int[np.ndarray, " P"],
+    is_busy: Bool[np.ndarray, " P"],
+    words: list[int],
+    picks: int,
+) -> Int[np.ndarray, " P"]:
+    """Orders prompts: those of the band, mixed with those that explore.
+
+    Where the band has too few, new ones follow, then those that are nearest to it.
+    """
+    is_new, rates = history.uses == 0, history.success
+    in_band = settings.is_in_band(rates) & ~is_new
+    distance = np.maximum(settings.low - rates, rates - settings.high).clip(0)
+    # New ones come behind all that are in the band, and before all that are not.
+    stage = np.where(in_band, 0, np.where(is_new, 1, 2))
+    away = np.where(is_new, 0.0, distance)
+    main = np.lexsort((rank, history.last_step, away, stage, is_busy))
+    aside = np.where(is_new, 0, np.where(in_band, 2, 1))
+    explored = np.lexsort((rank, history.last_step, aside, is_busy))
+    explores = np.random.default_rng(words).random(picks) < settings.explore
+    queues, taken = {True: iter(explored.tolist()), False: iter(main.tolist())}, dict[int, None]()
+    for of in explores.tolist():
+        found = next((prompt for prompt in queues[of] if prompt not in taken), None)
+        if found is None:
+            break
+        taken[found] = None
+    return np.fromiter(taken, np.int64, len(taken))
+
+
+@functools.lru_cache(maxsize=4)
+def _ranks(seed: int, epoch: int, count: int) -> Int[np.ndarray, " P"]:
+    """Returns the place of each prompt in a random order of an epoch, for ties."""
+    return np.random.default_rng([seed, _ORDERS, epoch, count]).permutation(count)
