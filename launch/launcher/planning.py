@@ -27,12 +27,14 @@ def execute(arguments: Arguments) -> int:
     from launcher.transfer import describe_transfer
     from rl_sync.aot.targets import target
     from rl_sync.runtime import wiring
+    from rl_sync.runtime.pipeline import pipeline_of
 
     assert arguments.config is not None
     flags = arguments.flags
     settings = workdir.settings_of(arguments.config.to_dict())
     task = wiring.load_task(settings)
     wiring.check_reward(task)
+    pipeline_of(settings.experience.pipeline, task)
     more = [
         lambda: describe(settings),
         task.describe,

@@ -37,6 +37,7 @@ from rl_sync.replay.interface import ReplayError
 from rl_sync.roles import is_explorer, number_of, role_of
 from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import check_replay
+from rl_sync.runtime.pipeline import pipeline_of
 from rl_sync.runtime.playing import check_environment
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
@@ -307,6 +308,7 @@ def start(config: Mapping[str, Any]) -> int:
     check_environment(settings, task)
     wiring.check_reward(task)
     wiring.check_reward_servers(settings, task)
+    pipeline_of(settings.experience.pipeline, task)
     for note in wiring.try_reward(settings, task):
         print(note, file=sys.stderr)
     if settings.launch.host:

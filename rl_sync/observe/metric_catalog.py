@@ -276,6 +276,15 @@ _REWARDS = (
     ),
     Metric("prompts/unseen", "Share of the step's prompts that were new when they were chosen."),
     Metric(
+        "pipeline/left_out",
+        "Share of the step's trajectories that the functions of `experience.pipeline` left out.",
+        alarm="near 1: hardly anything is trained on",
+    ),
+    Metric(
+        "pipeline/NAME",
+        "Mean of a number that these functions noted, over the trajectories that have it.",
+    ),
+    Metric(
         "groups_without_spread",
         "Share of groups whose rewards are all equal: nothing can be learned from them.",
         normal="below 0.7",

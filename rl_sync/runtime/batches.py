@@ -7,7 +7,8 @@ when it is laid out (`rl_sync.runtime.shares`).
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rl_sync.actors.events import TOO_STALE, GroupsRefused
@@ -16,11 +17,13 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import Claim, Happened
 from rl_sync.processes.session import Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
+from rl_sync.runtime.pipeline import Pipeline
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Group
 
 FROM_THE_FUTURE = "from the future"
 _POLL_SECS = 0.05
+_NO_NOTES: Mapping[str, float] = MappingProxyType({})
 
 
 class Consumed(NamedTuple):
@@ -30,11 +33,13 @@ class Consumed(NamedTuple):
       groups: what it trains on, in the batch's order; none in a process that does not read.
       left_out: the lease ids of the others, where more are generated than it needs.
       kept: the lease ids of those that a later step may train on again.
+      notes: metrics of the user's functions.
     """
 
     groups: list[Group]
     left_out: list[int]
     kept: Sequence[int] = ()
+    notes: Mapping[str, float] = _NO_NOTES
 
 
 class Reader(Protocol):
@@ -69,6 +74,7 @@ class BatchReader:
       table: the table's name.
       schedule: from the step that the run goes on from.
       idle: called between the turns of the wait for experiences.
+      pipeline: the user's functions; None for none.
     """
 
     def __init__(
@@ -78,7 +84,9 @@ class BatchReader:
         table: str,
         schedule: SyncSchedule,
         idle: Callable[[], None],
+        pipeline: Pipeline | None = None,
     ):
+        self._pipeline = pipeline
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
@@ -136,9 +144,10 @@ class BatchReader:
     def _consume(self, step: int, batch: list[Group]) -> Consumed:
         """Chooses from a whole batch, and takes it from what is at hand."""
         algorithm, trainer = self._session.settings.algorithm, self._session.settings.trainer
-        rewards = [group.rewards.tolist() for group in batch]
+        made, notes = self._pipeline(step, batch) if self._pipeline else (batch, _NO_NOTES)
+        rewards = [group.rewards.tolist() for group in made]
         chosen = choose(algorithm.screening, rewards, trainer.groups_per_step, algorithm.keep)
-        groups = [batch[i] for i in chosen]
+        groups = [made[i] for i in chosen]
         left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]
         self._trained.update(group.lease_id for group in groups)
         kept = [group.lease_id for group in groups if self._is_kept(step, group)]
@@ -146,7 +155,7 @@ class BatchReader:
         self._forget(self._over)
         taken = {id(group) for group in batch}  # Other draws of the same groups stay.
         self._aside = [group for group in self._aside if id(group) not in taken]
-        return Consumed(groups, left_out, kept)
+        return Consumed(groups, left_out, kept, notes)
 
     def _is_kept(self, step: int, group: Group) -> bool:
         """Says whether the next step may train on a group of this step again."""

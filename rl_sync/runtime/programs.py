@@ -41,6 +41,7 @@ from rl_sync.runtime.listing import (
 )
 from rl_sync.runtime.pair_evaluation import PairEvaluator
 from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.pipeline import pipeline_of
 from rl_sync.runtime.playing import playing
 from rl_sync.runtime.recording import RolloutRecorder
 from rl_sync.runtime.scribe import Scribe
@@ -85,13 +86,17 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 return NoTransfer()
             return ends_of(transfer, settings.launch.colocate).trainer(site, schedule)
 
+        pipeline = pipeline_of(settings.experience.pipeline, task)
+
         def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> Reader:
             if not settings.explorers:
                 return DataReader(session, drawing(settings.algorithm, task))
             _await_replay(session, replay)
             # A server that is not ours may hold another run's groups.
             session.agree("reset", lambda: replay.reset(TABLE))
-            return BatchReader(session, replay, table=TABLE, schedule=schedule, idle=idle)
+            return BatchReader(
+                session, replay, table=TABLE, schedule=schedule, idle=idle, pipeline=pipeline
+            )
 
         TrainerLoop(
             session=session,

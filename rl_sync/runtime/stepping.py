@@ -87,12 +87,13 @@ class Stepping:
         groups: list[Group],
         left_out: list[int],
         kept: Sequence[int] = (),
+        notes: Mapping[str, float] | None = None,
     ) -> TrainState:
         """Dispatches a step; then waits for the report of the one before.
 
         Args:
           groups: what the batch is laid out from, in the first process.
-          left_out, kept: see `Consumed`.
+          left_out, kept, notes: see `Consumed`.
 
         Raises:
           Exception: whatever the step before failed with.
@@ -127,7 +128,14 @@ class Stepping:
         dispatched.set_result(metrics)
         before = self._reported
         self._reported = self._reporter.submit(
-            self._report, step, groups, sources, left_out=left_out, kept=kept, ready=ready
+            self._report,
+            step,
+            groups,
+            sources,
+            left_out=left_out,
+            kept=kept,
+            notes=notes or {},
+            ready=ready,
         )
         if before is not None:
             before.result()
@@ -158,12 +166,13 @@ class Stepping:
         *,
         left_out: list[int],
         kept: Sequence[int],
+        notes: Mapping[str, float],
         ready: Future[_Measured],
     ) -> None:
         # While the step is computed: the master forgets judgements once it is trained.
         chosen = self._recorder.choose(groups) if self._recorder else None
         values, arrays = ready.result()
-        values |= sizes(groups)
+        values |= sizes(groups) | {**notes}
         at_end = int(values.pop("skipped_at_end"))
         self._session.facts.update(
             step=step,

@@ -91,6 +91,11 @@ def _check_curriculum(settings: RunSettings) -> None:
         f"curriculum.selection={curriculum.selection} goes by what became of prompts before, and"
         f" algorithm.name={algorithm.name} generates nothing: leave it out.",
     )
+    require(
+        algorithm.generates or settings.experience.pipeline is None,
+        f"experience.pipeline={settings.experience.pipeline} gets what was generated, and"
+        f" algorithm.name={algorithm.name} generates nothing: leave it out.",
+    )
 
 
 def _check_hosts(settings: RunSettings) -> None:

@@ -32,6 +32,7 @@ from rl_sync.settings.model import ModelSettings
 from rl_sync.settings.observe import ObserveSettings
 from rl_sync.settings.rollout import RolloutSettings
 from rl_sync.settings.sections import (
+    ExperienceSettings,
     ExplorerSettings,
     MasterProcessSettings,
     ReplaySettings,
@@ -107,6 +108,9 @@ class RunSettings:
         free="always",
     )
     replay: ReplaySettings = section(ReplaySettings, "Replay buffer between explorers and trainer.")
+    experience: ExperienceSettings = section(
+        ExperienceSettings, "Groups on their way from judging to training."
+    )
     master: MasterProcessSettings = section(
         MasterProcessSettings,
         "Master, which leases prompts and has completions judged.",

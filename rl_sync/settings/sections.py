@@ -237,6 +237,22 @@ class ExplorerSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExperienceSettings:
+    """`config.experience`."""
+
+    pipeline: str | None = setting(
+        None,
+        "Functions between judging and training, `module:function` or `path/to/file.py:function`,"
+        " separated by commas, with options as in `file.py:function(most=3)`: each gets a step's"
+        " groups, and may leave some out, change rewards, and note metrics.",
+        implied="none",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "experience")
+
+
+@dataclasses.dataclass(frozen=True)
 class ReplaySettings:
     """`config.replay`."""
 

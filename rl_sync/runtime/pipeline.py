@@ -1,0 +1,225 @@
+"""The user's functions between judging and training: they filter, reshape and annotate groups.
+
+They see a step's whole batch, in the batch's order, in the trainer's first process. What they leave
+out stays in its place, and is masked as what could not be judged is, so that shapes stay the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_sync.expression import parse_calls
+from rl_sync.processes.failures import RunError
+from rl_sync.references import is_reference, resolve
+from rl_sync.runtime.verdicts import last_reply
+from rl_sync.settings.records import require
+from rl_sync.spelling import hint
+from rl_sync.tasks.task import Task
+from rl_sync.types import Group
+
+
+@dataclasses.dataclass(eq=False)
+class Sample:
+    """A completion of a group, or an episode, as the user's functions get it.
+
+    Attributes:
+      text: what the policy wrote; of an episode its last reply.
+      tokens: the number of tokens that the policy drew.
+      reward: its reward; a function may change it.
+      is_judged: whether it could be judged; one that could not is not learned from anyway.
+      truncated: whether a limit cut the episode; false without episodes.
+      version: the oldest version of the weights that drew it.
+      notes: numbers by name; each becomes the metric `pipeline/NAME`, its mean over samples.
+    """
+
+    text: str
+    tokens: int
+    reward: float
+    is_judged: bool
+    truncated: bool
+    version: int
+    notes: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(eq=False)
+class Experience:
+    """A group of a trainer step, as the user's functions get it.
+
+    Attributes:
+      step: the trainer step.
+      prompt_id: the id of the training problem, and `row` its fields, with `prompt` and `answer`.
+      samples: the group's completions; a function may leave some out.
+    """
+
+    step: int
+    prompt_id: int
+    row: Mapping[str, Any]
+    samples: list[Sample]
+
+
+Function = Callable[[list[Experience]], Iterable[Experience] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Functions that each get a step's groups, one after the other.
+
+    Attributes:
+      functions: by their names in the setting.
+      task: the problems.
+    """
+
+    functions: Mapping[str, Function]
+    task: Task
+
+    def __call__(self, step: int, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]:
+        """Applies the functions to a step's groups.
+
+        Returns:
+          The groups in their places, with new rewards, and masked where they were left out; and
+          the metrics.
+
+        Raises:
+          RunError: a function failed, or returned what it must not.
+        """
+        given = [self._experience(step, group) for group in groups]
+        all_samples = [[*one.samples] for one in given]
+        left = [*given]
+        for name, function in self.functions.items():
+            left = _applied(name, function, left, all_samples)
+        kept = {id(sample) for one in left for sample in one.samples}
+        there = {id(one) for one in left}
+        masks = [
+            np.array([id(one) in there and id(sample) in kept for sample in samples])
+            for one, samples in zip(given, all_samples, strict=True)
+        ]
+        made = [
+            _changed(group, samples, mask)
+            for group, samples, mask in zip(groups, all_samples, masks, strict=True)
+        ]
+        notes = collections.defaultdict[str, list[float]](list)
+        for samples in all_samples:
+            for sample in samples:
+                for name, value in sample.notes.items():
+                    notes[f"pipeline/{name}"].append(float(value))
+        metrics = {name: float(np.mean(values)) for name, values in notes.items()}
+        return made, metrics | {"pipeline/left_out": float(1 - np.concatenate(masks).mean())}
+
+    def _experience(self, step: int, group: Group) -> Experience:
+        cut = [False] * len(group.rewards) if group.truncated is None else group.truncated.tolist()
+        samples = []
+        for row, mask in enumerate(group.completion_mask):
+            drawn = group.policy_versions[row] >= 0
+            ids = last_reply(group.tokens[row], drawn).tolist()
+            samples.append(
+                Sample(
+                    text=self.task.tokenizer.decode(ids),
+                    tokens=int(mask.sum()),
+                    reward=float(group.rewards[row]),
+                    is_judged=bool(mask.any()),
+                    truncated=bool(cut[row]),
+                    version=int(group.policy_versions[row][drawn].min()) if drawn.any() else -1,
+                )
+            )
+        return Experience(step, group.prompt_id, self.task.train[group.prompt_id].fields, samples)
+
+
+def pipeline_of(expression: str | None, task: Task) -> Pipeline | None:
+    """Makes the pipeline that `experience.pipeline` names; None where it names none.
+
+    Raises:
+      ConfigError: a function cannot be imported, or has no such option.
+    """
+    if expression is None:
+        return None
+    functions: dict[str, Function] = {}
+    try:
+        for number, call in enumerate(parse_calls(expression), start=1):
+            if not is_reference(call.name):
+                raise ValueError(f"{call.name} is not module:function or path/to/file.py:function.")
+            functions[f"{call.name} ({number})"] = _made(call.name, call.options)
+    except ValueError as error:
+        require(False, f"experience.pipeline={expression!r}: {error}")
+    return Pipeline(functions, task)
+
+
+def _made(name: str, options: Mapping[str, Any]) -> Function:
+    """Makes a function of a reference; a class is called with the options, and keeps a state."""
+    found = resolve(name)
+    is_class = inspect.isclass(found)
+    names = list(inspect.signature(found).parameters)[0 if is_class else 1 :]
+    if not is_class and not inspect.signature(found).parameters:
+        raise ValueError(f"{name} takes nothing, and must take the list of experiences.")
+    for option in options:
+        if option not in names:
+            has = f"it has {', '.join(names)}" if names else "it has none"
+            raise ValueError(f"{name} has no option {option!r}: {has}{hint(option, names)}")
+    if not is_class:
+        return lambda experiences: found(experiences, **options)
+    try:
+        made = found(**options)
+    except Exception as error:
+        raise ValueError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
+    if not callable(made):
+        raise ValueError(f"{name} must have __call__(self, experiences), and has not.")
+    return made
+
+
+def _applied(
+    name: str,
+    function: Function,
+    given: list[Experience],
+    all_samples: Sequence[Sequence[Sample]],
+) -> list[Experience]:
+    """Calls a function; returns the experiences that it leaves."""
+    try:
+        found = function([*given])
+        left = given if found is None else list(found)
+    except Exception as error:
+        raise RunError(
+            f"The function {name} of experience.pipeline failed: {type(error).__name__}: {error}"
+        ) from error
+    known = {id(one) for one in given}
+    samples = {id(sample) for of in all_samples for sample in of}
+    if any(id(one) not in known for one in left):
+        raise RunError(
+            f"The function {name} of experience.pipeline returned something that it was not given:"
+            " it must return those of its experiences that are to be trained on."
+        )
+    for one in left:
+        if any(id(sample) not in samples for sample in one.samples):
+            raise RunError(
+                f"The function {name} of experience.pipeline put a sample into problem"
+                f" {one.prompt_id} that was not there: samples can be left out, not added."
+            )
+        for sample in one.samples:
+            numbers = {"reward": sample.reward, **sample.notes}
+            for what, value in numbers.items():
+                if not isinstance(value, int | float | np.number) or not math.isfinite(value):
+                    raise RunError(
+                        f"The function {name} of experience.pipeline set {what}={value!r} in a"
+                        f" sample of problem {one.prompt_id}: it must be a finite number."
+                    )
+    return left
+
+
+def _changed(group: Group, samples: Sequence[Sample], kept: np.ndarray) -> Group:
+    """Gives a group the samples' rewards, and masks those that were left out.
+
+    The reward of one that is masked is the mean of the others', so that it moves no baseline.
+    """
+    rewards = np.array([sample.reward for sample in samples], np.float32)
+    learned = kept & np.array([sample.is_judged for sample in samples])
+    if not learned.all():
+        mean = rewards[learned].mean() if learned.any() else np.float32(0.0)
+        rewards = np.where(learned, rewards, mean).astype(np.float32)
+    return dataclasses.replace(
+        group, rewards=rewards, completion_mask=group.completion_mask & learned[:, None]
+    )
