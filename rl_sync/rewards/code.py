@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rl_sync.rewards.code_tests import CodeTests, InputOutput, code_tests
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.program_text import program_text
-from rl_sync.sandbox.choice import choose
+from rl_sync.sandbox.choice import LAYERS, choose
 from rl_sync.sandbox.examination import START, Verdict, examine
 from rl_sync.sandbox.executable import BuildError, executable
 from rl_sync.sandbox.greeting import greet
@@ -19,6 +19,7 @@ from rl_sync.sandbox.languages import Language, language
 from rl_sync.sandbox.layer import SandboxError
 from rl_sync.sandbox.limits import MIB, Limits
 from rl_sync.sandbox.sandbox import Run, Sandbox
+from rl_sync.spelling import require_one_of
 
 _SHOWN = 200
 
@@ -59,12 +60,24 @@ class Code:
     unsandboxed: bool = False
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_option(field.name, getattr(self, field.name), field.default)
         language(self.language)
+        require_one_of("layer", self.layer, ["auto", *LAYERS])
         if not 0 < self.test_secs <= self.total_secs:
             raise ValueError(
                 f"test_secs ({self.test_secs:g}) must be positive and at most total_secs "
                 f"({self.total_secs:g})."
             )
+
+    def check(self, row: Row) -> None:
+        """Refuses a row whose tests cannot be run.
+
+        Raises:
+          ValueError: its tests, or its language, are missing or malformed.
+        """
+        tests = code_tests(row, self.tolerance)
+        _require_language(str(row.get("language") or self.language), tests)
 
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a program.
@@ -74,12 +87,7 @@ class Code:
         """
         tests = code_tests(row, self.tolerance)
         name = str(row.get("language") or self.language)
-        written_in = language(name)
-        if tests.examination and name != "python":
-            raise ValueError(
-                f"Only Python programs can be tested by calls and asserts, and this row's language "
-                f"is {name}. Use tests with `input` and `output`."
-            )
+        written_in = _require_language(name, tests)
         program = program_text(completion.text, (name, *written_in.fences), self.whole_text)
         if program is None:
             return Judgement(0.0, f"no block of {name} code")
@@ -176,6 +184,42 @@ class Code:
                     yield _verdict(number, case, made.run(case.input.encode()), self.tolerance)
         except BuildError as error:
             yield Verdict(START, "failed", _cut(str(error)))
+
+
+def _check_option(name: str, value: object, default: object) -> None:
+    """Checks that an option has the type of its default; numbers are positive, and finite.
+
+    Raises:
+      ValueError: it has not.
+    """
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be True or False.")
+    elif isinstance(default, str):
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{name}={value!r} must be a text that is not empty.")
+    else:
+        is_whole = isinstance(default, int)
+        right = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+        least = 0 if name == "tolerance" else 1 if is_whole else 1e-3
+        if not right or not least <= value < 1e12:  # type: ignore[operator]
+            kind = "a whole number" if is_whole else "a number"
+            raise ValueError(f"{name}={value!r} must be {kind} of at least {least:g}.")
+
+
+def _require_language(name: str, tests: CodeTests) -> Language:
+    """Returns the language of a row's programs.
+
+    Raises:
+      ValueError: there is no such language, or its programs cannot be tested so.
+    """
+    written_in = language(name)
+    if tests.examination and name != "python":
+        raise ValueError(
+            f"Only Python programs can be tested by calls and asserts, and this row's language "
+            f"is {name}. Use tests with `input` and `output`."
+        )
+    return written_in
 
 
 def same_output(got: str, expected: str, tolerance: float) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from rl_sync.rewards import code
 from rl_sync.rewards.code import Code, same_output
 from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Rubric
 from rl_sync.sandbox.layer import SandboxError
 
 SQUARE = {"tests": [{"input": "3\n", "output": "9\n"}, {"input": "-2", "output": "4"}]}
@@ -254,3 +255,38 @@ def test_malformed_options_are_errors():
 )
 def test_outputs_are_compared_by_words_and_numbers(got, expected, same):
     assert same_output(got, expected, 1e-6) is same
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("language='cobol'", "cobol"),
+        ("layer='bubblewarp'", "did you mean"),
+        ("layer=''", "layer"),
+        ("fraction='yes'", "fraction='yes' must be True or False"),
+        ("unsandboxed=1", "unsandboxed=1 must be True or False"),
+        ("test_secs=0", "test_secs=0 must be a number"),
+        ("test_secs='5'", "test_secs='5' must be a number"),
+        ("test_secs=30", "at most total_secs"),
+        ("total_secs=-1", "total_secs=-1 must be a number"),
+        ("memory_mib=0", "memory_mib=0 must be a whole number"),
+        ("memory_mib=256.5", "memory_mib=256.5 must be a whole number"),
+        ("processes=-3", "processes=-3 must be a whole number"),
+        ("output_kib=True", "output_kib=True must be a whole number"),
+        ("tolerance=-1", "tolerance=-1 must be a number"),
+        ("tolerance=1e300", "tolerance=1e"),
+        ("memory=512", "has no option 'memory'"),
+    ],
+)
+def test_options_of_code_are_checked_when_the_reward_is_made(option, what):
+    with pytest.raises(ValueError, match="The reward code") as raised:
+        Rubric(f"code({option})")
+    assert what in str(raised.value)
+
+
+def test_rows_whose_tests_cannot_be_run_are_refused_before_the_run():
+    rubric = Rubric("code")
+    rubric.check([{"tests": ["assert f() == 1"]}])
+    for row in ({}, {"tests": []}, {"tests": ["assert f() == 1"], "language": "java"}):
+        with pytest.raises(ValueError, match="The reward code cannot judge problem 1"):
+            rubric.check([{"prompt": "?", **row}])

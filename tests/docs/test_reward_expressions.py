@@ -1,0 +1,77 @@
+"""The reward expressions of the documentation: each is parsed, made, and judges an example."""
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from rl_sync.ending import Ending
+from rl_sync.expression import parse_sum
+from rl_sync.references import is_reference
+from rl_sync.rewards.catalog import REWARDS
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Judgeable, Rubric
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(
+        page
+        for page in (ROOT / "docs").rglob("*.md")
+        if page.name not in {"settings.md", "metrics.md"}
+    ),
+]
+ASKS_MODELS = {"llm_judge", "reward_model", "self_judge"}
+IN_SETTINGS = re.compile(r"""task\.reward=(?:"([^"\n]+)"|'([^'\n]+)'|([^\s"'`)]+))""")
+IN_CONFIGS = re.compile(r"""(?:task\.reward\s*=\s*|[Rr]eward=)(?:"([^"\n]+)"|'([^'\n]+)')""")
+IN_LINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+NAMED = re.compile(rf"(?:[\d.]+ ?\* ?)?(?:{'|'.join(REWARDS)})(?:\(|\s*\+|$)")
+ROW = {
+    "prompt": "1+1=", "answer": "2", "answers": ["2"], "boxes": [0, 0, 10, 10], "kind": "count",
+    "tests": ["assert add(1, 1) == 2"],
+}  # fmt: skip
+
+
+def _expressions():
+    for page in PAGES:
+        text = html.unescape(page.read_text())
+        found = [part for match in IN_SETTINGS.findall(text) for part in match if part]
+        found += [part for match in IN_CONFIGS.findall(text) for part in match if part]
+        found += [
+            one
+            for one in IN_LINE.findall(text)
+            if NAMED.match(one) and re.search(r"[(+*]", one) and ("(" in one or "+" in one)
+        ]
+        for one in dict.fromkeys(one.replace("\\", "") for one in found):
+            if not re.search("[…<{]|NAME|EXPRESSION", one):
+                yield pytest.param(one, id=f"{page.stem}: {one}")
+
+
+EXPRESSIONS = [*_expressions()]
+
+
+def test_the_pages_have_expressions():
+    texts = {param.values[0] for param in EXPRESSIONS}
+    assert len(texts) >= 15
+    assert "vision + 0.1 * length_band(greatest=50)" in texts
+    assert {"exact", "math"} <= texts
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_an_expression_of_the_documentation_judges_an_example(expression):
+    terms = parse_sum(expression)
+    if any(is_reference(term.name) for term in terms):
+        return  # A file of the user's.
+    if ASKS_MODELS & {term.name for term in terms}:
+        for term in terms:
+            assert term.name in REWARDS
+        return
+    rubric = Rubric(expression)
+    kinds = {term.name for term in terms}
+    completion = Completion("2", [1], ending=Ending({}, {}, "done", "", turns=1))
+    if "code" in kinds:
+        rubric.check([ROW])  # Programs run in the tests of the sandbox.
+        return
+    (judged,) = rubric.judge([Judgeable(ROW, completion)])
+    assert judged.is_known, judged.why
