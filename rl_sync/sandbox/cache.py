@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -9,19 +10,28 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Returns a folder that only this user can write into, the same one in each process.
+    """Returns a folder that only this user can write into, if possible the same one each time.
 
-    Another user who could write there would decide how programs are confined.
+    Another user who could write there would decide how programs are confined. Its usual name can be
+    known, and taken, by others; then it is a folder of a random name, which later processes find.
 
     Raises:
-      PermissionError: somebody else made the folder first.
+      OSError: no folder can be made.
     """
-    folder = Path(tempfile.gettempdir(), f"rl_sync-sandbox-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(
-            f"{folder} must be a folder that only this user can write into. Remove it, or set "
-            "TMPDIR to another place."
-        )
-    return folder
+    place, name = Path(tempfile.gettempdir()), f"rl_sync-sandbox-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(place / name, 0o700)
+    for folder in sorted(place.glob(f"{name}*")):
+        if _is_ours_alone(folder):
+            return folder
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=place))
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    """Tells whether a path is a folder, not a link, that only this user can write into."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return is_ours and stat.S_ISDIR(status.st_mode)

@@ -20,6 +20,8 @@ _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _AF_UNIX = 1
 # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET.
 _NEW_NAMESPACES = 0x80 | 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x70000000
+# F_SETLEASE, F_NOTIFY and F_SETSIG tell of those who open files, and hold them up.
+_WATCHING_REQUESTS = (1024, 1026, 10)
 # Put characters into the input of a terminal.
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
 # Calls from this number on have the same number on every machine. Only these are allowed.
@@ -49,13 +51,16 @@ class Machine(NamedTuple):
     socketpair: int
     ioctl: int
     prlimit: int
+    fcntl: int
     clone3: int = 435
 
 
 MACHINES = {
-    "x86_64": Machine(audit=0xC000003E, clone=56, socket=41, socketpair=53, ioctl=16, prlimit=302),
+    "x86_64": Machine(
+        audit=0xC000003E, clone=56, socket=41, socketpair=53, ioctl=16, prlimit=302, fcntl=72
+    ),
     "aarch64": Machine(
-        audit=0xC00000B7, clone=220, socket=198, socketpair=199, ioctl=29, prlimit=261
+        audit=0xC00000B7, clone=220, socket=198, socketpair=199, ioctl=29, prlimit=261, fcntl=25
     ),
 }
 
@@ -74,6 +79,10 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "finit_module": (313, 273),
     "get_mempolicy": (239, 236),
     "init_module": (175, 105),
+    # A watch is on a file itself, and tells of those who open it anywhere.
+    "inotify_add_watch": (254, 27),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
     "io_setup": (206, 0),
     "ioperm": (173, None),
     "iopl": (172, None),
@@ -180,6 +189,11 @@ def program(architecture: str | None = None, shared: bool = False) -> bytes | No
             machine.ioctl,
             1,
             [s for r in _TERMINAL_REQUESTS for s in _when(_EQUAL, r, _ERRNO | _EPERM)],
+        ),
+        *_inspect(
+            machine.fcntl,
+            1,
+            [s for r in _WATCHING_REQUESTS for s in _when(_EQUAL, r, _ERRNO | _EPERM)],
         ),
         # Of itself only, which is process 0.
         *(_inspect(machine.prlimit, 0, _unless(_EQUAL, 0, _ERRNO | _EPERM)) if shared else ()),

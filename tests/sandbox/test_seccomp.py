@@ -87,6 +87,14 @@ def test_sockets_other_than_of_unix_are_refused(call):
         assert call("socket", family) == ERRNO | 97
 
 
+def test_files_are_not_watched(call):
+    fcntl = {"x86_64": 72, "aarch64": 25}[list(CALLS)[call.column]]
+    for request in (1024, 1026, 10):
+        assert call(fcntl, 3, request) == ERRNO | 1
+    for request in (0, 1, 2, 3, 4, 1030):  # Duplicates, flags.
+        assert call(fcntl, 3, request) == ALLOW
+
+
 def test_terminals_take_no_input_from_programs(call):
     assert call("ioctl", 0, 0x5412) == ERRNO | 1
 
