@@ -59,6 +59,8 @@ class ReplayClient:
         self._lock = threading.Lock()
         self._streams: dict[str, InsertStream] = {}
         self._there: dict[str, int] = {}
+        self._looking = threading.Lock()
+        self._counts: dict[str, tuple[int, int]] = {}
         self._looked_secs = 0.0
         self._empty_since_secs: dict[str, float] = {}
         # A call driven by the calling thread takes half as long as one driven by gRPC's threads.
@@ -128,6 +130,9 @@ class ReplayClient:
                 wanted = min(count - len(samples), there, _REQUEST_SAMPLES)
                 drawn = self._draw(table, wanted, _DRAW_SECS)
                 samples += drawn
+                with self._looking:
+                    inserted, sampled = self._counts.get(table, (0, 0))
+                    self._counts[table] = inserted, sampled + len(drawn)
                 self._there[table] = there - wanted if len(drawn) == wanted else 0
             elif time.monotonic() < deadline:
                 time.sleep(min(self._pause_secs(table), max(0.0, deadline - time.monotonic())))
@@ -150,9 +155,12 @@ class ReplayClient:
         """Returns how many items can be drawn at once, as far as this client can know."""
         fresh = time.monotonic() - self._looked_secs < _FRESH_SECS
         if not fresh or not self._there.get(table):
-            response = self._ask(
-                self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself"
-            )
+            with self._looking:
+                response = self._ask(
+                    self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself"
+                )
+                for info in response.table_info:
+                    self._require_growth(wire.read_info(info))
             self._there = {info.name: wire.drawable(info) for info in response.table_info}
             self._looked_secs = time.monotonic()
             if table not in self._there:
@@ -161,6 +169,22 @@ class ReplayClient:
                     f" {', '.join(self._there)}."
                 )
         return self._there[table]
+
+    def _require_growth(self, info: TableInfo) -> None:
+        """Raises unless a table has counted on from where this client saw it last.
+
+        Counts begin anew in a table that somebody else emptied. Its items are gone, and who waits
+        for them waits in vain.
+        """
+        inserted, sampled = self._counts.get(info.name, (0, 0))
+        if info.num_inserted < inserted or info.num_sampled < sampled:
+            raise ReplayError(
+                f"Replay table {info.name!r} at {self.address} has lost its items: it counts"
+                f" {info.num_inserted} inserted and {info.num_sampled} drawn, after {inserted} and"
+                f" {sampled}. Another process emptied it (a Reset of Reverb), or started the server"
+                " anew; any process that reaches its port can. A run needs a table of its own."
+            )
+        self._counts[info.name] = info.num_inserted, info.num_sampled
 
     def update_priorities(self, table: str, priorities: Mapping[int, float]) -> None:
         request = reverb_pb2.MutatePrioritiesRequest(table=table)
@@ -184,8 +208,9 @@ class ReplayClient:
         return response.checkpoint_path
 
     def reset(self, table: str) -> None:
-        self._there = {}
-        self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
+        with self._looking:
+            self._there, self._counts = {}, {}
+            self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
 
     def close(self) -> None:
         with self._lock:

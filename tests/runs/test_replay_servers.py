@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -64,3 +66,20 @@ def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by
         assert "Traceback" not in output
         assert not (tmp_path / "run").exists()
         server.stop()
+
+
+@pytest.mark.slow
+def test_a_table_that_another_process_empties_ends_the_run_with_that_cause(by_hand, started):
+    server = by_hand(256)
+    process, workdir = started(f"--config.replay.address={server.address}")
+    with ReplayClient(server.address) as other:
+        deadline = time.monotonic() + 120
+        while other.info()["groups"].num_sampled < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        other.reset("groups")
+    output = ended(process)
+    assert process.returncode == 1
+    failure = output[output.index("The run failed:") :]
+    assert "Another process emptied it" in failure
+    assert any((workdir / "checkpoints").iterdir())
