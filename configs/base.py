@@ -40,7 +40,7 @@ def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> FieldRe
     the command line. A value that is given in its place stays.
 
     Args:
-      config: the config; not a copy of it.
+      config: the config. A copy of it goes on to follow the settings of the original.
       value: computes the default.
     """
     return FieldReference(value(config), op=_Lookup(lambda _: value(config)))
