@@ -30,6 +30,10 @@ class Fault(NamedTuple):
     why: str
 
 
+RESULTS = ("won", "drawn", "lost")
+"""Metrics of a game of several players, of which one is 1: how it ended for who learns."""
+
+
 class Move(NamedTuple):
     """A reply of a player in a game of several.
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
+from rl_sync.ending import RESULTS
 from rl_sync.environments import validation
 from rl_sync.environments.interface import (
     Environment,
@@ -184,4 +185,5 @@ def _result(mine: float, others: Sequence[float]) -> dict[str, float]:
     """Says whether a player has less than another; else it has won, unless all have as much."""
     lost = mine < max(others)
     drawn = not lost and mine == min(others)
-    return {"won": float(not lost and not drawn), "drawn": float(drawn), "lost": float(lost)}
+    values = (not lost and not drawn, drawn, lost)
+    return {name: float(value) for name, value in zip(RESULTS, values, strict=True)}

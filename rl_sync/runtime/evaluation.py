@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest, Played
+from rl_sync.ending import RESULTS
 from rl_sync.observe import accuracy
 from rl_sync.observe.accuracy import Answer, Problem
 from rl_sync.observe.spans import SpanKind
@@ -213,6 +214,7 @@ class Sheet:
         self._examination, self._category = examination, category
         self._asked: set[tuple[int, int]] = set()
         self.answers: dict[tuple[int, int], Answer] = {}
+        self._games: dict[tuple[int, int], Mapping[str, float]] = {}
 
     def new(self, items: Sequence[Written]) -> list[Written]:
         """Returns those of some completions that were never here before, each once."""
@@ -226,11 +228,14 @@ class Sheet:
     def add(self, item: Written, judgement: Judgement, solved: bool) -> None:
         """Takes the judgement of a completion; another one of the same completion is ignored."""
         known = solved if judgement.is_known else None
-        self.answers.setdefault((item.prompt_id, item.sample), Answer(known, judgement.answer))
+        key = item.prompt_id, item.sample
+        self.answers.setdefault(key, Answer(known, judgement.answer))
+        if item.ending is not None and item.ending.seat is not None and judgement.is_known:
+            self._games.setdefault(key, item.ending.metrics)
 
     def forget(self) -> None:
         """Drops the answers, which are measured; whatever comes after them is ignored."""
-        self.answers = {}
+        self.answers, self._games = {}, {}
 
     @property
     def is_complete(self) -> bool:
@@ -255,5 +260,13 @@ class Sheet:
         ]
 
     def measure(self) -> dict[str, float]:
-        """Computes the metrics; see `rl_sync.observe.accuracy.measure`."""
-        return accuracy.measure(self.problems, self._examination.samples)
+        """Computes the metrics; see `rl_sync.observe.accuracy.measure`.
+
+        Of games of several players also `games_won`, `games_drawn` and `games_lost`, as shares of
+        those that were judged; a game that a limit cut is none of them.
+        """
+        values = accuracy.measure(self.problems, self._examination.samples)
+        for name in RESULTS if self._games else ():
+            total = sum(game.get(name, 0.0) for game in self._games.values())
+            values[f"games_{name}"] = total / len(self._games)
+        return values

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.rollouts import read_rollouts
 from tests.runs.conftest import EMBEDDED
 
@@ -54,6 +55,9 @@ def test_a_policy_plays_against_itself_in_every_mode(runs, mode, opponent):
             assert all(by.startswith("policy ") for by in others)
         assert one["score"] in (-1.0, 1.0) or episode["reason"] != "done"
     assert seats == {False: {0, 1}, True: {0, 1}}
+    evaluation = read_metrics(run.workdir, "evaluation")[-1]
+    assert sum(evaluation[f"games_{name}"] for name in ("won", "drawn", "lost")) <= 1
+    assert evaluation["games_won"] == evaluation["accuracy"]
     rollouts = [*read_rollouts(run.workdir)]
     assert {one.step for one in rollouts} == {1, 2, 3, 4}
     for one in rollouts:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from configs import gsm8k
+from rl_sync.ending import Ending
 from rl_sync.processes.judging_calls import AskVerdicts, Verdict, Written
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.request import Completion, CompletionRequest
@@ -171,3 +172,20 @@ def test_problems_have_the_category_of_their_row_and_are_seen_if_they_are_traine
     task = dataclasses.replace(task, held_out=[task.held_out[0], seen])
     sheet = evaluation.Sheet(wiring.examination(settings, task), "level")
     assert [(one.category, one.is_seen) for one in sheet.problems] == [("", False), ("3", True)]
+
+
+def test_games_of_several_players_are_won_drawn_or_lost(settings, task):
+    sheet = evaluation.Sheet(wiring.examination(settings, task), "category")
+    results = ["won", "won", "lost", "drawn", "cut", "unjudged"]
+    for number, result in enumerate(results):
+        metrics = {name: float(name == result) for name in ("won", "drawn", "lost")}
+        ending = Ending({}, {} if result == "cut" else metrics, "done", "", 3, seat=number % 2)
+        item, one = judged(number, score=None if result == "unjudged" else 0.0)
+        sheet.add(item._replace(ending=ending), one, result == "won")
+    values = sheet.measure()
+    found = [values[f"games_{name}"] for name in ("won", "drawn", "lost")]
+    assert found == pytest.approx([2 / 5, 1 / 5, 1 / 5])
+    assert values["accuracy"] == pytest.approx(2 / 5)
+    alone = evaluation.Sheet(wiring.examination(settings, task), "category")
+    alone.add(*judged(0), True)
+    assert "games_won" not in alone.measure()
