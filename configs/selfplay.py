@@ -14,12 +14,12 @@ from rl_sync.environments.opponents import View
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
 
-PILES = (3, 4, 5)
+PILES = (2, 3, 4)
 DEMONSTRATIONS = 20_000
 
 
 def games(seed: int) -> Problems:
-    """Begins with any piles of at most 3, 4 and 5 stones; held out are games that can be won.
+    """Begins with any piles of at most 2, 3 and 4 stones; held out are games that can be won.
 
     Seats go round, so the policy begins each other game: with piles from which who begins can
     always win. The games between begin with piles from which the other one can.
@@ -82,16 +82,19 @@ def get_config() -> ConfigDict:
     """Returns the defaults with this run's task, environment and pace."""
     config = base.get_config()
     config.name = "selfplay"
+    config.model.embed_dim = 64
+    config.model.mlp_dim = 128
+    config.model.head_dim = 16
     config.task.name = "configs.selfplay:games"
     config.task.max_completion_tokens = 4
     config.environment.name = "nim"
     config.environment.opponent = "self"
     config.environment.evaluation_opponent = "configs.selfplay:perfect"
-    config.environment.max_turns = 6
-    config.environment.max_tokens = 48
+    config.environment.max_turns = 5
+    config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
     config.warm_up.steps = 60
-    config.trainer.update({"steps": 100, "groups_per_step": 40, "group_size": 8})
-    config.evaluation.problems = 204
+    config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
+    config.evaluation.problems = 96
     config.optimizer.schedule = "cosine"
     return config
