@@ -1,0 +1,80 @@
+"""Programs of the second battery neither score, nor escape, nor hang, nor choose to be unknown."""
+
+import concurrent.futures
+import shutil
+import time
+
+import pytest
+
+from rl_sync.rewards.code import Code
+from rl_sync.rewards.judgement import Completion
+from rl_sync.sandbox.choice import LAYERS, choose
+from rl_sync.sandbox.languages import LANGUAGES
+from rl_sync.sandbox.layer import SandboxError
+from tests.sandbox.hostile import battery, facts, filled
+
+PROGRAMS = {program.name: program for program in battery()}
+QUICK = [
+    name
+    for name, program in PROGRAMS.items()
+    if program.kind == "forgery" or (program.kind == "escape" and program.language == "python")
+]
+LIMITS = {
+    "test_secs": 4.0,
+    "total_secs": 16.0,
+    "memory_mib": 512,
+    "output_kib": 256,
+    "processes": 64,
+}
+
+
+def require(layer):
+    try:
+        return choose(layer)
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def judged(names, layer):
+    """Judges programs, two at a time; returns judgements and seconds by name."""
+    reward, values = Code(layer=layer, **LIMITS), facts()
+
+    def one(name):
+        program, started = PROGRAMS[name], time.monotonic()
+        block = f"````{program.language}\n{filled(program, values)}\n````"
+        return name, reward(program.row, Completion(block)), time.monotonic() - started
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return {name: (judgement, secs) for name, judgement, secs in pool.map(one, names)}
+
+
+def require_held(name, judgement, secs):
+    assert judgement.is_known, judgement.why
+    assert judgement.score == 0.0
+    assert secs < 60.0, judgement.why
+
+
+@pytest.fixture(scope="module")
+def quick():
+    require("auto")
+    return judged(QUICK, "auto")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_hostile_program_is_held(quick, name):
+    require_held(name, *quick[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_hostile_program_is_held(layer):
+    runs = require(layer).languages or set(LANGUAGES)
+    commands = {name: (one.build or one.run or ("sh",))[0] for name, one in LANGUAGES.items()}
+    names = [
+        name
+        for name, program in PROGRAMS.items()
+        if program.language in runs and shutil.which(commands[program.language])
+    ]
+    assert len(names) >= 60
+    for name, (judgement, secs) in judged(names, layer).items():
+        require_held(name, judgement, secs)
