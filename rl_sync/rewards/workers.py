@@ -32,6 +32,8 @@ _PR_SET_PDEATHSIG = 1
 _SHARE_SECS = 0.05
 """The time that a worker is given work for at once; more would leave others idle at the end."""
 _MOST_REBUILDS = 3
+_ENDED_WELL = 1000
+"""Stands for the exit code 0 of a worker."""
 _log = logging.getLogger(__name__)
 
 
@@ -172,6 +174,8 @@ class Judges:
         if not isinstance(error, ProcessExpired | BrokenProcessPool):
             return f"the worker that judged it failed with {type(error).__name__}: {error}"
         code = getattr(error, "exitcode", None)
+        if code == _ENDED_WELL:
+            code = 0
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 return f"the worker that judged it was killed by {signal.Signals(-code).name}"
@@ -261,6 +265,15 @@ class _Leader(multiprocessing.context.SpawnProcess):
         if not alive:
             self._end_group()
         return alive
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code; of a worker that was ended by its reward never 0.
+
+        Pebble takes 0 for an end that it has asked for, and waits for the answer.
+        """
+        code = super().exitcode
+        return _ENDED_WELL if code == 0 else code
 
     def _end_group(self) -> bool:
         assert self.pid is not None, "it was started"

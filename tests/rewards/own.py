@@ -65,6 +65,8 @@ def hostile(row, completion):
                 pass
         case "exit":
             os._exit(3)
+        case "exit without a fault":
+            os._exit(0)
         case "crash":
             ctypes.string_at(0)
         case "memory":

@@ -104,6 +104,16 @@ def test_a_completion_that_takes_too_long_or_kills_its_worker_costs_itself_alone
     assert "MemoryError" in judged[6].why
 
 
+def test_a_reward_that_ends_its_worker_without_a_fault_is_noticed_at_once():
+    with judging(f"{OWN}:hostile", workers=1, limit_secs=60.0, attempts=1) as judges:
+        judges.judge(items("ok"))
+        began = time.monotonic()
+        lost, fine = judges.judge(items("exit without a fault", "ok"))
+        assert time.monotonic() - began < 30
+    assert (lost.score, fine.score) == (None, 1.0)
+    assert lost.why == "the worker that judged it ended with exit code 0"
+
+
 def test_the_clock_starts_when_a_worker_starts_on_the_completion():
     with judging(f"{OWN}:patient", workers=1, limit_secs=0.8, batch=1) as judges:
         judged = judges.judge(items(*["0.4"] * 5))  # The last ones wait 1.6 s for their turn.
