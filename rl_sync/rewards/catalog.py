@@ -163,6 +163,12 @@ def reads_answer(expression: str) -> bool:
     return any(kind is None or kind.reads_answer for kind in kinds)
 
 
+def may_vote(expression: str) -> bool:
+    """Says whether evaluations may vote on what the first term reads, as on a user's own."""
+    kind = REWARDS.get(parse_sum(expression)[0].name)
+    return kind is None or kind.has_answers
+
+
 def make(term: Term) -> Callable[..., Any]:
     """Makes the reward of a term: a reward of the table, or what a reference names.
 

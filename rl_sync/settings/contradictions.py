@@ -8,7 +8,8 @@ from rl_sync.environments.catalog import gives_rewards
 from rl_sync.expression import parse_sum
 from rl_sync.learning.batching import MIXED
 from rl_sync.learning.pairs import PAIR
-from rl_sync.observe.accuracy import metric_names
+from rl_sync.observe.accuracy import MAJORITY, metric_names
+from rl_sync.rewards.catalog import may_vote
 from rl_sync.roles import process_name
 from rl_sync.schedule import MODES
 from rl_sync.settings.algorithm import (
@@ -149,6 +150,13 @@ def _check_evaluation(settings: RunSettings) -> None:
         f"checkpoint.best with evaluation.samples={evaluation.samples}: the metric",
         best,
         tuple(metric_names(evaluation.samples)),
+    )
+    require(
+        not best.startswith(MAJORITY)
+        or settings.task.reward is None
+        or may_vote(settings.task.reward),
+        f"checkpoint.best={best} needs a reward that reads an answer to vote on, and"
+        f" task.reward={settings.task.reward} reads none: use mean@{evaluation.samples} or pass@k.",
     )
     require(
         evaluation.every_steps > 0,
