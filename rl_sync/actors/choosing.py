@@ -14,14 +14,13 @@ from collections.abc import Sequence
 
 from rl_sync.actors.events import Assignment, LiveLease
 from rl_sync.actors.master_state import MasterState, counted
-from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, Choice, choose
-from rl_sync.tasks.order import prompt_at
+from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, Choice, choose, shuffled_at
 
 
 def may_choose(state: MasterState, step: int) -> bool:
     """Says whether all is known that the choice for an explorer step goes by, under exact pulls."""
     settings = state.settings
-    if not settings.curriculum.follows_history:
+    if not settings.follows_history:
         return True
     return state.trained_steps >= settings.schedule.exact_version(step)
 
@@ -35,9 +34,9 @@ def chosen(
       step: the explorer step that it is for, under exact pulls.
     """
     settings = state.settings
-    count, seed = settings.pool.count, settings.seed
-    if not settings.curriculum.follows_history:
-        prompts = [prompt_at(one.ordinal, count, seed, one.replacement) for one in todo]
+    if not settings.follows_history:
+        pool, seed = settings.pool, settings.seed
+        prompts = [shuffled_at(pool, seed, one.ordinal, one.replacement) for one in todo]
         return state, [
             one._replace(choice=Choice(prompt)) for one, prompt in zip(todo, prompts, strict=True)
         ]
@@ -51,7 +50,8 @@ def chosen(
     open_ones = [one for one in todo if one.choice is None]
     busy = {lease.choice.prompt for lease in state.live.values()}
     busy |= {one.choice.prompt for one in (*state.again, *todo) if one.choice is not None}
-    found = iter(_choices(state, open_ones[0].ordinal, len(open_ones), busy) if open_ones else ())
+    ordinals = [one.ordinal for one in open_ones]
+    found = iter(_choices(state, ordinals, busy) if ordinals else ())
     return state, [
         one if one.choice is not None else one._replace(choice=next(found)) for one in todo
     ]
@@ -68,21 +68,20 @@ def _planned(state: MasterState, step: int) -> MasterState:
         plans = {other: plan for other, plan in state.plans.items() if other > known}
         size = settings.groups_per_step
         busy = {choice.prompt for plan in plans.values() for choice in plan[:size]}
-        picks = size * settings.screening.max_attempts
-        plans[at] = tuple(_choices(state, (at - 1) * size, picks, busy))
+        ordinals = [*range((at - 1) * size, at * size)] * settings.screening.max_attempts
+        plans[at] = tuple(_choices(state, ordinals, busy))
         state = dataclasses.replace(state, plans=plans)
     return state
 
 
-def _choices(state: MasterState, ordinal: int, picks: int, busy: set[int]) -> list[Choice]:
+def _choices(state: MasterState, ordinals: Sequence[int], busy: set[int]) -> list[Choice]:
     settings = state.settings
     return choose(
         settings.curriculum,
         settings.pool,
         state.history,
         seed=settings.seed,
-        ordinal=ordinal,
-        picks=picks,
+        ordinals=ordinals,
         busy=busy,
     )
 
@@ -99,6 +98,13 @@ def metrics(state: MasterState, leases: Sequence[LiveLease]) -> dict[str, float]
     successes = [lease.success for lease in leases if lease.success is not None]
     if successes:
         values["prompts/success_rate"] = sum(successes) / len(successes)
+    for one in settings.pool.sets:
+        of_set = set(one.members.tolist())
+        own = [lease for lease in leases if lease.choice.prompt in of_set]
+        rates = [lease.success for lease in own if lease.success is not None]
+        values[f"prompts/share/{one.name}"] = len(own) / len(leases) if leases else 0.0
+        if rates:
+            values[f"prompts/success_rate/{one.name}"] = sum(rates) / len(rates)
     if settings.curriculum.selection == BAND and leases:
         whys = collections.Counter(lease.choice.why for lease in leases)
         values["prompts/in_band"] = whys[IN_BAND] / len(leases)

@@ -57,6 +57,11 @@ class MasterSettings:
     pool: Pool = dataclasses.field(default_factory=Pool)
     seed: int = 0
 
+    @property
+    def follows_history(self) -> bool:
+        """Says whether the choice of prompts depends on what became of them before."""
+        return self.curriculum.follows_history or self.pool.by_progress
+
     def step_of(self, ordinal: int) -> int:
         """Returns the explorer step of an ordinal under exact pulls."""
         return ordinal // self.groups_per_step + 1

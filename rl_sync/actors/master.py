@@ -106,7 +106,7 @@ def position(state: MasterState) -> Position:
     }
     choices = [(one.ordinal, one.choice) for one in state.again]
     choices += [(one.ordinal, one.choice) for one in state.live.values() if not one.trained]
-    follows = state.settings.curriculum.follows_history
+    follows = state.settings.follows_history
     return Position(
         step=state.trained_steps,
         next_ordinal=state.next_ordinal,
@@ -323,7 +323,7 @@ def _train(state: MasterState, event: BatchTrained) -> Outcome:
     state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
     # The places of what is left out are not to be filled again: the step they were for is over.
     state, dropped = settle(state, over, LEFT_OUT)
-    if not state.settings.curriculum.follows_history:
+    if not state.settings.follows_history:
         state = counted(state, event.step)
     records: tuple[Command, ...] = (Record("trained", tuple(trained), f"step {event.step}"),)
     return state, records + ((Record("dropped", dropped, LEFT_OUT),) if dropped else ())

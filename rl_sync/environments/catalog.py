@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rl_sync.expression import parse_call
 from rl_sync.references import is_reference
 
 
@@ -22,6 +23,8 @@ class Kind(NamedTuple):
     branches: bool = False
     rewards: bool = True
 
+
+BY_SET = "by_set"
 
 ENVIRONMENTS = {
     "agent": Kind(
@@ -44,6 +47,11 @@ ENVIRONMENTS = {
     "python": Kind(
         "rl_sync.environments.python:Python",
         "Runs the policy's Python code in a sandbox; the task's reward judges its last reply.",
+        rewards=False,
+    ),
+    BY_SET: Kind(
+        "rl_sync.environments.by_set:BySet",
+        "Plays each set of a mixture of tasks in an environment of its own, or in none.",
         rewards=False,
     ),
     "textarena": Kind(
@@ -84,3 +92,14 @@ def reference_of(name: str) -> str:
     if is_own(name):
         return name
     return f"{ENVIRONMENTS[bare.strip()].where}{bracket}{options}"
+
+
+def environments_of_sets(name: str | None) -> dict[str, str]:
+    """Returns the environment of each set of a mixture; empty where sets have none of their own.
+
+    Raises:
+      ValueError: the options of `by_set` cannot be read.
+    """
+    if name is None or name.partition("(")[0].strip() != BY_SET:
+        return {}
+    return {of: str(environment) for of, environment in parse_call(name).options.items()}

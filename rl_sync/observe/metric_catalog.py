@@ -266,6 +266,8 @@ _REWARDS = (
         "prompts/success_rate",
         "Mean success of the step's groups, as `curriculum.success` measures it.",
     ),
+    Metric("prompts/success_rate/SET", "The same of one set of a mixture (`task.mixture.sets`)."),
+    Metric("prompts/share/SET", "Share of a set among the step's groups."),
     Metric("prompts/seen", "Share of the training prompts that were used so far."),
     Metric(
         "prompts/in_band",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rl_sync.expression import Term, parse_sum
@@ -31,6 +31,10 @@ class Kind(NamedTuple):
     reads_answer: bool = True
 
 
+BY_SET = "by_set"
+SET = "task_set"
+"""The field of a row that says which set of a mixture of tasks it is of."""
+
 REWARDS = {
     "exact": Kind(
         "rl_sync.rewards.exact:ExactMatch",
@@ -50,6 +54,11 @@ REWARDS = {
         has_answers=False,
         is_quick=True,
         reads_answer=False,
+    ),
+    BY_SET: Kind(
+        "rl_sync.rewards.by_set:BySet",
+        "Judges each set of a mixture of tasks by a reward of its own.",
+        has_answers=True,
     ),
     "math": Kind(
         "rl_sync.rewards.math:MathAnswer",
@@ -153,20 +162,37 @@ REWARDS = {
 
 def is_quick(expression: str) -> bool:
     """Says whether every term of an expression is a quick reward of the table."""
-    kinds = [REWARDS.get(term.name) for term in parse_sum(expression)]
+    kinds = [REWARDS.get(term.name) for term in _terms(expression)]
     return all(kind is not None and kind.is_quick for kind in kinds)
 
 
 def reads_answer(expression: str) -> bool:
     """Says whether a term of an expression may read the row's answer, as a user's own may."""
-    kinds = [REWARDS.get(term.name) for term in parse_sum(expression)]
+    kinds = [REWARDS.get(term.name) for term in _terms(expression)]
     return any(kind is None or kind.reads_answer for kind in kinds)
 
 
 def may_vote(expression: str) -> bool:
     """Says whether evaluations may vote on what the first term reads, as on a user's own."""
-    kind = REWARDS.get(parse_sum(expression)[0].name)
+    first = parse_sum(expression)[0]
+    if first.name == BY_SET:
+        return all(may_vote(str(of_set)) for of_set in first.options.values())
+    kind = REWARDS.get(first.name)
     return kind is None or kind.has_answers
+
+
+def by_set(rewards: Mapping[str, str]) -> str:
+    """Returns the expression of a reward by sets, of the expression of each set's."""
+    return f"{BY_SET}({', '.join(f'{name}={reward!r}' for name, reward in rewards.items())})"
+
+
+def _terms(expression: str) -> list[Term]:
+    """Reads the terms of an expression, and of those in a reward by sets."""
+    terms = parse_sum(expression)
+    inner = [str(one) for term in terms if term.name == BY_SET for one in term.options.values()]
+    return [term for term in terms if term.name != BY_SET] + [
+        term for one in inner for term in _terms(one)
+    ]
 
 
 def make(term: Term) -> Callable[..., Any]:
@@ -184,9 +210,11 @@ def make(term: Term) -> Callable[..., Any]:
         require_one_of("task.reward", term.name, REWARDS)
         found = resolve(REWARDS[term.name].where)
     is_class = inspect.isclass(found)
-    names = list(inspect.signature(found).parameters)[0 if is_class else 2 :]
+    parameters = inspect.signature(found).parameters
+    names = list(parameters)[0 if is_class else 2 :]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in term.options:
-        if name not in names:
+        if name not in names and not takes_any:
             has = f"it has {', '.join(names)}" if names else "it has none"
             raise ValueError(
                 f"The reward {term.name} has no option {name!r}: {has}{hint(name, names)}"

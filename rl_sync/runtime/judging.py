@@ -25,6 +25,8 @@ from rl_sync.processes.judging_calls import (
     Written,
 )
 from rl_sync.processes.rpc import Handler
+from rl_sync.rewards.by_set import ACCURACY
+from rl_sync.rewards.catalog import BY_SET
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Judgeable, example_rows
 from rl_sync.rewards.settings import RewardSettings
@@ -361,8 +363,12 @@ def is_above(lost: int, count: int, limit: float) -> bool:
 
 
 def solves(judgement: Judgement, main: str) -> bool:
-    """Says whether the first term of a reward, called `main`, gives a completion 1 or more."""
-    return judgement.is_known and judgement.components.get(main, 0.0) >= _SOLVED
+    """Says whether the first term of a reward, called `main`, gives a completion 1 or more.
+
+    Of a mixture's sets each has a first term of its own.
+    """
+    name = f"{BY_SET}/{ACCURACY}" if main == BY_SET else main
+    return judgement.is_known and judgement.components.get(name, 0.0) >= _SOLVED
 
 
 def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:

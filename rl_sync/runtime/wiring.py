@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl_sync.actors.events import MasterSettings
-from rl_sync.environments.catalog import gives_rewards
+from rl_sync.environments.catalog import environments_of_sets, gives_rewards
 from rl_sync.environments.demonstrations import demonstrated
 from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.models.config import ModelConfig
@@ -48,7 +48,8 @@ def load_task(settings: RunSettings) -> Task:
     name = settings.environment.name
     try:
         construction = environment_of(settings)
-        more = getattr(construction.maker, "charset", "") if construction else ""
+        more = construction.charset if construction else ""
+        of_sets = environments_of_sets(name)
         task = catalog.load_task(
             settings.task,
             tokenizer,
@@ -57,6 +58,7 @@ def load_task(settings: RunSettings) -> Task:
             episode_tokens=settings.environment.max_tokens if construction else 0,
             rendering=demonstrated,
             reward="environment" if name is not None and gives_rewards(name) else None,
+            played=frozenset(of for of, one in of_sets.items() if gives_rewards(one)),
         )
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -387,7 +389,7 @@ def prompt_pool(settings: RunSettings, task: Task) -> Pool:
       ConfigError: the rows lack what the curriculum goes by.
     """
     try:
-        return pool_of(settings.curriculum, task.train)
+        return pool_of(settings.curriculum, task.train, settings.mixture)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rl_sync.environments.catalog import gives_rewards
+from rl_sync.environments.catalog import environments_of_sets, gives_rewards
 from rl_sync.expression import parse_sum
 from rl_sync.learning.batching import MIXED
 from rl_sync.learning.pairs import PAIR
@@ -22,6 +22,7 @@ from rl_sync.settings.limits import require_address
 from rl_sync.settings.records import require
 from rl_sync.settings.run import RunSettings
 from rl_sync.spelling import require_one_of
+from rl_sync.tasks.mixture import sets_of
 from rl_sync.transfer import TRANSFERS
 
 
@@ -36,6 +37,7 @@ def check(settings: RunSettings) -> None:
     _check_shots(settings)
     _check_environment(settings)
     _check_curriculum(settings)
+    _check_mixture(settings)
     _check_explorers(settings)
     _check_algorithm(settings)
     _check_microbatches(settings)
@@ -96,6 +98,25 @@ def _check_curriculum(settings: RunSettings) -> None:
         algorithm.generates or settings.experience.pipeline is None,
         f"experience.pipeline={settings.experience.pipeline} gets what was generated, and"
         f" algorithm.name={algorithm.name} generates nothing: leave it out.",
+    )
+
+
+def _check_mixture(settings: RunSettings) -> None:
+    played = environments_of_sets(settings.environment.name)
+    mixture = settings.mixture
+    require(
+        mixture is not None or not played,
+        f"environment.name={settings.environment.name} is for the sets of a mixture, and"
+        f" task.name={settings.task.name} has none: use task.name=mixture.",
+    )
+    if mixture is not None and mixture.sets is not None:
+        names = [one.name for one in sets_of(mixture.sets)]
+        for name in played:
+            require_one_of("environment.name=by_set(…): a set", name, names)
+    require(
+        mixture is None or mixture.weights == "fixed" or settings.algorithm.generates,
+        f"task.mixture.weights=progress goes by success, and algorithm.name="
+        f"{settings.algorithm.name} generates nothing: use fixed.",
     )
 
 

@@ -41,8 +41,10 @@ from rl_sync.settings.sections import (
     TrainerSettings,
     WarmUpSettings,
 )
+from rl_sync.tasks import mixture
 from rl_sync.tasks.catalog import TaskConfig
 from rl_sync.tasks.curriculum import CurriculumSettings
+from rl_sync.tasks.mixture import MixtureConfig
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.transfer import TRANSFERS
 from rl_sync.workdir import Workdir
@@ -199,6 +201,11 @@ class RunSettings:
             return 0
         least, count = MODES[self.sync.mode].least_explorers, self.explorer.count
         return least if count is None else count
+
+    @property
+    def mixture(self) -> MixtureConfig | None:
+        """The sets of the task and their weights; None where it has no sets."""
+        return self.task.mixture if self.task.name == mixture.NAME else None
 
     @property
     def plays(self) -> bool:

@@ -21,6 +21,7 @@ from rl_sync.tasks import (
     digits,
     humaneval,
     jsonl,
+    mixture,
     mmlu,
     own,
     pretrained,
@@ -35,6 +36,7 @@ from rl_sync.tasks.digits import DigitsConfig
 from rl_sync.tasks.humaneval import HumanEvalConfig
 from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
+from rl_sync.tasks.mixture import MixtureConfig
 from rl_sync.tasks.mmlu import MmluConfig
 from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.problems import Problems
@@ -55,6 +57,12 @@ def task(record: type, load: Loader, meaning: str) -> Any:
     """Makes the field of a task: its section of the config, with the function that loads it."""
     field = section(record, meaning)
     return dataclasses.field(default_factory=record, metadata={**field.metadata, "load": load})
+
+
+def _only_as_a_whole(config: MixtureConfig, seed: int) -> Problems:
+    """Refuses a mixture within a mixture: the sections of its sets are not in its own."""
+    del config, seed
+    raise ValueError("a mixture cannot be a set of a mixture: name its sets in the outer one.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +95,11 @@ class TaskSections:
         DigitsConfig, digits.load, "Handwritten digits, which scikit-learn ships."
     )
     jsonl: JsonlConfig = task(JsonlConfig, jsonl.load, "Problems of a file of your own.")
+    mixture: MixtureConfig = task(
+        MixtureConfig,
+        _only_as_a_whole,
+        "Several task sets with weights, each with its own reward and environment.",
+    )
     dataset: DatasetConfig = task(
         DatasetConfig,
         dataset.load,
@@ -147,6 +160,7 @@ def load_task(
     episode_tokens: int = 0,
     reward: str | None = None,
     rendering: Rendering | None = None,
+    played: frozenset[str] = frozenset(),
 ) -> Task:
     """Loads the problems of the named task, and their tokenizer.
 
@@ -158,13 +172,23 @@ def load_task(
       episode_tokens: see `Task`.
       rendering: writes dialogues that are to be imitated.
       reward: judges completions if `config.reward` names none; None for the problems' own.
+      played: the sets of a mixture whose environment judges.
 
     Raises:
       ValueError, OSError: they cannot be loaded, or lack answers that the reward reads; the message
         says where it fails.
     """
     with _loading:
-        return _load(config, tokenizer, seed, more_characters, episode_tokens, reward, rendering)
+        return _load(
+            config,
+            tokenizer,
+            seed,
+            more_characters,
+            episode_tokens,
+            reward,
+            rendering,
+            played,
+        )
 
 
 @functools.lru_cache(maxsize=1)  # A role loads more than once.
@@ -176,8 +200,9 @@ def _load(
     episode_tokens: int,
     reward: str | None,
     rendering: Rendering | None,
+    played: frozenset[str],
 ) -> Task:
-    problems = _problems(config, seed)
+    problems = _problems(config, seed, played)
     if (named := config.reward or reward) is not None:
         problems = dataclasses.replace(problems, reward=named)
     if problems.unanswered and reads_answer(problems.reward):
@@ -194,10 +219,31 @@ def _load(
     )
 
 
-def _problems(config: TaskConfig, seed: int) -> Problems:
+def _problems(config: TaskConfig, seed: int, played: frozenset[str]) -> Problems:
+    if config.name == mixture.NAME:
+        if config.mixture.sets is None:
+            raise ValueError(
+                "task.name=mixture needs task.mixture.sets: two or more tasks with weights, such as"
+                " 2 * arithmetic + jsonl(path='mine.jsonl')."
+            )
+        sets = mixture.sets_of(config.mixture.sets)
+        return mixture.mixed(sets, lambda one: _of_set(config, one, seed), played)
     if own.is_own(config.name):
         return own.load(config.name, config.dataset, seed)
     return TASKS[config.name](getattr(config, config.name), seed)
+
+
+def _of_set(config: TaskConfig, one: mixture.TaskSet, seed: int) -> Problems:
+    """Loads the problems of a set of a mixture."""
+    if own.is_own(one.task):
+        options = ", ".join(f"{name}={value!r}" for name, value in one.options.items())
+        return own.load(f"{one.task}({options})", config.dataset, seed)
+    require_one_of("task.mixture.sets: a task", one.task, TASKS)
+    section = getattr(config, one.task)
+    names = [field.name for field in dataclasses.fields(section)]
+    for option in one.options:
+        require_one_of(f"task.mixture.sets: an option of {one.task}", option, names)
+    return TASKS[one.task](dataclasses.replace(section, **one.options), seed)
 
 
 def _tokenizer(config: TokenizerConfig, problems: Problems, more: str) -> Tokenizer:

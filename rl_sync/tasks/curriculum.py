@@ -14,8 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from rl_sync.rewards.catalog import SET
 from rl_sync.setting import check, setting
 from rl_sync.tasks.history import History
+from rl_sync.tasks.mixture import MixtureConfig, sets_of
+from rl_sync.tasks.order import prompt_at
 from rl_sync.types import Prompt
 
 SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN = (
@@ -28,7 +31,9 @@ SOLVED = "solved"
 IN_BAND, UNSEEN, OUTSIDE = "in band", "unseen", "outside the band"
 """Why a prompt was chosen, under `difficulty_band`."""
 
-_ORDERS, _DRAWS = 1, 2  # Of random numbers, beside those of `rl_sync.tasks.order`.
+_ORDERS, _DRAWS, _SETS = 1, 2, 3  # Of random numbers, beside those of `rl_sync.tasks.order`.
+_BLOCK = 1000  # Places in which each set of a mixture has its share.
+_RECENT = 64  # Prompts whose success says what a set teaches.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,20 +111,107 @@ class Pool:
     Attributes:
       count: their number.
       difficulty: their difficulties, as rows say; None if rows do not.
+      sets: the sets of a mixture; none where the task is no mixture.
+      by_progress: whether the shares of sets follow what their prompts teach.
     """
 
     count: int = 1
     difficulty: Float[np.ndarray, " P"] | None = None
+    sets: Sequence[PromptSet] = ()
+    by_progress: bool = False
+
+    def shares(self, history: History) -> Float[np.ndarray, " S"]:
+        """Returns the shares of the sets among the next prompts, which sum to 1.
+
+        By progress a set has its weight times the learnability 4p(1-p) of the prompts of success
+        rate p that it has used last, plus a tenth, so that none is forgotten. A new set has 1.
+        """
+        weights = np.array([one.weight for one in self.sets])
+        if self.by_progress:
+            weights = weights * [0.1 + learnability(history, one.members) for one in self.sets]
+        return weights / weights.sum()
 
 
-def pool_of(settings: CurriculumSettings, train: Sequence[Prompt]) -> Pool:
+class PromptSet(NamedTuple):
+    """A set of a mixture.
+
+    Attributes:
+      name, weight: see `rl_sync.tasks.mixture.TaskSet`.
+      members: the ids of its prompts.
+    """
+
+    name: str
+    weight: float
+    members: Int[np.ndarray, " M"]
+
+
+def learnability(history: History, members: Int[np.ndarray, " M"]) -> float:
+    """Returns the mean of 4p(1-p) over the prompts of a set that were used last; 1 if none was.
+
+    Success rates below 0 count as 0, and above 1 as 1, as mean rewards may be anything.
+    """
+    used = members[history.uses[members] > 0]
+    if not len(used):
+        return 1.0
+    last = used[np.lexsort((used, -history.last_step[used]))[:_RECENT]]
+    rates = history.success[last].clip(0, 1)
+    return float((4 * rates * (1 - rates)).mean())
+
+
+def sets_at(pool: Pool, history: History, seed: int, ordinals: Sequence[int]) -> list[int]:
+    """Returns the number of the set of each place in a run's order.
+
+    With fixed weights it depends on the place alone. By progress it depends on the history, too.
+    """
+    if not pool.by_progress:
+        return [_set_and_place(pool, seed, ordinal)[0] for ordinal in ordinals]
+    bounds = np.cumsum(pool.shares(history.of(pool.count)))
+    draws = [np.random.default_rng([seed, _SETS, ordinal]).random() for ordinal in ordinals]
+    return [min(int(np.searchsorted(bounds, draw)), len(bounds) - 1) for draw in draws]
+
+
+def shuffled_at(pool: Pool, seed: int, ordinal: int, replacement: int) -> int:
+    """Returns the prompt of a place where the order is random; see `prompt_at`."""
+    if not pool.sets:
+        return prompt_at(ordinal, pool.count, seed, replacement)
+    number, place = _set_and_place(pool, seed, ordinal)
+    members = pool.sets[number].members
+    return int(members[prompt_at(place, len(members), seed, replacement)])
+
+
+def _set_and_place(pool: Pool, seed: int, ordinal: int) -> tuple[int, int]:
+    """Returns the set of a place with fixed weights, and how many places of it are before."""
+    weights = tuple(one.weight for one in pool.sets)
+    block, at = divmod(ordinal, _BLOCK)
+    numbers = _block(seed, block, weights)
+    number = int(numbers[at])
+    of_a_block = int((numbers == number).sum())
+    return number, block * of_a_block + int((numbers[:at] == number).sum())
+
+
+@functools.lru_cache(maxsize=16)
+def _block(seed: int, block: int, weights: tuple[float, ...]) -> Int[np.ndarray, " N"]:
+    """Returns the sets of a block of places, in a random order; each has its share to a place."""
+    shares = np.array(weights) / sum(weights) * _BLOCK
+    counts = np.maximum(1, np.floor(shares).astype(int))
+    for number in np.argsort(-(shares - counts), kind="stable")[: max(0, _BLOCK - counts.sum())]:
+        counts[number] += 1
+    counts[int(np.argmax(counts))] -= counts.sum() - _BLOCK
+    numbers = np.repeat(np.arange(len(weights)), counts)
+    return np.random.default_rng([seed, _SETS, block]).permutation(numbers)
+
+
+def pool_of(
+    settings: CurriculumSettings, train: Sequence[Prompt], mixture: MixtureConfig | None = None
+) -> Pool:
     """Makes the pool of a task's training problems.
 
     Raises:
       ValueError: a row lacks the field of the difficulty, or has no number there.
     """
+    sets, by_progress = _prompt_sets(train, mixture), bool(mixture and mixture.weights != "fixed")
     if (field := settings.difficulty) is None:
-        return Pool(len(train))
+        return Pool(len(train), None, sets, by_progress)
     difficulty = np.zeros(len(train))
     for i, prompt in enumerate(train):
         value = prompt.fields.get(field)
@@ -132,7 +224,21 @@ def pool_of(settings: CurriculumSettings, train: Sequence[Prompt]) -> Pool:
                 f" training problem {i} ({prompt.text[:60]!r}) {found}."
             )
         difficulty[i] = value
-    return Pool(len(train), difficulty)
+    return Pool(len(train), difficulty, sets, by_progress)
+
+
+def _prompt_sets(train: Sequence[Prompt], mixture: MixtureConfig | None) -> tuple[PromptSet, ...]:
+    if mixture is None or mixture.sets is None:
+        return ()
+    names = np.array([(prompt.row or {})[SET] for prompt in train])
+    sets = [
+        PromptSet(one.name, one.weight, np.flatnonzero(names == one.name))
+        for one in sets_of(mixture.sets)
+    ]
+    for one in sets:
+        if not len(one.members):
+            raise ValueError(f"The set {one.name} of task.mixture.sets has no problems left.")
+    return tuple(sets)
 
 
 class Choice(NamedTuple):
@@ -153,17 +259,41 @@ def choose(
     history: History,
     *,
     seed: int,
-    ordinal: int,
-    picks: int,
+    ordinals: Sequence[int],
     busy: Collection[int] = (),
 ) -> list[Choice]:
     """Chooses the next prompts, all different as long as there are enough.
 
     Args:
-      ordinal: the first place in the run's order that they are for; draws depend on it.
-      picks: how many.
+      ordinals: the place in the run's order of each; draws depend on them.
       busy: prompts with groups in flight; they come last.
     """
+    if not pool.sets:
+        return _chosen(settings, pool, history, seed, ordinals[0], len(ordinals), busy)
+    history = history.of(pool.count)
+    numbers = sets_at(pool, history, seed, ordinals)
+    found = {}
+    for number in set(numbers):
+        members, picks = pool.sets[number].members, numbers.count(number)
+        part = History(*(x[members] for x in (history.uses, history.success, history.last_step)))
+        difficulty = None if pool.difficulty is None else pool.difficulty[members]
+        places = np.flatnonzero(np.isin(members, list(busy))).tolist()
+        choices = _chosen(
+            settings, Pool(len(members), difficulty), part, seed, ordinals[0], picks, places
+        )
+        found[number] = iter([one._replace(prompt=int(members[one.prompt])) for one in choices])
+    return [next(found[number]) for number in numbers]
+
+
+def _chosen(
+    settings: CurriculumSettings,
+    pool: Pool,
+    history: History,
+    seed: int,
+    ordinal: int,
+    picks: int,
+    busy: Collection[int],
+) -> list[Choice]:
     history, rank = history.of(pool.count), _ranks(seed, ordinal // pool.count, pool.count)
     is_busy = np.zeros(pool.count, bool)
     is_busy[[prompt for prompt in busy if prompt < pool.count]] = True

@@ -117,5 +117,5 @@ def test_the_other_processes_hear_that_a_batch_is_whole_and_not_what_is_in_it():
         agree=lambda what, thunk: next(heard),
     )
     other._idle = lambda: idle.append(1)
-    assert other.next(1) == ([], [], ())
+    assert other.next(1) == ([], [], (), {})
     assert len(idle) == 1, "both processes are idle between the same turns"

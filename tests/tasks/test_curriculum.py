@@ -33,7 +33,8 @@ def history(*rates, uses=1, steps=None):
 def pick(settings, past, picks, count=None, ordinal=0, seed=0, busy=(), difficulty=None):
     count = count or len(past.uses)
     pool = Pool(count, None if difficulty is None else np.array(difficulty, float))
-    chosen = choose(settings, pool, past, seed=seed, ordinal=ordinal, picks=picks, busy=busy)
+    ordinals = range(ordinal, ordinal + picks)
+    chosen = choose(settings, pool, past, seed=seed, ordinals=ordinals, busy=busy)
     return [one.prompt for one in chosen], [one.why for one in chosen]
 
 

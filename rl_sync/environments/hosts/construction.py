@@ -66,6 +66,13 @@ class Construction:
         """True where environments are known to have tools before one is made."""
         return isinstance(self.maker, type) and issubclass(self.maker, ToolEnvironment)
 
+    @property
+    def charset(self) -> str:
+        """The characters that environments write, as far as their class says."""
+        if callable(of := getattr(self.maker, "charset_of", None)):
+            return str(of(**self.options))
+        return getattr(self.maker, "charset", "")
+
     def check(self) -> None:
         """Has the class method `check` of the class, if there is one, check the options.
 

@@ -1,0 +1,81 @@
+"""An environment for each set of a mixture of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.environments.hosts.construction import Construction
+from rl_sync.environments.interface import Message, Outcome, Reply, Turn
+from rl_sync.spelling import require_one_of
+
+_SET = "task_set"  # As in rl_sync.rewards.by_set.
+
+
+class BySet:
+    """Plays each row in the environment of its `task_set`: `by_set(game='guess', …)`.
+
+    A row of another set is asked once, and its reward judges the reply, as without an environment.
+
+    Args:
+      environments: the environment of each set that has one: a name with options, or a reference.
+
+    Raises:
+      ValueError: there is none, or one cannot be made here.
+    """
+
+    def __init__(self, **environments: str) -> None:
+        self._makers = constructions(environments)
+        self._env: Any = None
+
+    @classmethod
+    def check(cls, **environments: str) -> None:
+        """Checks the environments of the sets.
+
+        Raises:
+          ValueError: one cannot be made, or cannot run on this machine.
+        """
+        for maker in constructions(environments).values():
+            maker.check()
+
+    @classmethod
+    def charset_of(cls, **environments: str) -> str:
+        """Returns the characters that the environments of the sets write."""
+        makers = constructions(environments).values()
+        return "".join(getattr(one.maker, "charset", "") for one in makers)
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> Any:
+        """Begins an episode of the row's set."""
+        maker = self._makers.get(str(task.get(_SET)))
+        self._env = None if maker is None else maker.make()
+        if self._env is None:
+            return Turn((Message("user", str(task["prompt"])),))
+        return self._env.reset(task, seed)
+
+    def step(self, reply: Reply) -> Any:
+        """Takes the policy's reply."""
+        return Outcome({}) if self._env is None else self._env.step(reply)
+
+    def close(self) -> None:
+        """Closes the environment of the last episode."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def constructions(environments: Mapping[str, str]) -> dict[str, Construction]:
+    """Makes the constructors of some sets' environments.
+
+    Raises:
+      ValueError: there is none, or one is no environment for a mixture.
+    """
+    from rl_sync.environments.catalog import ENVIRONMENTS, branches, is_own, reference_of
+
+    if not environments:
+        raise ValueError("by_set needs an environment for a set, as in by_set(game='guess').")
+    for name, one in environments.items():
+        if not is_own(one):
+            require_one_of(f"by_set: {name}", one.partition("(")[0].strip(), ENVIRONMENTS)
+        if branches(one):
+            raise ValueError(f"by_set cannot run the agent of the set {name}: agents go alone.")
+    return {name: Construction.of(reference_of(one)) for name, one in environments.items()}

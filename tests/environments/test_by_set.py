@@ -1,0 +1,70 @@
+"""Environments of the sets of a mixture."""
+
+import pytest
+
+from rl_sync.environments.catalog import branches, environments_of_sets, gives_rewards
+from rl_sync.environments.hosts.construction import Construction
+from rl_sync.environments.hosts.inline import InlineHost
+from rl_sync.environments.interface import Outcome, Reply
+from rl_sync.settings.records import ConfigError
+from tests.settings.changed import settings_with
+
+NAME = "by_set(guesses='guess', tools='calculator')"
+REFERENCE = NAME.replace("by_set(", "rl_sync.environments.by_set:BySet(", 1)
+SETS = "arithmetic + arithmetic(set='tools')"
+
+
+def test_each_row_is_played_in_the_environment_of_its_set():
+    made = Construction.of(REFERENCE).make()
+    made.reset({"task_set": "tools", "prompt": "3*4", "answer": "12"}, 1)
+    assert made.step(Reply("<3*4>")).messages[0].content == "12="
+    assert made.step(Reply("12")).rewards == {"answer": 1.0}
+    made.close()
+    turn = made.reset({"task_set": "sums", "prompt": "1+1=", "answer": "2"}, 1)
+    assert turn.messages[0].content == "1+1="
+    assert made.step(Reply("2")) == Outcome({})
+    made.close()
+    made.reset({"task_set": "tools", "prompt": "3*4", "answer": "12"}, 1)
+    assert made.step(Reply("11")).rewards == {"answer": 0.0}
+
+
+def test_what_is_known_of_it():
+    assert environments_of_sets(NAME) == {"guesses": "guess", "tools": "calculator"}
+    assert environments_of_sets("guess") == environments_of_sets(None) == {}
+    assert not gives_rewards(NAME), "each set's own reward judges"
+    assert not branches(NAME)
+    assert set("0123456789+-*=<>eor") <= set(Construction.of(REFERENCE).charset)
+
+
+def test_it_runs_in_processes_of_its_own():
+    with pytest.raises(ValueError, match="does not say that it may run in the"):
+        InlineHost(REFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("by_set", "needs an environment for a set"),
+        ("by_set(tools='calculater')", "did you mean 'calculator'"),
+        ("by_set(tools=\"agent(command='x')\")", "agents go alone"),
+        ("by_set(tools='calculator(opening=3, open=4)')", "has no option 'open'"),
+    ],
+)
+def test_mistakes_are_refused(name, message):
+    reference = name.replace("by_set", "rl_sync.environments.by_set:BySet", 1)
+    with pytest.raises(ValueError, match=message):
+        Construction.of(reference).check()
+
+
+def test_it_fits_a_mixture_with_these_sets_alone():
+    mixture = {"task__name": "mixture", "environment__max_tokens": 64}
+    tools = {"environment__name": "by_set(tools='calculator')"}
+    settings_with(**mixture, **tools, task__mixture__sets=SETS)
+    with pytest.raises(
+        ConfigError, match=r"task\.name=arithmetic has none: use task\.name=mixture"
+    ):
+        settings_with(**tools, environment__max_tokens=64)
+    with pytest.raises(ConfigError, match="did you mean 'tools'"):
+        settings_with(
+            **mixture, environment__name="by_set(tool='calculator')", task__mixture__sets=SETS
+        )
