@@ -1,6 +1,11 @@
 """A small transformer learns Nim by playing against itself.
 
-python -m launcher --config=configs/selfplay.py
+    python -m launcher --config=configs/selfplay.py
+
+In Nim two players take stones from piles by turns, any number from one pile, and who takes the last
+stone wins. In the warm-up the policy imitates games of random moves. Then it plays both sides, and
+is paid for a win and charged for a loss. Evaluations are games against a perfect player, each from
+a position that a perfect policy wins: a single wrong move loses.
 """
 
 import itertools
