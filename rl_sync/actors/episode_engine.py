@@ -60,10 +60,9 @@ class _Episode:
     Attributes:
       rewards: of the replies that were answered.
       attempt: the number of its beginnings, from 0.
-      held: the last reply, whose cache the engine holds.
+      held: the last replies of its segments, whose caches the engine holds.
+      begun: the number of replies of the policy that were begun.
       opponents: of other players that the engine plays, by their numbers.
-      streams: whether the director hears the reply under way.
-      heard: the number of tokens that it has heard of it.
     """
 
     ticket: int
@@ -72,10 +71,9 @@ class _Episode:
     trajectory: Trajectory = _NOTHING_SAID
     rewards: tuple[float, ...] = ()
     attempt: int = 0
-    held: Handle | None = None
+    held: dict[int, Handle] = dataclasses.field(default_factory=dict)
+    begun: int = 0
     opponents: dict[int, _Opponent] = dataclasses.field(default_factory=dict)
-    streams: bool = False
-    heard: int = 0
 
     @property
     def turns(self) -> int:
@@ -84,20 +82,50 @@ class _Episode:
     def seed(self, opponent: int | None) -> tuple[int, ...]:
         """Returns the seed of the next reply of the policy, or of an opponent."""
         if opponent is None:
-            return (*self.request.seed, self.index, self.attempt, self.turns)
+            return (*self.request.seed, self.index, self.attempt, self.begun)
         turns = self.opponents[opponent].turns
         return (*self.request.seed, self.index, self.attempt, turns, 1 + opponent)
 
-    def held_of(self, opponent: int | None) -> Handle | None:
-        """Returns the last reply of the policy, or of an opponent."""
-        return self.held if opponent is None else self.opponents[opponent].held
+    def segment_of(self, answer: Continue) -> int:
+        """Returns the number of the segment that goes on with a turn."""
+        last = len(self.trajectory.segments) - 1
+        return last if answer.segment is None else answer.segment
 
-    def hold(self, opponent: int | None, handle: Handle | None) -> None:
-        """Notes the last reply of the policy, or of an opponent."""
+    def hold(self, opponent: int | None, segment: int, handle: Handle) -> None:
+        """Notes the last reply of a segment, or of an opponent."""
         if opponent is None:
-            self.held = handle
+            self.held[segment] = handle
         else:
             self.opponents[opponent].held = handle
+
+    def let_go(self, opponent: int | None, segment: int) -> Handle:
+        """Returns the last reply of a segment, or of an opponent, which is held no longer."""
+        if opponent is None:
+            return self.held.pop(segment)
+        held, self.opponents[opponent].held = self.opponents[opponent].held, None
+        assert held is not None, "only a new conversation has no reply before it"
+        return held
+
+
+@dataclasses.dataclass
+class _Reply:
+    """A reply that is being drawn.
+
+    Attributes:
+      episode: the number of its episode.
+      segment: the number of its segment.
+      opponent: the player who says it; None for the policy that learns.
+      request: see `Continue`.
+      streams: whether the director hears it.
+      heard: the number of tokens that the director has heard.
+    """
+
+    episode: int
+    segment: int
+    opponent: int | None
+    request: int
+    streams: bool
+    heard: int = 0
 
 
 class EpisodeEngine:
@@ -112,6 +140,8 @@ class EpisodeEngine:
         process of a program makes it.
       repeats: whether a run must give the same bits again. Then all answers are awaited before the
         next chunk of tokens, so that batches are the same however long environments take.
+      side_by_side: whether an episode may have several replies under way, each in a segment of its
+        own.
       agree: see `Agree`.
       older: plays opponents with older weights; None where the policy plays them itself.
     """
@@ -122,15 +152,17 @@ class EpisodeEngine:
         director: Callable[[], Director],
         *,
         repeats: bool,
+        side_by_side: bool = False,
         agree: Agree = alone,
         older: OlderVersions | None = None,
     ) -> None:
         self.engine = engine
         self._older = older
         self._make_director, self._repeats, self._agree = director, repeats, agree
+        self._side_by_side = side_by_side
         self._made: Director | None = None
         self._playing: dict[int, _Episode] = {}
-        self._replying: dict[tuple[Engine, Handle], tuple[int, int | None]] = {}
+        self._replying: dict[tuple[Engine, Handle], _Reply] = {}
         self._opening: dict[int, list[Continue | End]] = {}
         self._tickets = self._episodes = 0
 
@@ -189,7 +221,14 @@ class EpisodeEngine:
                 self._playing[self._episodes] = _Episode(self._tickets, index, request)
                 seed = int(np.random.SeedSequence(request.seed).generate_state(1)[0])
                 begun.append(
-                    Begin(self._episodes, request.row, seed, request.number, request.examines)
+                    Begin(
+                        episode=self._episodes,
+                        row=request.row,
+                        seed=seed,
+                        number=request.number,
+                        examines=request.examines,
+                        most_tokens=request.sampling.max_new_tokens,
+                    )
                 )
                 self._episodes += 1
             self._opening[self._tickets] = []
@@ -207,7 +246,7 @@ class EpisodeEngine:
         if not self._playing:
             return []
         wait = 0.0 if any(one.unfinished for one in self._engines) else _POLL_SECS
-        asks = bool(self._playing) and len(self._playing) > len(self._replying)
+        asks = self._side_by_side or len(self._playing) > len(self._replying)
         answers = (
             self._agree("answers", lambda: self._director.answers(wait, self._repeats))
             if asks
@@ -257,19 +296,14 @@ class EpisodeEngine:
 
     def _sayings(self) -> list[Saying]:
         """Returns what was drawn of replies that stream, since the director last heard of them."""
-        streamed = {
-            handle: number
-            for (_, handle), (number, _) in self._replying.items()
-            if self._playing[number].streams
-        }
+        streamed = {handle: one for (_, handle), one in self._replying.items() if one.streams}
         sayings = []
         for handle, progress in self.engine.progress(streamed).items() if streamed else ():
-            number = streamed[handle]
-            episode = self._playing[number]
-            if len(progress.tokens) > episode.heard:
-                new = (values[episode.heard :] for values in progress)
-                sayings.append(Saying(number, *new))
-                episode.heard = len(progress.tokens)
+            reply = streamed[handle]
+            if len(progress.tokens) > reply.heard:
+                tokens, logprobs, versions = (values[reply.heard :] for values in progress)
+                sayings.append(Saying(reply.episode, tokens, logprobs, versions, reply.request))
+                reply.heard = len(progress.tokens)
         return sayings
 
     def _tell(self, sayings: Sequence[Saying], replies: Sequence[Said]) -> None:
@@ -287,8 +321,9 @@ class EpisodeEngine:
                 for speaker in (None, *episode.opponents):
                     self._release(episode, speaker)
                 del self._playing[answer.episode]
-                # The last reply has a reward too, and one before a failure may have none.
-                given = (*episode.rewards, answer.reward)[: episode.turns]
+                # The last reply has a reward too, and one before a failure may have none. Of
+                # replies side by side, the last may have come behind others that went on.
+                given = (*episode.rewards, answer.reward, *[0.0] * episode.turns)[: episode.turns]
                 played.append(
                     Played(
                         ticket=episode.ticket,
@@ -303,7 +338,7 @@ class EpisodeEngine:
                     self._go_on(episode, answer)
             else:
                 opening.append(answer)
-                if len(opening) == episode.request.completions:
+                if len({one.episode for one in opening}) == episode.request.completions:
                     self._open(self._opening.pop(episode.ticket))
         return played
 
@@ -312,10 +347,19 @@ class EpisodeEngine:
 
         So its prompt can be read once, and its draws do not depend on the order of the answers.
         """
-        turns = [answer for answer in answers if isinstance(answer, Continue)]
-        turns.sort(key=lambda answer: answer.episode)
-        if not turns:
-            return
+        turns: list[Continue] = []
+        others: list[Continue] = []
+        for answer in sorted(answers, key=lambda answer: answer.episode):
+            if isinstance(answer, Continue):
+                is_first = not turns or turns[-1].episode != answer.episode
+                (turns if is_first else others).append(answer)
+        if turns:
+            self._open_first(turns)
+        for answer in others:  # Of episodes that have asked for several replies by now.
+            self._go_on(self._playing[answer.episode], answer)
+
+    def _open_first(self, turns: Sequence[Continue]) -> None:
+        """Begins the replies to one turn of each episode of a request."""
         episodes = [self._playing[one.episode] for one in turns]
         request, first = episodes[0].request, turns[0]
         alike = all(
@@ -334,7 +378,7 @@ class EpisodeEngine:
         )
         for episode, answer in zip(episodes, turns, strict=True):
             self._begin_segment(episode, answer)
-            self._reply_begins(ticket, episode.index, answer)
+            self._reply_begins(Handle(ticket, episode.index), answer)
 
     def _begin_segment(self, episode: _Episode, answer: Continue) -> None:
         """Begins a conversation with a turn; an opponent's is no part of the trajectory."""
@@ -353,46 +397,55 @@ class EpisodeEngine:
             episode.rewards += (answer.reward,)
         sampling = _sampling(episode.request, answer)
         if answer.begins_segment:
-            self._release(episode, speaker)
+            if answer.forgets:
+                self._release(episode, speaker)
             self._begin_segment(episode, answer)
             seed = episode.seed(speaker)
             (ticket,) = engine.submit(
                 [CompletionRequest(answer.ids, sampling, seed=seed, held=True)]
             )
         else:
-            held, seed = episode.held_of(speaker), episode.seed(speaker)
-            assert held is not None, "only a new segment has no reply before it"
+            segment, seed = episode.segment_of(answer), episode.seed(speaker)
+            held = episode.let_go(speaker, segment)
             if speaker is None:
-                episode.trajectory = append_turn(episode.trajectory, answer.ids)
+                episode.trajectory = append_turn(episode.trajectory, answer.ids, segment)
             ticket = engine.extend(held, answer.ids, sampling, seed=seed, held=True)
-        self._reply_begins(ticket, 0, answer)
+        self._reply_begins(Handle(ticket, 0), answer)
 
-    def _reply_begins(self, ticket: int, index: int, answer: Continue) -> None:
+    def _reply_begins(self, handle: Handle, answer: Continue) -> None:
         episode = self._playing[answer.episode]
-        episode.streams, episode.heard = answer.streams, 0
-        key = self._engine_of(answer.opponent), Handle(ticket, index)
-        self._replying[key] = answer.episode, answer.opponent
+        episode.begun += answer.opponent is None
+        self._replying[self._engine_of(answer.opponent), handle] = _Reply(
+            episode=answer.episode,
+            segment=episode.segment_of(answer),
+            opponent=answer.opponent,
+            request=answer.request,
+            streams=answer.streams,
+        )
 
     def _restart(self, episode: _Episode) -> None:
         """Drops all that was said in an episode, which begins again."""
         for speaker in (None, *episode.opponents):
             self._release(episode, speaker)
         episode.trajectory, episode.rewards, episode.opponents = _NOTHING_SAID, (), {}
-        episode.attempt += 1
+        episode.attempt, episode.begun = episode.attempt + 1, 0
 
     def _release(self, episode: _Episode, speaker: int | None) -> None:
         """Lets the engine forget what it holds of the policy or an opponent in an episode."""
-        if speaker is not None and speaker not in episode.opponents:
-            return
-        if (held := episode.held_of(speaker)) is not None:
-            self._engine_of(speaker).release(held)
-            episode.hold(speaker, None)
+        held = list(episode.held.values())
+        if speaker is None:
+            episode.held = {}
+        else:
+            opponent = episode.opponents.get(speaker, _Opponent())
+            held, opponent.held = [] if opponent.held is None else [opponent.held], None
+        for one in held:
+            self._engine_of(speaker).release(one)
 
     def _said(self, engine: Engine, completion: Completion) -> Said:
         """Records a finished reply."""
-        number, speaker = self._replying.pop((engine, completion.handle))
-        episode = self._playing[number]
-        episode.hold(speaker, completion.handle)
+        reply = self._replying.pop((engine, completion.handle))
+        episode, speaker = self._playing[reply.episode], reply.opponent
+        episode.hold(speaker, reply.segment, completion.handle)
         if speaker is None:
             episode.trajectory = append_reply(
                 episode.trajectory,
@@ -400,16 +453,18 @@ class EpisodeEngine:
                 completion.logprobs,
                 completion.versions,
                 completion.masks,
+                segment=reply.segment,
             )
         else:
             episode.opponents[speaker].turns += 1
         return Said(
-            episode=number,
+            episode=reply.episode,
             tokens=completion.tokens,
             is_cut=completion.finish == "length",
             logprobs=completion.logprobs,
             versions=completion.versions,
             opponent=speaker,
+            request=reply.request,
         )
 
 

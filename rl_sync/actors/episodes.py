@@ -37,13 +37,18 @@ class EpisodeRequest:
 
 
 class Begin(NamedTuple):
-    """An episode that begins; see `EpisodeRequest`."""
+    """An episode that begins; see `EpisodeRequest`.
+
+    Attributes:
+      most_tokens: the most tokens of a reply.
+    """
 
     episode: int
     row: Mapping[str, Any]
     seed: int
     number: int = 0
     examines: bool = False
+    most_tokens: int = 1 << 30
 
 
 class Said(NamedTuple):
@@ -54,6 +59,7 @@ class Said(NamedTuple):
       is_cut: whether it ends because it has the largest number of tokens.
       logprobs, versions: see `append_reply`.
       opponent: see `Continue`.
+      request: see `Continue`.
     """
 
     episode: int
@@ -62,6 +68,7 @@ class Said(NamedTuple):
     logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
     opponent: int | None = None
+    request: int = 0
 
 
 class Saying(NamedTuple):
@@ -71,13 +78,14 @@ class Saying(NamedTuple):
     tokens: Int[np.ndarray, " T"]
     logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
+    request: int = 0
 
 
 class Continue(NamedTuple):
     """A turn of an environment, after which the policy goes on.
 
     Attributes:
-      ids: the tokens after all that was said; the whole prompt of a segment that begins.
+      ids: the tokens after all that was said in the segment; the whole prompt of one that begins.
       begins_segment: whether a new segment begins.
       restarts: whether the episode begins again, and what was drawn is dropped.
       reward: of the last reply.
@@ -86,6 +94,9 @@ class Continue(NamedTuple):
       streams: whether the director hears the reply while it is drawn.
       opponent: the player whose turn it is, if that is an opponent: the turn continues that
         player's conversation, of which nothing is learned. None for the policy that learns.
+      segment: the number of the segment that goes on, or begins.
+      forgets: whether, where a segment begins, no earlier one will ever go on.
+      request: what the reply is to be called, where an episode has several under way.
     """
 
     episode: int
@@ -97,6 +108,9 @@ class Continue(NamedTuple):
     room: int = 1 << 30
     streams: bool = False
     opponent: int | None = None
+    segment: int | None = None
+    forgets: bool = True
+    request: int = 0
 
 
 class End(NamedTuple):

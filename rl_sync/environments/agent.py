@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +30,6 @@ _LAST_LINES = 12
 _LAST_CHARACTERS = 2000
 _READ_BYTES = 1 << 16
 _READ_SECS = 1.0
-_HERE = "127.0.0.1"
 _BEGUN = Turn((Message("user", "begun"),))
 _NOT_JUDGED = Outcome({}, why="the agent posted no outcome, and its episode is judged by one")
 
@@ -143,14 +143,15 @@ def _require_program(command: Any) -> None:
 
 def _variables(settings: ClientSettings, row_path: str) -> dict[str, str]:
     without = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    hosts = without if _HERE in without.split(",") else ",".join(filter(None, [without, _HERE]))
+    host = urllib.parse.urlsplit(settings.base_url).hostname or ""
+    hosts = without if host in without.split(",") else ",".join(filter(None, [without, host]))
     return {
         "OPENAI_BASE_URL": settings.base_url,
         "OPENAI_API_KEY": settings.api_key,
         "OPENAI_MODEL": settings.model,
         "RL_SYNC_ROW": row_path,
         "RL_SYNC_SEED": str(settings.seed),
-        # The way to this machine itself is through no proxy.
+        # The way to the endpoint is through no proxy.
         **dict.fromkeys(("no_proxy", "NO_PROXY"), hosts),
     }
 

@@ -26,6 +26,7 @@ class Exchange:
       given: the ids behind those of `before`, none of which the policy drew; T of them.
       tokens: the ids of the reply.
       reply: the reply as a message; None until there is one.
+      segment: the number of the segment of the episode's trajectory that has it.
     """
 
     before: Exchange | None
@@ -33,6 +34,7 @@ class Exchange:
     given: Int[np.ndarray, " T"]
     tokens: Int[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: _NOTHING)
     reply: Message | None = None
+    segment: int = 0
 
     @property
     def prompt(self) -> Int[np.ndarray, " P"]:

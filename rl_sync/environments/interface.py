@@ -97,6 +97,8 @@ class Turn:
       player: in a game of several players, whose turn it is, from 0. The messages are that
         player's, and so is the conversation.
       moves: the legal replies, of which scripted opponents choose; no policy sees them.
+      request: the number of an agent's request, of which an episode may have several under way; 0
+        where each turn follows the reply to the one before.
     """
 
     messages: tuple[Message, ...]
@@ -108,6 +110,7 @@ class Turn:
     most_tokens: int | None = None
     player: int = 0
     moves: tuple[str, ...] = ()
+    request: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,6 +167,7 @@ class Reply:
       drawn: its ids; None where the policy drew nothing. In answer to a turn with `after`, that is
         so once a limit of the episode is reached, or if there is a `refusal`.
       refusal: the reason why a turn with `after` could not be put to the policy.
+      request: see `Turn`.
     """
 
     text: str
@@ -173,6 +177,7 @@ class Reply:
     content: str | None = None
     drawn: Drawn | None = None
     refusal: str = ""
+    request: int = 0
 
     def message(self) -> Message:
         """Returns the reply as a message of the assistant."""

@@ -128,6 +128,21 @@ class EnvironmentSettings:
         least=0,
         implied="each by turns, group after group",
     )
+    requests: int = setting(
+        16,
+        "The most requests of an agent that are answered side by side; others wait for their turn.",
+        least=1,
+        greatest=4096,
+        free="always",
+    )
+    connections: int = setting(
+        1024,
+        "The most connections at once to the agents' endpoint of each explorer; others wait. Those"
+        " without a request make room, the longest silent first.",
+        least=1,
+        greatest=16384,
+        free="always",
+    )
 
     aside_bytes: int = setting(
         0,

@@ -57,8 +57,9 @@ class Trajectory:
     """The tokens of an episode.
 
     Attributes:
-      segments: the segments, in the order in which they were begun; the last one may grow.
+      segments: the segments, in the order in which they were begun.
       replies: the place of each reply: `replies[i]` is that to turn i, whose reward counts for it.
+        Replies that are drawn side by side stand in the order in which they ended.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -103,8 +104,9 @@ def append_reply(
     logprobs: Sequence[float] | Float[np.ndarray, " T"],
     versions: Ids,
     masks: Entries | None = None,
+    segment: int = -1,
 ) -> Trajectory:
-    """Appends a reply to the last segment, as it was drawn; T tokens.
+    """Appends a reply to a segment, as it was drawn; T tokens.
 
     Args:
       trajectory: the tokens so far.
@@ -112,6 +114,7 @@ def append_reply(
       logprobs: their log-probabilities under the distribution sampled from, in nats.
       versions: the versions of the weights that drew them.
       masks: the tokens that they could be drawn from; None for the whole vocabulary.
+      segment: the number of the segment; the last one if left out.
 
     Raises:
       ValueError: the lengths differ; a logprob is no number of at most 0; a version is negative; a
@@ -130,25 +133,29 @@ def append_reply(
         raise ValueError(f"A drawn token's logprob is a number of at most 0, not {wrong}.")
     if (drawn_by < 0).any():
         raise ValueError(f"A drawn token's version is at least 0, not {drawn_by.min()}.")
-    before = trajectory._last()
+    trajectory._last()
+    number = segment % len(trajectory.segments)
+    before = trajectory.segments[number]
     masks = no_entries() if masks is None else masks
     reply = Segment(ids, np.ones(ids.shape, bool), values, drawn_by, masks)
-    span = ReplySpan(len(trajectory.segments) - 1, len(before), len(before) + len(reply))
-    appended = _appended(trajectory, reply)
+    span = ReplySpan(number, len(before), len(before) + len(reply))
+    appended = _appended(trajectory, reply, number)
     return dataclasses.replace(appended, replies=(*trajectory.replies, span))
 
 
-def append_turn(trajectory: Trajectory, ids: Ids) -> Trajectory:
-    """Appends tokens of the environment to the last segment.
+def append_turn(trajectory: Trajectory, ids: Ids, segment: int = -1) -> Trajectory:
+    """Appends tokens of the environment to a segment.
 
     Args:
       trajectory: the tokens so far.
       ids: the tokens between the last reply and the next.
+      segment: the number of the segment; the last one if left out.
 
     Raises:
       ValueError: one is no token id, or there is no segment.
     """
-    return _appended(trajectory, _given(ids))
+    trajectory._last()
+    return _appended(trajectory, _given(ids), segment % len(trajectory.segments))
 
 
 def _token_ids(ids: Ids) -> Int[np.ndarray, " T"]:
@@ -173,13 +180,14 @@ def _given(ids: Ids) -> Segment:
     )
 
 
-def _appended(trajectory: Trajectory, more: Segment) -> Trajectory:
-    before = trajectory._last()
+def _appended(trajectory: Trajectory, more: Segment, number: int) -> Trajectory:
+    before = trajectory.segments[number]
     more = dataclasses.replace(more, masks=shifted(more.masks, len(before)))
     names = [field.name for field in dataclasses.fields(Segment)]
     joined = {n: np.concatenate([getattr(before, n), getattr(more, n)]) for n in names}
-    segments = (*trajectory.segments[:-1], _frozen(Segment(**joined)))
-    return dataclasses.replace(trajectory, segments=segments)
+    segments = list(trajectory.segments)
+    segments[number] = _frozen(Segment(**joined))
+    return dataclasses.replace(trajectory, segments=tuple(segments))
 
 
 def _frozen(segment: Segment) -> Segment:

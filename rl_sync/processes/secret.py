@@ -7,6 +7,7 @@ in no environment that child processes inherit.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import secrets
 import stat
@@ -51,6 +52,11 @@ def forget(workdir: str | os.PathLike[str]) -> None:
 def is_open(workdir: str | os.PathLike[str]) -> bool:
     """Says whether others can read the secret, as on a file system without modes."""
     return bool(Workdir(workdir).secret.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+def key_for_agents(secret: str) -> str:
+    """Returns the key of a run for its agents, which opens none of the run's other doors."""
+    return hmac.new(secret.encode(), b"agents", "sha256").hexdigest()
 
 
 def read_secret(path: Path) -> str:

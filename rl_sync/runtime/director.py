@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import time
@@ -49,19 +50,41 @@ for _class in (Continue, End):
 
 
 @dataclasses.dataclass
+class _Asked:
+    """A reply that is being drawn.
+
+    Attributes:
+      exchange: its prompt.
+      most_tokens: the tokens that are kept free for it.
+      hear: hears parts of it; None where nobody does.
+      deadline_secs, until: the longest time for it, and the end of that.
+      heard: the ids of the parts so far.
+    """
+
+    exchange: Exchange
+    most_tokens: int
+    hear: Callable[[Part], None] | None
+    deadline_secs: float
+    until: float
+    heard: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
 class _Side:
-    """The conversation of one player with the game; an episode of one player has one.
+    """The conversations of one player; an episode of one player has one side.
 
     Attributes:
       history: the replies, each with all before it.
-      asked: the prompt of the next reply.
+      asked: the replies that are being drawn, by the numbers of their requests.
+      ends: the last exchange of each segment, by the segment's number, unless it goes on already.
       tokens: of all segments.
       segments: runs of append-only tokens.
       calls: calls of tools.
     """
 
     history: list[Exchange] = dataclasses.field(default_factory=list)
-    asked: Exchange | None = None
+    asked: dict[int, _Asked] = dataclasses.field(default_factory=dict)
+    ends: dict[int, Exchange] = dataclasses.field(default_factory=dict)
     tokens: int = 0
     segments: int = 0
     calls: int = 0
@@ -70,6 +93,11 @@ class _Side:
     def turns(self) -> int:
         """Number of replies."""
         return len(self.history)
+
+    @property
+    def kept_free(self) -> int:
+        """Tokens for the replies that are being drawn."""
+        return sum(asked.most_tokens for asked in self.asked.values())
 
     def before(self, turn: Turn) -> Exchange | None:
         """Returns the exchange that a turn follows; None if it begins a conversation.
@@ -93,10 +121,8 @@ class _Dialogue:
       opponents: of other players that a policy plays, by their numbers.
       seat: the player who learns, in a game of several.
       moves: all replies in such a game.
-      hear: hears parts of the next reply; None where nobody does.
-      heard: the ids of the parts so far.
+      waiting: turns that have no room until replies side by side have ended.
       rewards: the sum of the rewards of its turns.
-      deadline_secs, until: the longest time for the reply to the last turn, and its end.
       limit: the limit that ends it, once one is reached.
       has_begun: whether a policy was asked since its last beginning.
     """
@@ -107,11 +133,8 @@ class _Dialogue:
     opponents: dict[int, _Side] = dataclasses.field(default_factory=dict)
     seat: int | None = None
     moves: list[Move] = dataclasses.field(default_factory=list)
-    hear: Callable[[Part], None] | None = None
-    heard: list[int] = dataclasses.field(default_factory=list)
+    waiting: collections.deque[Turn] = dataclasses.field(default_factory=collections.deque)
     rewards: float = 0.0
-    deadline_secs: float = math.inf
-    until: float = math.inf
     limit: str = ""
     has_begun: bool = False
 
@@ -163,23 +186,24 @@ class Director:
         """See `rl_sync.actors.episodes.Director`."""
         for said in replies:
             dialogue = self._dialogues[said.episode]
-            reply = self._taken(dialogue, said)
-            if time.monotonic() > dialogue.until:
-                late = f"the reply took longer than the {dialogue.deadline_secs:g} s of its turn"
+            asked = dialogue.side_of(said.opponent).asked.pop(said.request)
+            reply = self._taken(dialogue, asked.exchange, said)
+            if time.monotonic() > asked.until:
+                late = f"the reply took longer than the {asked.deadline_secs:g} s of its turn"
                 self._ready.append(self._cut(dialogue, "time-out", why=late))
                 continue
             self._give(dialogue, reply)
+            self._go_on_waiting(dialogue)
 
     def hear(self, sayings: Sequence[Saying]) -> None:
         """See `rl_sync.actors.episodes.Director`."""
         for saying in sayings:
-            dialogue = self._dialogues[saying.episode]
-            assert dialogue.hear is not None, "somebody hears the reply"
-            asked = dialogue.side.asked
-            assert asked is not None, "the policy replies to a turn"
-            dialogue.heard += saying.tokens.tolist()
-            drawn = Drawn(asked.prompt, saying.tokens, saying.logprobs, saying.versions)
-            dialogue.hear(Part(self._reader.beginning(dialogue.heard), drawn))
+            asked = self._dialogues[saying.episode].side.asked[saying.request]
+            assert asked.hear is not None, "somebody hears the reply"
+            asked.heard += saying.tokens.tolist()
+            prompt = asked.exchange.prompt
+            drawn = Drawn(prompt, saying.tokens, saying.logprobs, saying.versions)
+            asked.hear(Part(self._reader.beginning(asked.heard), drawn))
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
         """See `rl_sync.actors.episodes.Director`.
@@ -190,6 +214,9 @@ class Director:
         """
         until = time.monotonic() + (self._patience_secs if all_of_them else timeout_secs)
         answers, self._ready = self._ready, []
+        if not self._waits(all_of_them):  # Those with replies under way may ask for others.
+            found = [self._heard(*answer) for answer in self._host.answers(0.0)]
+            answers += [answer for answer in found if answer is not None]
         while self._waits(all_of_them):
             wait = max(0.0, min(_POLL_SECS, until - time.monotonic()))
             found = [self._heard(*answer) for answer in self._host.answers(wait)]
@@ -226,31 +253,41 @@ class Director:
         self._host.begin(begun.episode, begun.row, begun.seed, seating)
 
     def _give(self, dialogue: _Dialogue, reply: Reply) -> None:
-        """Gives a reply to the environment, and awaits its answer."""
-        self._awaited.add(dialogue.begun.episode)
+        """Gives a reply to the environment, and awaits its answer.
+
+        One beside which others are drawn may have no answer before these are there.
+        """
+        if not dialogue.side.asked and not dialogue.waiting:
+            self._awaited.add(dialogue.begun.episode)
         self._host.step(dialogue.begun.episode, reply)
 
-    def _taken(self, dialogue: _Dialogue, said: Said) -> Reply:
+    def _go_on_waiting(self, dialogue: _Dialogue) -> None:
+        """Goes on with turns that had no room beside other replies."""
+        waiting, dialogue.waiting = dialogue.waiting, collections.deque()
+        for turn in waiting:
+            if (answer := self._continued(dialogue, turn)) is not None:
+                self._ready.append(answer)
+
+    def _taken(self, dialogue: _Dialogue, asked: Exchange, said: Said) -> Reply:
         """Reads a reply, and adds it to the history."""
         side = dialogue.side_of(said.opponent)
-        asked = side.asked
-        assert asked is not None, "the policy replies to a turn"
         reply = self._reader.reply(said.tokens.tolist(), said.is_cut, side.calls)
         side.tokens += len(said.tokens)
         side.calls += len(reply.tool_calls)
-        side.history.append(dataclasses.replace(asked, tokens=said.tokens, reply=reply.message()))
+        exchange = dataclasses.replace(asked, tokens=said.tokens, reply=reply.message())
+        side.history.append(exchange)
+        side.ends[exchange.segment] = exchange
         if dialogue.seat is not None:
             player = dialogue.seat if said.opponent is None else said.opponent
             dialogue.moves.append(Move(player, _policy(said.versions), _short(reply.text)))
         drawn = Drawn(asked.prompt, said.tokens, said.logprobs, said.versions)
-        return dataclasses.replace(reply, drawn=drawn)
+        return dataclasses.replace(reply, drawn=drawn, request=said.request)
 
     def _heard(self, episode: int, answer: Result) -> Continue | End | None:
         """Returns what follows from the answer of an environment; None where it is asked again."""
-        if episode not in self._awaited:
-            return None  # Of an environment that was given up.
         self._awaited.discard(episode)
-        dialogue = self._dialogues[episode]
+        if (dialogue := self._dialogues.get(episode)) is None:
+            return None  # Of an environment that was given up.
         if isinstance(answer, SeatedTurn | SeatedOutcome):
             dialogue.note(answer)
         if isinstance(answer, Failure) and not dialogue.limit:
@@ -278,7 +315,7 @@ class Director:
         opponent = turn.player if isinstance(turn, SeatedTurn) and not turn.learns else None
         side = dialogue.side_of(opponent)
         dialogue.rewards += turn.reward
-        if dialogue.limit or side.turns >= self._settings.max_turns:
+        if dialogue.limit or side.turns + len(side.asked) >= self._settings.max_turns:
             return self._limited(dialogue, turn, dialogue.limit or "turns")
         try:
             turn = self._shortened(turn)
@@ -294,19 +331,36 @@ class Director:
                 self._host.end(dialogue.begun.episode)
                 why = f"its turn cannot be said: {error}"
                 return self._failed(dialogue, Failure(why, "nonsense"))
-            self._give(dialogue, Reply("", refusal=str(error)))
+            self._give(dialogue, Reply("", refusal=str(error), request=turn.request))
             return None
-        goes_on = asked.before is not None and asked.before is side.history[-1]
+        # A segment goes on from its end alone, and once.
+        before = asked.before
+        goes_on = before is not None and side.ends.get(before.segment) is before
         ids = asked.given if goes_on else asked.prompt
-        room = self._settings.max_tokens - side.tokens - len(ids)
+        room = self._settings.max_tokens - side.tokens - side.kept_free - len(ids)
+        if room < 1 and side.asked:  # These may take less than they might.
+            dialogue.waiting.append(turn)
+            return None
         if room < 1:
             return self._limited(dialogue, turn, "context")
-        side.asked = asked
-        dialogue.hear, dialogue.heard = turn.hear if isinstance(turn, StreamedTurn) else None, []
+        room = min(room, turn.most_tokens or room)
+        if goes_on and before is not None:
+            segment = before.segment
+            del side.ends[segment]
+        else:
+            segment, side.segments = side.segments, side.segments + 1
+            if turn.after is None:
+                side.ends.clear()
+        hear = turn.hear if isinstance(turn, StreamedTurn) else None
+        deadline_secs = turn.deadline_secs or math.inf
+        side.asked[turn.request] = _Asked(
+            exchange=dataclasses.replace(asked, segment=segment),
+            most_tokens=min(room, dialogue.begun.most_tokens),
+            hear=hear,
+            deadline_secs=deadline_secs,
+            until=time.monotonic() + deadline_secs,
+        )
         side.tokens += len(ids)
-        side.segments += not goes_on
-        dialogue.deadline_secs = turn.deadline_secs or math.inf
-        dialogue.until = time.monotonic() + dialogue.deadline_secs
         restarts = bool(dialogue.faults) and not dialogue.has_begun
         dialogue.has_begun = True
         return Continue(
@@ -316,9 +370,12 @@ class Director:
             restarts=restarts,
             reward=turn.reward,
             stop_strings=turn.stop_strings,
-            room=min(room, turn.most_tokens or room),
-            streams=dialogue.hear is not None,
+            room=room,
+            streams=hear is not None,
             opponent=opponent,
+            segment=segment,
+            forgets=turn.after is None,
+            request=turn.request,
         )
 
     def _shortened(self, turn: Turn) -> Turn:
@@ -342,7 +399,7 @@ class Director:
             why = ", ".join(filter(None, [f"of player {turn.player}" if is_other else "", why]))
             return self._cut(dialogue, limit, turn.reward, why)
         dialogue.limit = limit
-        self._give(dialogue, Reply("", is_cut=True))
+        self._give(dialogue, Reply("", is_cut=True, request=turn.request))
         return None
 
     def _asked(self, side: _Side, turn: Turn) -> Exchange:

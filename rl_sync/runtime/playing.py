@@ -9,12 +9,14 @@ from rl_sync.actors.older import OlderVersions
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.calls import CALL_FORMATS, call_format
 from rl_sync.environments.catalog import reference_of
+from rl_sync.environments.endpoint.server import Access
 from rl_sync.environments.hosts.choice import host_of
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.limits import Limits
 from rl_sync.environments.opponents import script_of
 from rl_sync.environments.reader import Reader
 from rl_sync.environments.settings import EnvironmentSettings
+from rl_sync.processes.secret import key_for_agents, secret_of
 from rl_sync.rollout.engine import Engine
 from rl_sync.runtime.director import Director
 from rl_sync.settings.records import ConfigError, require
@@ -72,11 +74,14 @@ def playing(
     task: Task,
     engine: Engine,
     agree: Agree = alone,
+    process: str = "",
     opponents: Callable[[], Engine] | None = None,
 ) -> Engine | EpisodeEngine:
     """An engine as it is, or one of episodes if the run has an environment.
 
     Args:
+      process: the name of the program in the run, whose machine `launch` may know; empty outside
+        of runs.
       agree: how the processes of a program agree on what environments answered.
       opponents: makes an engine for opponents with older weights; None for evaluations, which have
         scripted ones.
@@ -89,14 +94,28 @@ def playing(
         older = OlderVersions(opponents(), count, settings.seed)
     return EpisodeEngine(
         engine,
-        lambda: _director(settings.environment, task, construction.reference),
+        lambda: _director(
+            settings.environment, task, construction.reference, _access(settings, process)
+        ),
         repeats=repeats,
+        side_by_side=construction.asks_endpoint,
         agree=agree,
         older=older,
     )
 
 
-def _director(settings: EnvironmentSettings, task: Task, reference: str) -> Director:
+def _access(settings: RunSettings, process: str) -> Access:
+    """The ways into the endpoint of agents: from this machine, or from where the run is reached."""
+    connections = settings.environment.connections
+    host = settings.launch.elsewhere.get(process, settings.launch.host)
+    if not (process and host):
+        return Access(connections=connections)
+    return Access(host, key_for_agents(secret_of(settings.workdir)), connections)
+
+
+def _director(
+    settings: EnvironmentSettings, task: Task, reference: str, access: Access
+) -> Director:
     """The part of the environments in a run's episodes."""
     tokenizer = task.tokenizer
     reader = Reader(tokenizer, call_format(tokenizer, settings.calls))
@@ -105,5 +124,6 @@ def _director(settings: EnvironmentSettings, task: Task, reference: str) -> Dire
         limit_secs=settings.limit_secs,
         queue_secs=_QUEUE_SECS,
         memory_bytes=settings.memory_bytes,
+        requests=settings.requests,
     )
-    return Director(host_of(reference, limits), Bridge(tokenizer), reader, settings)
+    return Director(host_of(reference, limits, access), Bridge(tokenizer), reader, settings)

@@ -172,7 +172,7 @@ def _evaluator(
 
     def engine() -> Engine | EpisodeEngine:
         made = evaluation_engine(settings, task, trainer.model, layout, ahead.settle)
-        return playing(settings, task, made, session.agree)
+        return playing(settings, task, made, session.agree, process=TRAINER)
 
     return Evaluator(
         session=session,
@@ -221,6 +221,7 @@ def run_explorer(
                 task,
                 engine,
                 session.agree,
+                process=explorer_name(number),
                 opponents=lambda: rollout_engine(settings, task, layout),
             ),
             task=task,

@@ -335,3 +335,71 @@ def test_nothing_after_a_stop_string_is_heard():
         assert tokens == said.tokens.tolist()[: len(tokens)]
     assert any(len(said.tokens) % 3 for said in script.said), "no stop inside a chunk"
     assert script.heard
+
+
+class Fan(Script):
+    """Asks for three replies at once, goes on behind the last two, and ends."""
+
+    def begin(self, episodes):
+        for one in episodes:
+            self.begun.append(one)
+            self._left[one.episode] = 5
+            self._answers += [
+                Continue(
+                    one.episode,
+                    PROMPT + i,
+                    begins_segment=True,
+                    segment=i,
+                    forgets=False,
+                    request=10 * one.episode + i + 1,
+                )
+                for i in range(3)
+            ]
+
+    def take(self, replies):
+        for said in replies:
+            self.said.append(said)
+            self._left[said.episode] -= 1
+            segment = (said.request - 1) % 10
+            if segment in (1, 2):
+                request = said.request + 3
+                self._answers.append(Continue(said.episode, TURN, segment=segment, request=request))
+            if not self._left[said.episode]:
+                self._answers.append(End(said.episode, ending(1)))
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("slots", [2, 8])
+def test_replies_side_by_side_are_drawn_in_segments_of_their_own(slots, repeats):
+    script = Fan()
+    made = EpisodeEngine(_engine(slots=slots), lambda: script, repeats=repeats, side_by_side=True)
+    made.load(PARAMS, version=4)
+    (played,) = made.generate([_request(episodes=2)])
+    for one in played:
+        assert len(one.trajectory.segments) == 3
+        assert len(one.trajectory.replies) == len(one.turn_rewards) == 5
+        _assert_logprobs_are_the_policy_s(one)
+        for number, segment in enumerate(one.trajectory.segments):
+            assert segment.tokens[:3].tolist() == (PROMPT + number).tolist()
+        said = [s for s in script.said if s.episode == one.index]
+        drawn = {segment: [] for segment in range(3)}
+        for reply in said:
+            drawn[(reply.request - 1) % 10 % 3] += reply.tokens.tolist()
+        for number, segment in enumerate(one.trajectory.segments):
+            assert segment.tokens[segment.mask].tolist() == drawn[number]
+    assert made.engine.unfinished == 0
+    assert not made.engine._occupancy.parked
+
+
+def test_equal_prompts_side_by_side_are_drawn_differently():
+    class Same(Fan):
+        def begin(self, episodes):
+            super().begin(episodes)
+            self._answers = [one._replace(ids=PROMPT) for one in self._answers]
+
+    script = Same()
+    made = EpisodeEngine(_engine(), lambda: script, repeats=True, side_by_side=True)
+    made.load(PARAMS, version=4)
+    made.generate([_request()])
+    first = {said.tokens.tobytes() for said in script.said if said.request <= 3}
+    assert len(first) == 3

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from rl_sync.environments.endpoint.inbox import Inbox
-from rl_sync.environments.endpoint.server import MOST_BYTES, Endpoint
+from rl_sync.environments.endpoint.server import MOST_BYTES, Access, Endpoint
 from rl_sync.environments.interface import ANEW, Drawn, Message, Reply, ToolCall
 from tests.environments.agents import LOOK, said, user
 
@@ -69,7 +69,7 @@ class Policy:
 
 @pytest.fixture(name="endpoint", scope="module")
 def _endpoint():
-    endpoint = Endpoint(connections=40)
+    endpoint = Endpoint(Access(connections=40))
     yield endpoint
     endpoint.close()
 
@@ -180,7 +180,7 @@ def test_a_stream_has_the_same_reply(policy):
     assert last.choices[0].finish_reason == "tool_calls"
 
 
-def test_requests_at_once_get_replies_one_after_the_other(policy):
+def test_requests_at_once_get_replies_as_they_are_given(policy):
     texts = [f"{i}" for i in range(8)]
     policy.replies = [reply(text) for text in texts]
     found = []
@@ -211,7 +211,9 @@ def test_an_outcome_is_kept(policy):
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"n": 2}, "n must be 1, not 2"),
+        ({"n": 0}, "n must be an integer from 1 to 128, not 0"),
+        ({"n": 129}, "n must be an integer from 1 to 128, not 129"),
+        ({"n": True}, "n must be an integer"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"content": "x"}]}, r"messages\[0\] must be an object with a role"),
         ({"messages": [user(None)]}, r"messages\[0\].content must be a text"),
@@ -333,25 +335,106 @@ def test_other_paths_and_bodies_that_are_too_large_are_refused(policy):
     assert policy.send("chat/completions", iter([b"{}"]), headers=headers)[0] == 411
 
 
-def test_more_connections_than_there_is_room_for_are_told_to_come_back():
-    endpoint = Endpoint(connections=2)
-    try:
+def test_connections_beyond_the_most_wait_until_others_have_their_replies():
+    with contextlib.closing(Endpoint(Access(connections=2))) as endpoint:
         policy = Policy(endpoint)
-        parts = urllib.parse.urlsplit(policy.url)
-        address = (parts.hostname, parts.port)
-        with contextlib.ExitStack() as stack:
-            for _ in range(2):
-                held = stack.enter_context(socket.create_connection(address, LATEST))
-                held.sendall(f"GET {parts.path}/models HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-                assert held.recv(12) == b"HTTP/1.1 200"
-            more = stack.enter_context(socket.create_connection(address, LATEST))
-            assert more.recv(12) == b"HTTP/1.1 503"
+        found = []
+        threads = [
+            threading.Thread(target=lambda: found.append(policy.ask().choices[0].message.content))
+            for _ in range(12)
+        ]
+        for thread in threads:
+            thread.start()
         until = time.monotonic() + LATEST
-        while time.monotonic() < until:
-            with contextlib.suppress(json.JSONDecodeError, ConnectionError):
-                status, _ = policy.send("models", None, method="GET")
-                if status == 200:
-                    return
-        raise AssertionError("the connections that were closed have left no room")
-    finally:
-        endpoint.close()
+        while len(policy.inbox._waiting) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        assert len(policy.inbox._waiting) == 2
+        policy.thread.start()
+        for thread in threads:
+            thread.join(LATEST)
+        policy.halted.set()
+    assert found == ["fine"] * 12
+
+
+def test_silent_connections_lock_nobody_out():
+    with contextlib.closing(Endpoint(Access(connections=200))) as endpoint:
+        policy = Policy(endpoint)
+        policy.thread.start()
+        parts = urllib.parse.urlsplit(policy.url)
+        with contextlib.ExitStack() as stack:
+            for number in range(300):
+                held = socket.create_connection((parts.hostname, parts.port), LATEST)
+                stack.enter_context(held)
+                with contextlib.suppress(ConnectionError):  # It may be closed for later ones.
+                    held.sendall(b"POST /rollout/x HTTP/1.1\r\nContent-Le"[: number % 40])
+            started = time.monotonic()
+            for _ in range(5):
+                assert policy.ask().choices[0].message.content == "fine"
+            assert time.monotonic() - started < 20
+        policy.halted.set()
+
+
+def test_requests_of_an_episode_are_answered_side_by_side(policy):
+    policy.halted.set()
+    policy.thread.join()
+    found = {}
+
+    def ask(text):
+        found[text] = policy.ask(user(text)).choices[0].message.content
+
+    threads = [threading.Thread(target=ask, args=[text]) for text in "abcde"]
+    for thread in threads:
+        thread.start()
+    turns, until = [], time.monotonic() + LATEST
+    while len(turns) < 5 and time.monotonic() < until:
+        if (turn := policy.inbox.take()) is not None:
+            turns.append(turn)
+    assert policy.inbox.under_way == 5  # And nobody has a reply.
+    for turn in reversed(turns):
+        said_last = reply(turn.messages[0].content.upper(), request=turn.request)
+        policy.inbox.answer(said_last)
+    for thread in threads:
+        thread.join(LATEST)
+    assert found == {text: text.upper() for text in "abcde"}
+
+
+def test_several_choices_are_turns_and_any_of_them_may_go_on(policy):
+    policy.replies = [reply("one"), reply("two", is_cut=True), reply("three", drawn=drawn(5))]
+    found = policy.ask(n=3, logprobs=True)
+    texts = [(one.index, one.message.content, one.finish_reason) for one in found.choices]
+    assert texts == [(0, "one", "stop"), (1, "two", "length"), (2, "three", "stop")]
+    assert [one.token_ids for one in found.choices] == [[3, 4], [3, 4], [5]]
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (2, 5)
+    assert [turn.after for turn in policy.turns] == [ANEW] * 3
+    policy.ask(user("hi"), said("two"), user("on"), n=2)
+    assert [(turn.after, len(turn.messages)) for turn in policy.turns[3:]] == [(1, 1), (1, 1)]
+
+
+def test_several_choices_are_streamed_side_by_side(policy):
+    policy.replies = [reply("one"), reply("two"), reply("three")]
+    chunks = list(policy.ask(n=3, stream=True, stream_options={"include_usage": True}))
+    texts = ["", "", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == ["one", "two", "three"]
+    ends = [one.finish_reason for chunk in chunks for one in chunk.choices if one.finish_reason]
+    assert ends == ["stop"] * 3
+    assert chunks[-1].usage.completion_tokens == 6
+
+
+def test_an_endpoint_that_others_reach_wants_the_key_of_the_run():
+    with contextlib.closing(Endpoint(Access(host="0.0.0.0", key="a key"))) as endpoint:
+        policy = Policy(endpoint)
+        policy.thread.start()
+        assert endpoint.api_key(policy.key) == "a key"
+        right = policy.client().with_options(api_key=endpoint.api_key(policy.key))
+        chat = {"model": "any", "messages": [user("hi")]}
+        assert right.chat.completions.create(**chat).choices[0].message.content == "fine"
+        with pytest.raises(openai.AuthenticationError, match="lacks the run's key for agents"):
+            policy.ask()  # With the episode's key alone.
+        status, answer = policy.send("outcome", '{"rewards": {"won": 1}}')
+        assert (status, policy.inbox.posted) == (401, None)
+        assert "Authorization: Bearer KEY" in answer["error"]["message"]
+        policy.halted.set()

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from rl_sync.environments.endpoint.inbox import Inbox
-from rl_sync.environments.endpoint.server import Endpoint
+from rl_sync.environments.endpoint.server import Access, Endpoint
 from rl_sync.environments.interface import Drawn, Part, Reply, StreamedTurn, ToolCall
 from tests.environments.agents import LOOK, said, user
 
@@ -72,7 +72,7 @@ class Episode:
 
 @pytest.fixture(name="endpoint", scope="module")
 def _endpoint():
-    endpoint = Endpoint(connections=20)
+    endpoint = Endpoint(Access(connections=20))
     yield endpoint
     endpoint.close()
 

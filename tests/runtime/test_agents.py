@@ -72,12 +72,15 @@ class Episodes:
                 ids = left.pop(0)
                 ids = self.tokenizer.encode(ids) if isinstance(ids, str) else ids
                 ids = ids[: answer.room]
-                segments[-1] += [(i, False) for i in answer.ids.tolist()]
-                segments[-1] += [(i, True) for i in ids]
+                segments[answer.segment] += [(i, False) for i in answer.ids.tolist()]
+                segments[answer.segment] += [(i, True) for i in ids]
                 versions = np.full(len(ids), len(self.continued), np.int32)
                 logprobs = np.full(len(ids), -0.5, np.float32)
                 is_cut = len(ids) == answer.room
-                self.director.take([Said(5, np.array(ids, np.int32), is_cut, logprobs, versions)])
+                said = Said(
+                    5, np.array(ids, np.int32), is_cut, logprobs, versions, request=answer.request
+                )
+                self.director.take([said])
         raise AssertionError("the episode has no end")
 
     def texts(self, segments):
@@ -123,20 +126,23 @@ def test_drawn_ids_stay_where_encoding_their_text_gives_others(playing):
     assert [i for i, _ in segment] == whole
 
 
-def test_other_conversations_are_segments_and_earlier_ones_are_repeated_with_their_ids(playing):
+def test_other_conversations_are_segments_and_one_that_goes_on_twice_is_repeated_with_its_ids(
+    playing,
+):
     episodes = playing(command("branching"))
     ending, segments = episodes.play(["aa", "sub", "bb", "cc"])
-    assert ending.segments == 4
-    assert episodes.texts(segments) == ["hi.aa", "help.sub", "hi.aaonbb", "hi.aaorcc"]
-    assert [sum(drawn for _, drawn in segment) for segment in segments] == [2, 3, 2, 2]
-    assert [one.begins_segment for one in episodes.continued] == [True] * 4
+    assert ending.segments == 3
+    assert episodes.texts(segments) == ["hi.aaonbb", "help.sub", "hi.aaorcc"]
+    assert [sum(drawn for _, drawn in segment) for segment in segments] == [4, 3, 2]
+    assert [one.begins_segment for one in episodes.continued] == [True, True, False, True]
 
 
 def test_a_repeated_conversation_has_the_ids_that_were_drawn(playing):
     tokenizer = family("chatml")
     drawn = [*(i for letter in "the answer" for i in tokenizer.encode(letter)), 0]
     _, segments = playing(command("branching"), tokenizer, max_tokens=900).play([drawn] * 4)
-    first = [i for i, _ in segments[0]]
+    place = next(at for at, (_, is_drawn) in enumerate(segments[0]) if is_drawn) + len(drawn)
+    first = [i for i, _ in segments[0][:place]]
     for again in segments[2:]:
         assert [i for i, _ in again[: len(first)]] == first
         assert not any(is_drawn for _, is_drawn in again[: len(first)])
@@ -284,7 +290,7 @@ def test_agents_that_cannot_be_are_refused_before_the_run():
 
 
 def test_the_agent_of_the_page_calculates_and_is_rewarded(playing, tmp_path):
-    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    text, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_agent.py").write_text(text)
     agent = f"agent(command='{sys.executable} {tmp_path / 'my_agent.py'}')"
     tokenizer = CharacterTokenizer("".join(map(chr, range(32, 127))) + "\n")

@@ -10,6 +10,7 @@ from rl_sync.actors.episodes import Begin, Continue, End, Said
 from rl_sync.ending import Ending, Fault
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.conversation import Conversation
+from rl_sync.environments.hosts.host import Answer
 from rl_sync.environments.hosts.inline import InlineHost
 from rl_sync.environments.interface import ANEW, Message, Outcome, Turn
 from rl_sync.environments.reader import Reader
@@ -358,3 +359,88 @@ def _refusing_long(kind, most):
         return encode(self, text, begins)
 
     return refusing
+
+
+class Parallel:
+    """A host whose episode asks for several replies at once, as agents do."""
+
+    queued = 0
+
+    def __init__(self):
+        self.ready, self.got, self.ended = [], [], []
+
+    def begin(self, episode, task, seed, seating=None):
+        self.ready += [Answer(episode, turn) for turn in task["turns"]]
+
+    def step(self, episode, reply):
+        self.got.append((reply.request, reply.text, reply.is_cut))
+        if reply.request in self.later:
+            self.ready.append(Answer(episode, self.later[reply.request]))
+
+    def answers(self, timeout_secs):
+        ready, self.ready = self.ready, []
+        return ready
+
+    def end(self, episode):
+        self.ended.append(episode)
+
+
+def _asks(text, request, after=ANEW, **fields):
+    return Turn((Message("user", text),), after=after, request=request, **fields)
+
+
+def _parallel(*turns, later=None, most_tokens=4, **settings):
+    director = _director(**settings)
+    director._host = host = Parallel()
+    host.later = later or {}
+    director.begin([Begin(7, {"turns": turns}, seed=1, most_tokens=most_tokens)])
+    return director, host, director.answers(0.0, True)
+
+
+def _said(text, request, is_cut=False):
+    ids = np.array(TOKENIZER.encode(text), np.int32)
+    return Said(7, ids, is_cut, np.zeros(len(ids)), np.zeros(len(ids), np.int32), request=request)
+
+
+def test_requests_side_by_side_are_segments_that_grow_by_themselves():
+    later = {2: _asks("more.", 4, after=0), 1: _asks("on.", 5, after=1)}
+    turns = [_asks("one.", 1), _asks("two.", 2), _asks("three.", 3)]
+    director, host, asked = _parallel(*turns, later=later, max_tokens=200, max_turns=9)
+    assert [(one.request, one.segment, one.begins_segment) for one in asked] == [
+        (1, 0, True),
+        (2, 1, True),
+        (3, 2, True),
+    ]
+    director.take([_said("bb", 2)])
+    (more,) = director.answers(0.0, True)  # Nobody waits for the others.
+    assert (_text(more), more.request, more.segment, more.begins_segment) == ("more.", 4, 1, False)
+    director.take([_said("aa", 1)])
+    (on,) = director.answers(0.0, True)
+    assert (_text(on), on.request, on.segment, on.begins_segment) == ("on.", 5, 0, False)
+    director.take([_said("cc", 3), _said("dd", 4), _said("ee", 5)])
+    host.ready = [Answer(7, Outcome({"won": 1.0}))]
+    (ended,) = director.answers(0.0, True)
+    assert (ended.ending.turns, ended.ending.segments) == (5, 3)
+    assert [text for _, text, _ in host.got] == ["bb", "aa", "cc", "dd", "ee"]
+
+
+def test_requests_without_room_beside_others_wait_for_what_these_leave():
+    turns = [_asks("abcdefgh", number) for number in (1, 2, 3)]
+    director, _, asked = _parallel(*turns, max_tokens=38, most_tokens=10)
+    assert [(one.request, one.room) for one in asked] == [(1, 30), (2, 12)]
+    director.take([_said("a", 1)])
+    (third,) = director.answers(0.0, True)
+    assert (third.request, third.room) == (3, 38 - 3 * 8 - 1 - 10)
+    director.take([_said("b", 2), _said("c", 3)])
+    assert director._dialogues[7].side.tokens == 3 * 9
+
+
+def test_replies_side_by_side_count_as_turns_and_those_beyond_are_empty():
+    turns = [_asks("one.", number) for number in (1, 2, 3)]
+    director, host, asked = _parallel(*turns, max_turns=2, max_tokens=200)
+    assert [one.request for one in asked] == [1, 2]
+    assert host.got == [(3, "", True)]
+    director.take([_said("a", 1), _said("b", 2)])
+    host.ready = [Answer(7, Outcome({"won": 0.5}))]
+    (ended,) = director.answers(0.0, True)
+    assert (ended.ending.reason, ended.ending.rewards) == ("turns", {"won": 0.5})

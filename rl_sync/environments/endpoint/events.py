@@ -15,8 +15,18 @@ from rl_sync.environments.interface import Drawn, Part, Reply
 DONE = b"data: [DONE]\n\n"
 
 
+@dataclasses.dataclass
+class _Choice:
+    """A choice of a response, as far as it was sent."""
+
+    content: str = ""
+    tokens: int = 0
+    has_begun: bool = False
+    drawn: Drawn | None = None
+
+
 class Events:
-    """The events of one response: any number of parts, and the rest.
+    """The events of one response: any number of parts, and the rest, of each choice.
 
     The first event has the prompt, too. Together the events have the content, the calls and the
     tokens of the same response without a stream.
@@ -29,57 +39,62 @@ class Events:
     def __init__(self, request: ChatRequest, number: str) -> None:
         self._request = request
         self._head = responses.head(number, "chat.completion.chunk")
-        self._content = ""
-        self._tokens = 0
-        self._has_begun = False
+        self._choices = [_Choice() for _ in range(request.n)]
 
-    def part(self, part: Part) -> bytes:
+    def part(self, index: int, part: Part) -> bytes:
         """Makes the event of a part: the text that is certain, and all tokens, since the last."""
+        choice = self._choices[index]
         given = responses.given_beginning(self._request, part.content)
         content = ""
-        if given.startswith(self._content):  # Else bytes are missing, which later parts have.
-            content, self._content = given[len(self._content) :], given
-        self._tokens += len(part.drawn.tokens)
-        return self._delta({"content": content}, part.drawn)
+        if given.startswith(choice.content):  # Else bytes are missing, which later parts have.
+            content, choice.content = given[len(choice.content) :], given
+        choice.tokens += len(part.drawn.tokens)
+        return self._delta(index, {"content": content}, part.drawn)
 
-    def rest(self, reply: Reply) -> list[bytes]:
-        """Makes the events of all that no part had, and those of the end.
+    def rest(self, index: int, reply: Reply) -> list[bytes]:
+        """Makes the events of all of a choice that no part had, and of its end.
 
         Raises:
           RefusalError: the reply does not begin with what was sent. A tokenizer may read bytes in
             another way, if bytes behind them make no text.
         """
+        choice = self._choices[index]
         message = responses.given_message(self._request, reply)
         fields = responses.message_fields(message)
-        if not message.content.startswith(self._content):
+        if not message.content.startswith(choice.content):
             raise RefusalError(
                 http.HTTPStatus.INTERNAL_SERVER_ERROR,
                 "The reply has bytes that are no text, and its beginning, which was sent, reads"
                 " differently with them: send the request again, or without stream.",
             )
-        if self._content:
-            fields["content"] = message.content[len(self._content) :]
-        for index, call in enumerate(fields.get("tool_calls", ())):
-            call["index"] = index
+        if choice.content:
+            fields["content"] = message.content[len(choice.content) :]
+        for place, call in enumerate(fields.get("tool_calls", ())):
+            call["index"] = place
         delta = {name: value for name, value in fields.items() if name != "role"}
-        drawn = None if reply.drawn is None else _behind(reply.drawn, self._tokens)
-        ended = {"index": 0, "delta": {}, "finish_reason": responses.finish_reason(reply)}
-        version = responses.version_field(reply.drawn)
-        events = [self._delta(delta, drawn), self._event({"choices": [ended]} | version)]
-        if self._request.stream_usage:
-            events.append(self._event({"choices": [], "usage": responses.usage(reply.drawn)}))
-        return [*events, DONE]
+        choice.drawn = reply.drawn
+        drawn = None if reply.drawn is None else _behind(reply.drawn, choice.tokens)
+        ended = {"index": index, "delta": {}, "finish_reason": responses.finish_reason(reply)}
+        version = responses.version_field([reply.drawn])
+        return [self._delta(index, delta, drawn), self._event({"choices": [ended]} | version)]
+
+    def end(self) -> list[bytes]:
+        """Makes the events behind all choices."""
+        if not self._request.stream_usage:
+            return [DONE]
+        counted = responses.usage([choice.drawn for choice in self._choices])
+        return [self._event({"choices": [], "usage": counted}), DONE]
 
     def broken(self, refusal: RefusalError) -> bytes:
         """Makes the event of a reply that has no end."""
         return _encoded(refusal.body())
 
-    def _delta(self, delta: dict[str, Any], drawn: Drawn | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": None}
+    def _delta(self, index: int, delta: dict[str, Any], drawn: Drawn | None) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": None}
         choice |= responses.token_fields(self._request, drawn)
-        fields = {"choices": [choice]} | responses.version_field(drawn)
-        if not self._has_begun:
-            self._has_begun = True
+        fields = {"choices": [choice]} | responses.version_field([drawn])
+        if not self._choices[index].has_begun:
+            self._choices[index].has_begun = True
             choice["delta"] = {"role": "assistant", **delta}
             fields |= responses.prompt_fields(self._request, drawn)
         return self._event(fields)

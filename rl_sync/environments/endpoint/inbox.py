@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from rl_sync.environments.endpoint.refusals import RefusalError, closed, refuse
 from rl_sync.environments.endpoint.requests import ChatRequest, Posted
 from rl_sync.environments.endpoint.responses import given_message
 from rl_sync.environments.interface import ANEW, Message, Part, Reply, StreamedTurn, Turn
+
+Parts = queue.SimpleQueue[tuple[int, Part | None]]
+"""Parts of the choices of a response, each with the choice's number; None ends one."""
 
 
 class Awaited:
@@ -20,17 +24,17 @@ class Awaited:
     Args:
       request: the request.
       is_gone: says whether nobody waits for the reply any more.
+      index: the number of the choice of the response, of which there are `request.n`.
+      parts: where the parts of the reply go; the choices of a response share it.
     """
 
-    def __init__(self, request: ChatRequest, is_gone: Callable[[], bool]) -> None:
-        self.request, self.is_gone = request, is_gone
+    def __init__(
+        self, request: ChatRequest, is_gone: Callable[[], bool], index: int, parts: Parts
+    ) -> None:
+        self.request, self.is_gone, self.index = request, is_gone, index
         self._reply: concurrent.futures.Future[Reply] = concurrent.futures.Future()
-        self._parts: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
-        self._reply.add_done_callback(lambda _: self._parts.put(None))
-
-    def parts(self) -> Iterator[Part]:
-        """Waits for the parts of the reply, which end when all of it is there."""
-        return iter(self._parts.get, None)
+        self._parts = parts
+        self._reply.add_done_callback(lambda _: self._parts.put((index, None)))
 
     def reply(self) -> Reply:
         """Waits for the reply.
@@ -42,7 +46,7 @@ class Awaited:
 
     def hear(self, part: Part) -> None:
         """Gives a part of the reply."""
-        self._parts.put(part)
+        self._parts.put((self.index, part))
 
     def answer(self, reply: Reply) -> None:
         """Gives the reply."""
@@ -54,7 +58,7 @@ class Awaited:
 
 
 class Inbox:
-    """The requests of one episode, which are answered one after the other.
+    """The requests of one episode, of which several may be answered side by side.
 
     A request that continues an earlier one, with the very reply that it got, is a turn behind that
     reply. Any other one begins a conversation.
@@ -72,27 +76,37 @@ class Inbox:
         self._arrived = arrived
         self._lock = threading.Lock()
         self._waiting: collections.deque[Awaited] = collections.deque()
-        self._taken: Awaited | None = None
+        self._taken: dict[int, Awaited] = {}
+        self._numbers = itertools.count(1)
         self._answered: list[tuple[Message, ...]] = []
         self._is_closed = False
         self.posted: Posted | None = None
 
-    def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> Awaited:
-        """Asks for the reply to a request, which is refused if the episode ends meanwhile.
+    @property
+    def under_way(self) -> int:
+        """Number of requests that were taken and are to be answered."""
+        return len(self._taken)
+
+    def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> tuple[list[Awaited], Parts]:
+        """Asks for the replies to a request, which are refused if the episode ends meanwhile.
 
         Args:
-          is_gone: says whether nobody waits for the reply any more.
+          is_gone: says whether nobody waits for the replies any more.
+
+        Returns:
+          The replies, as many as the request wants, and their parts.
 
         Raises:
           RefusalError: the episode has ended.
         """
-        waiting = Awaited(request, is_gone)
+        parts: Parts = queue.SimpleQueue()
+        waiting = [Awaited(request, is_gone, index, parts) for index in range(request.n)]
         with self._lock:
             if self._is_closed:
                 raise closed()
-            self._waiting.append(waiting)
+            self._waiting += waiting
         self._arrived.set()
-        return waiting
+        return waiting, parts
 
     def post(self, outcome: Posted) -> None:
         """Keeps the outcome that the agent posts, in place of one before.
@@ -107,15 +121,14 @@ class Inbox:
 
     def take(self) -> Turn | None:
         """Returns the turn of the request that waits longest, if there is one."""
-        assert self._taken is None, "a request is answered before the next is taken"
-        with self._lock:
-            while self._waiting and self._taken is None:
+        waiting = None
+        while waiting is None or waiting.is_gone():
+            with self._lock:
+                if not self._waiting:
+                    return None
                 waiting = self._waiting.popleft()
-                if not waiting.is_gone():
-                    self._taken = waiting
-        if self._taken is None:
-            return None
-        request = self._taken.request
+        number, request = next(self._numbers), waiting.request
+        self._taken[number] = waiting
         after, known = self._place(request.messages)
         turn = Turn(
             messages=request.messages[known:],
@@ -123,13 +136,13 @@ class Inbox:
             stop_strings=request.stop,
             after=after,
             most_tokens=request.most_tokens,
+            request=number,
         )
-        return StreamedTurn(**vars(turn), hear=self._taken.hear) if request.stream else turn
+        return StreamedTurn(**vars(turn), hear=waiting.hear) if request.stream else turn
 
     def answer(self, reply: Reply) -> None:
-        """Gives the reply to the request that was taken."""
-        waiting, self._taken = self._taken, None
-        assert waiting is not None, "a reply follows a request"
+        """Gives the reply to the request of its number; 0 is the one that was taken first."""
+        waiting = self._taken.pop(reply.request or next(iter(self._taken)))
         if reply.refusal:
             waiting.refuse(refuse(reply.refusal, "messages"))
             return
@@ -142,9 +155,9 @@ class Inbox:
         """Refuses all requests that wait, and those that come."""
         with self._lock:
             self._is_closed = True
-            waiting = [*self._waiting, *([] if self._taken is None else [self._taken])]
+            waiting = [*self._waiting, *self._taken.values()]
             self._waiting.clear()
-            self._taken = None
+            self._taken.clear()
         for one in waiting:
             one.refuse(closed())
 

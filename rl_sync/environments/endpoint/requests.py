@@ -18,6 +18,7 @@ _OUTDATED = {"functions": "tools", "function_call": "tools"}
 # Templates know the older name of the role.
 _ROLES = {"developer": "system"}
 _SHOWN_CHARACTERS = 200
+_MOST_CHOICES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class ChatRequest:
       tools: schemas of the tools that may be called.
       stop: texts that end the reply, and are no part of it.
       most_tokens: the most tokens of the reply; None for those of the run.
+      n: the number of replies, each of which is a turn of the episode.
       stream: whether the reply is sent as events.
       stream_usage: whether the last event counts the tokens.
       logprobs: whether the reply has its log-probabilities.
@@ -39,6 +41,7 @@ class ChatRequest:
     tools: tuple[ToolSchema, ...] = ()
     stop: tuple[str, ...] = ()
     most_tokens: int | None = None
+    n: int = 1
     stream: bool = False
     stream_usage: bool = False
     logprobs: bool = False
@@ -63,12 +66,9 @@ def read_chat(data: bytes) -> ChatRequest:
     for name, instead in _OUTDATED.items():
         if body.get(name) is not None:
             raise refuse(f"{name!r} is not served: use {instead!r}.", name)
-    if (count := body.get("n")) not in (None, 1) or isinstance(count, bool):
-        raise refuse(
-            f"n must be 1, not {count!r}: each reply is a turn of one episode. Send the request"
-            " again for another reply.",
-            "n",
-        )
+    count = 1 if body.get("n") is None else body["n"]
+    if type(count) is not int or not 1 <= count <= _MOST_CHOICES:
+        raise refuse(f"n must be an integer from 1 to {_MOST_CHOICES}, not {_shown(count)}.", "n")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise refuse("messages must be a list with at least one message.", "messages")
@@ -78,6 +78,7 @@ def read_chat(data: bytes) -> ChatRequest:
         tools=tuple(_tool(one, f"tools[{i}]") for i, one in enumerate(body.get("tools") or ())),
         stop=_stop(body.get("stop")),
         most_tokens=_length(body),
+        n=count,
         stream=_flag(body, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
         logprobs=_flag(body, "logprobs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rl_sync.environments.calls import overlap
@@ -29,20 +30,27 @@ def given_beginning(request: ChatRequest, content: str) -> str:
     return given[: len(given) - max((overlap(given, text) for text in request.stop), default=0)]
 
 
-def completion(request: ChatRequest, reply: Reply, number: str) -> dict[str, Any]:
+def completion(request: ChatRequest, replies: Sequence[Reply], number: str) -> dict[str, Any]:
     """Makes the response to a request.
 
     Args:
+      replies: as many as the request wants.
       number: the id of the response.
     """
-    choice = {
-        "index": 0,
-        "message": message_fields(given_message(request, reply)),
-        "finish_reason": finish_reason(reply),
-        **token_fields(request, reply.drawn),
-    }
-    response = head(number, "chat.completion") | {"choices": [choice], "usage": usage(reply.drawn)}
-    return response | prompt_fields(request, reply.drawn) | version_field(reply.drawn)
+    choices = [
+        {
+            "index": index,
+            "message": message_fields(given_message(request, reply)),
+            "finish_reason": finish_reason(reply),
+            **token_fields(request, reply.drawn),
+        }
+        for index, reply in enumerate(replies)
+    ]
+    drawn = [reply.drawn for reply in replies]
+    response = head(number, "chat.completion") | {"choices": choices, "usage": usage(drawn)}
+    # Those that reached a limit of the episode have no ids.
+    some = next((one for one in drawn if one is not None), None)
+    return response | prompt_fields(request, some) | version_field(drawn)
 
 
 def models() -> dict[str, Any]:
@@ -99,9 +107,11 @@ def token_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
     return {"logprobs": logprobs, "token_ids": ids, "policy_versions": versions}
 
 
-def usage(drawn: Drawn | None) -> dict[str, int]:
-    """Counts the tokens of a reply."""
-    before, drawn_tokens = (0, 0) if drawn is None else (len(drawn.prompt), len(drawn.tokens))
+def usage(drawn: Sequence[Drawn | None]) -> dict[str, int]:
+    """Counts the tokens of replies to one prompt."""
+    there = [one for one in drawn if one is not None]
+    before = max((len(one.prompt) for one in there), default=0)
+    drawn_tokens = sum(len(one.tokens) for one in there)
     return {
         "prompt_tokens": before,
         "completion_tokens": drawn_tokens,
@@ -117,10 +127,10 @@ def prompt_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
     }
 
 
-def version_field(drawn: Drawn | None) -> dict[str, Any]:
-    """Makes the field with the version of the weights that drew the last token."""
-    versions = [] if drawn is None else drawn.versions.tolist()
-    return {"policy_version": versions[-1] if versions else None}
+def version_field(drawn: Sequence[Drawn | None]) -> dict[str, Any]:
+    """Makes the field with the version of the newest weights that drew a last token."""
+    lasts = [int(one.versions[-1]) for one in drawn if one is not None and len(one.versions)]
+    return {"policy_version": max(lasts, default=None)}
 
 
 def _before_stop(request: ChatRequest, content: str) -> str:

@@ -1,4 +1,4 @@
-"""Server of the endpoint: HTTP on this machine's loopback, with a key in the path for each episode.
+"""Server of the endpoint: HTTP, with a key in the path for each episode.
 
 POST /rollout/KEY/v1/chat/completions     a reply of the policy
 POST /rollout/KEY/v1/outcome              the rewards of the episode
@@ -8,6 +8,9 @@ GET  /rollout/KEY/v1/models               the one model
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
+import hmac
 import http
 import http.server
 import json
@@ -18,41 +21,64 @@ import selectors
 import socket
 import socketserver
 import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rl_sync.environments.endpoint import responses
 from rl_sync.environments.endpoint.events import Events
-from rl_sync.environments.endpoint.inbox import Awaited, Inbox
+from rl_sync.environments.endpoint.inbox import Awaited, Inbox, Parts
 from rl_sync.environments.endpoint.refusals import RefusalError, closed
 from rl_sync.environments.endpoint.requests import read_chat, read_outcome
+from rl_sync.environments.interface import Part
 
 MOST_BYTES = 16 << 20
 """The most bytes of a request's body."""
 
-_ADDRESS = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _PATH = re.compile(r"/rollout/([\w-]+)/v1/([\w./-]+?)/?(?:\?.*)?")
 _SILENT_SECS = 120.0
 _CLOSED_KEYS = 10_000
 _KEY_BYTES = 24
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
-    b"Content-Length: 0\r\n\r\n"
-)
+_CLOSING_POLL_SECS = 0.1
+_ON_ITS_WAY_SECS = 1.0
+"""The time for which a connection without a request is left alone, however many others wait."""
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """The ways into an endpoint.
+
+    Attributes:
+      host: the address of this machine that it listens at.
+      key: the key that each request must bring, besides that of its episode in the path; None for
+        an endpoint that this machine alone reaches.
+      connections: the most connections at once. Others wait; one whose client asks for nothing is
+        closed for them, the longest silent first.
+    """
+
+    host: str = LOOPBACK
+    key: str | None = None
+    connections: int = 1024
 
 
 class Endpoint:
     """Serves the agents of this process's episodes until it is closed.
 
     Args:
-      connections: the most connections at once; others get status 503.
+      access: the ways in.
+
+    Raises:
+      OSError: it cannot listen at the address.
     """
 
-    def __init__(self, connections: int = 256) -> None:
+    def __init__(self, access: Access | None = None) -> None:
+        self.access = access or Access()
         self._lock = threading.Lock()
         self._open: dict[str, Inbox] = {}
         self._closed: collections.OrderedDict[str, None] = collections.OrderedDict()
-        self._server = _Server(self, connections)
+        self._server = _Server(self)
         serve = threading.Thread(
             target=self._server.serve_forever, args=[0.1], name="endpoint", daemon=True
         )
@@ -67,7 +93,12 @@ class Endpoint:
 
     def base_url(self, key: str) -> str:
         """Returns the URL that clients of OpenAI take, for an episode's key."""
-        return f"http://{_ADDRESS}:{self._server.server_address[1]}/rollout/{key}/v1"
+        host = f"[{self.access.host}]" if ":" in self.access.host else self.access.host
+        return f"http://{host}:{self._server.server_address[1]}/rollout/{key}/v1"
+
+    def api_key(self, key: str) -> str:
+        """Returns the key that clients of OpenAI take, for an episode's key."""
+        return self.access.key or key
 
     def shut(self, key: str) -> None:
         """Ends an episode: requests with its key are refused from now on."""
@@ -97,39 +128,77 @@ class Endpoint:
         """Ends all episodes, and the server."""
         for key in list(self._open):
             self.shut(key)
+        self._server.is_closing = True
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A thread for each connection, and a limit of their number."""
+    """A thread for each connection, and a limit of their number.
+
+    Attributes:
+      is_closing: whether connections that wait are given up.
+    """
 
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128
+    # Connections that wait stay with the system, which bounds this by its own limit.
+    request_queue_size = 4096
 
-    def __init__(self, endpoint: Endpoint, connections: int) -> None:
-        self.endpoint = endpoint
-        self._room = threading.Semaphore(connections)
-        super().__init__((_ADDRESS, 0), _Handler)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.is_closing = endpoint, False
+        self._changed = threading.Condition()
+        self._taken = 0
+        self._silent: collections.OrderedDict[socket.socket, float] = collections.OrderedDict()
+        if ":" in endpoint.access.host:
+            self.address_family = socket.AF_INET6
+        super().__init__((endpoint.access.host, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            request.sendall(_FULL)
-            self.shutdown_request(request)
-            return
+        """Begins a thread for a connection, as soon as there is room."""
+        with self._changed:
+            while self._taken >= self.endpoint.access.connections and not self.is_closing:
+                self._close_silent()
+                self._changed.wait(_CLOSING_POLL_SECS)
+            self._taken += 1
+            self._silent[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._room.release()
+            self._left(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._left(request)
+
+    def has_asked(self, request: socket.socket) -> None:
+        """Notes that a request has arrived on a connection as a whole."""
+        with self._changed:
+            self._silent.pop(request, None)
+
+    def has_answered(self, request: socket.socket) -> None:
+        """Notes that a connection waits for its client's next request."""
+        with self._changed:
+            self._silent[request] = time.monotonic()
+            self._changed.notify_all()
+
+    def _close_silent(self) -> None:
+        """Closes the connection that is silent longest, unless its request may be on its way."""
+        oldest, since = next(iter(self._silent.items()), (None, 0.0))
+        if oldest is not None and time.monotonic() - since > _ON_ITS_WAY_SECS:
+            del self._silent[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # Its thread then ends.
+
+    def _left(self, request: socket.socket) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._silent.pop(request, None)
+            self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("A connection of an agent broke.", exc_info=True)
@@ -164,6 +233,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _served(self, serve: Any) -> None:
         try:
+            self._require_key()
             serve()
         except RefusalError as error:
             self._send(error.status, error.body())
@@ -175,6 +245,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self.send_error(http.HTTPStatus.INTERNAL_SERVER_ERROR)
+        finally:
+            self.server.has_answered(self.connection)
+
+    def _require_key(self) -> None:
+        """Refuses a request without the run's key, where other machines reach the endpoint."""
+        if (key := self.server.endpoint.access.key) is None:
+            return
+        brought = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if not hmac.compare_digest(brought.encode(), key.encode()):
+            self.close_connection = True  # Its body is not read.
+            raise RefusalError(
+                http.HTTPStatus.UNAUTHORIZED,
+                "The request lacks the run's key for agents: send OPENAI_API_KEY as the agent was"
+                " given it, in the header Authorization: Bearer KEY.",
+            )
 
     def _get(self) -> None:
         key, what = self._where()
@@ -202,20 +287,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _chat(self, inbox: Inbox, data: bytes) -> None:
         request = read_chat(data)
-        awaited = inbox.ask(request, self._is_gone)
+        choices, parts = inbox.ask(request, self._is_gone)
         number = f"chatcmpl-{secrets.token_hex(12)}"
         if request.stream:
-            self._stream(awaited, Events(request, number))
+            self._stream(choices, parts, Events(request, number))
         else:
-            completion = responses.completion(request, awaited.reply(), number)
-            self._send(http.HTTPStatus.OK, completion)
+            replies = [choice.reply() for choice in choices]
+            self._send(http.HTTPStatus.OK, responses.completion(request, replies, number))
 
-    def _stream(self, awaited: Awaited, events: Events) -> None:
-        """Sends a reply in events, as its parts come; a refusal before the first has a status."""
-        for part in awaited.parts():
-            self._send_piece(events.part(part))
+    def _stream(self, choices: Sequence[Awaited], parts: Parts, events: Events) -> None:
+        """Sends replies in events, as their parts come; a refusal before the first has a status."""
         try:
-            pieces = events.rest(awaited.reply())
+            for index, part in _until_all_end(parts, len(choices)):
+                if part is not None:
+                    self._send_piece(events.part(index, part))
+                    continue
+                for piece in events.rest(index, choices[index].reply()):
+                    self._send_piece(piece)
+            pieces = events.end()
         except RefusalError as error:
             if not self.has_begun:
                 raise
@@ -249,7 +338,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 f"A request may have {MOST_BYTES >> 20} MiB, not {int(length) / (1 << 20):.1f}.",
             )
         data = self.rfile.read(int(length))
+        if len(data) < int(length):
+            raise ConnectionResetError("The client went before its request was whole.")
         self.close_connection = closes
+        self.server.has_asked(self.connection)
         return data
 
     def _is_gone(self) -> bool:
@@ -298,6 +390,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
+
+
+def _until_all_end(parts: Parts, choices: int) -> Iterator[tuple[int, Part | None]]:
+    """Waits for the parts of all choices, each of which ends with None."""
+    while choices:
+        index, part = parts.get()
+        choices -= part is None
+        yield index, part
 
 
 def _no_such(what: str) -> RefusalError:

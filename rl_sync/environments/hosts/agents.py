@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_sync.environments.endpoint.inbox import Inbox
 from rl_sync.environments.endpoint.responses import MODEL
-from rl_sync.environments.endpoint.server import Endpoint
+from rl_sync.environments.endpoint.server import Access, Endpoint
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.host import Answer, Failure, Result
 from rl_sync.environments.hosts.limits import Limits
@@ -22,8 +22,6 @@ from rl_sync.environments.interface import Outcome, Reply, Turn
 from rl_sync.environments.opponents import Seating
 
 _POLL_SECS = 0.02
-_LEAST_CONNECTIONS = 64
-_CONNECTIONS_A_WORKER = 4
 _GO = Reply("")
 _NEVER = float("inf")
 
@@ -34,7 +32,6 @@ class _Episode:
 
     Attributes:
       row: the file with its row of data.
-      is_awaited: whether an answer is awaited, and no reply.
       replies: what the agent's requests got so far.
       quiet_since: the time since which the agent has sent no request.
       last_until: the time for the rest of an agent that was told of a limit.
@@ -44,7 +41,6 @@ class _Episode:
     key: str
     inbox: Inbox
     row: Path
-    is_awaited: bool = True
     replies: int = 0
     quiet_since: float = _NEVER
     last_until: float = _NEVER
@@ -54,27 +50,35 @@ class _Episode:
 class AgentHost:
     """Runs the agent of each episode in a worker process; its requests are the episode's turns.
 
-    A request is a turn with `after`: an episode may have several conversations. Requests of one
-    episode are answered one after the other. An agent that sends none for `limits.limit_secs`, or
-    runs longer than its `deadline_secs`, is killed with all that it started. So is one that has not
-    ended `limits.limit_secs` after it was told of a limit of its episode.
+    A request is a turn with `after`: an episode may have several conversations. Several requests of
+    one episode may be under way, up to `limits.requests`; others wait. An agent that sends none for
+    `limits.limit_secs`, or runs longer than its `deadline_secs`, is killed with all that it
+    started. So is one that has not ended `limits.limit_secs` after it was told of a limit of its
+    episode.
 
     Args:
       reference: a class that says `asks_endpoint = True`, with options.
       limits: limits of time, memory and number.
+      access: the ways into the endpoint.
 
     Raises:
       ValueError: the reference cannot be imported, or its options cannot be used.
+      OSError: the endpoint cannot listen at its address.
     """
 
-    def __init__(self, reference: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self, reference: str, limits: Limits | None = None, access: Access | None = None
+    ) -> None:
         self._limits = limits or Limits()
         construction = Construction.of(reference)
         self._deadline_secs = construction.maker(**construction.options).deadline_secs
         in_all = dataclasses.replace(self._limits, limit_secs=self._deadline_secs)
         self._processes = ProcessHost(reference, in_all)
-        connections = max(_LEAST_CONNECTIONS, _CONNECTIONS_A_WORKER * self._limits.workers)
-        self._endpoint = Endpoint(connections)
+        try:
+            self._endpoint = Endpoint(access)
+        except BaseException:
+            self._processes.close()
+            raise
         self._rows = tempfile.TemporaryDirectory(prefix="rl_sync_rows_")
         self._episodes: dict[int, _Episode] = {}
         self._arrived = threading.Event()
@@ -102,7 +106,8 @@ class AgentHost:
         row.write_text(text)
         self._episodes[episode] = _Episode(key, inbox, row)
         base_url = self._endpoint.base_url(key)
-        settings = {"base_url": base_url, "key": key, "model": MODEL, "row_path": str(row)}
+        api_key = self._endpoint.api_key(key)
+        settings = {"base_url": base_url, "key": api_key, "model": MODEL, "row_path": str(row)}
         self._processes.begin(episode, settings, seed)
 
     def step(self, episode: int, reply: Reply) -> None:
@@ -112,12 +117,12 @@ class AgentHost:
           ValueError: the episode is not under way, or has no such request.
         """
         found = self._episodes.get(episode)
-        if found is None or found.is_awaited:
+        if found is None or not found.inbox.under_way:
             why = "is not under way" if found is None else "has yet to answer"
             raise ValueError(f"Episode {episode} {why}: fetch its answer, then step.")
         found.inbox.answer(reply)
         found.replies += 1
-        found.is_awaited, found.quiet_since = True, time.monotonic()
+        found.quiet_since = time.monotonic()
         if reply.drawn is None and reply.is_cut:
             found.last_until = min(found.last_until, found.quiet_since + self._limits.limit_secs)
 
@@ -131,10 +136,12 @@ class AgentHost:
         while True:
             self._arrived.clear()
             self._hear_of_processes()
-            found = [(number, self._result(episode)) for number, episode in self._awaited()]
-            ready = [Answer(number, result) for number, result in found if result is not None]
+            ready = [
+                Answer(number, result)
+                for number, episode in self._episodes.items()
+                for result in self._results(episode)
+            ]
             for number, result in ready:
-                self._episodes[number].is_awaited = False
                 if not isinstance(result, Turn):
                     self.end(number)
             left = until - time.monotonic()
@@ -165,9 +172,6 @@ class AgentHost:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _awaited(self) -> list[tuple[int, _Episode]]:
-        return [(number, one) for number, one in self._episodes.items() if one.is_awaited]
-
     def _hear_of_processes(self) -> None:
         """Lets agents run whose workers are ready, and notes those that have ended."""
         for number, result in self._processes.answers(0.0):
@@ -178,19 +182,24 @@ class AgentHost:
             else:
                 episode.end = result
 
-    def _result(self, episode: _Episode) -> Result | None:
-        """Returns the answer of an episode, if it has one."""
-        now = time.monotonic()
-        if episode.end is not None:
-            return self._ended(episode, episode.end)
-        if now > episode.last_until:
-            return _judged(episode, Outcome({}))
-        if (turn := episode.inbox.take()) is not None:
-            return turn
-        if now - episode.quiet_since > self._limits.limit_secs:
+    def _results(self, episode: _Episode) -> list[Result]:
+        """Returns the answers of an episode: requests, or its end once all have their replies."""
+        now, is_idle = time.monotonic(), not episode.inbox.under_way
+        if is_idle and episode.end is not None:
+            return [self._ended(episode, episode.end)]
+        if is_idle and now > episode.last_until:
+            return [_judged(episode, Outcome({}))]
+        turns: list[Result] = []
+        while episode.inbox.under_way < self._limits.requests:
+            if (turn := episode.inbox.take()) is None:
+                break
+            turns.append(turn)
+        if is_idle and not turns and now - episode.quiet_since > self._limits.limit_secs:
             secs = self._limits.limit_secs
-            return Failure(f"the agent sent no request for {secs:g} s, and was killed", "time-out")
-        return None
+            return [
+                Failure(f"the agent sent no request for {secs:g} s, and was killed", "time-out")
+            ]
+        return turns
 
     def _ended(self, episode: _Episode, end: Outcome | Failure) -> Outcome | Failure:
         """Returns the result of an episode whose agent has ended."""

@@ -21,6 +21,7 @@ class Limits:
       closing_secs: the time that environments have to close when the host does.
       memory_bytes: address space that an episode may add to what the environment's module needs;
         0 for no limit.
+      requests: the most requests of an agent that are answered side by side.
 
     Raises:
       ValueError: a limit is not positive.
@@ -32,9 +33,17 @@ class Limits:
     start_secs: float = START_SECS
     closing_secs: float = 2.0
     memory_bytes: int = 0
+    requests: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("workers", "limit_secs", "queue_secs", "start_secs", "closing_secs"):
+        for name in (
+            "workers",
+            "limit_secs",
+            "queue_secs",
+            "start_secs",
+            "closing_secs",
+            "requests",
+        ):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} of environments must be above 0, not {value!r}.")
