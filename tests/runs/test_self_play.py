@@ -28,12 +28,12 @@ GAME = (
 @pytest.mark.parametrize(
     ("mode", "opponent"),
     [
-        ("asynchronous", "older(versions=2)"),
+        ("one_step_off_policy", "older(versions=2)"),
         *(
             pytest.param(mode, opponent, marks=pytest.mark.slow)
             for mode in MODES
             for opponent in ("self", "older(versions=2)")
-            if (mode, opponent) != ("asynchronous", "older(versions=2)")
+            if (mode, opponent) != ("one_step_off_policy", "older(versions=2)")
         ),
     ],
 )
@@ -73,6 +73,6 @@ def test_a_policy_plays_against_itself_in_every_mode(runs, mode, opponent):
                 version = int(move["by"].split()[1])
                 versions[is_own].setdefault(one.step, set()).add(version)
         newest = {own: max(map(max, of.values())) for own, of in versions.items()}
-        assert newest[False] < newest[True], "no opponent was older"
-        if mode in MODES[:2]:
-            assert max(versions[False][4]) < min(versions[True][4])
+        assert newest[False] <= newest[True]
+        if mode in MODES[:2]:  # Elsewhere it depends on time which versions play.
+            assert max(versions[False][4]) < min(versions[True][4]), "no opponent was older"
