@@ -10,6 +10,7 @@ from rl_sync.environments.interface import Message, Outcome, Reply, Turn
 from rl_sync.spelling import require_one_of
 
 _SET = "task_set"  # As in rl_sync.rewards.by_set.
+_JUDGED = "its reply is judged by the reward of its set"
 
 
 class BySet:
@@ -54,7 +55,9 @@ class BySet:
 
     def step(self, reply: Reply) -> Any:
         """Takes the policy's reply."""
-        return Outcome({}) if self._env is None else self._env.step(reply)
+        if self._env is None:
+            return Outcome({}, why=_JUDGED)
+        return self._env.step(reply)
 
     def close(self) -> None:
         """Closes the environment of the last episode."""

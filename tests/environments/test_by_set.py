@@ -1,11 +1,15 @@
 """Environments of the sets of a mixture."""
 
+import time
+
 import pytest
 
 from rl_sync.environments.catalog import branches, environments_of_sets, gives_rewards
+from rl_sync.environments.hosts.choice import host_of
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.inline import InlineHost
-from rl_sync.environments.interface import Outcome, Reply
+from rl_sync.environments.hosts.limits import Limits
+from rl_sync.environments.interface import Reply
 from rl_sync.settings.records import ConfigError
 from tests.settings.changed import settings_with
 
@@ -22,7 +26,7 @@ def test_each_row_is_played_in_the_environment_of_its_set():
     made.close()
     turn = made.reset({"task_set": "sums", "prompt": "1+1=", "answer": "2"}, 1)
     assert turn.messages[0].content == "1+1="
-    assert made.step(Reply("2")) == Outcome({})
+    assert made.step(Reply("2")).rewards == {}
     made.close()
     made.reset({"task_set": "tools", "prompt": "3*4", "answer": "12"}, 1)
     assert made.step(Reply("11")).rewards == {"answer": 0.0}
@@ -68,3 +72,27 @@ def test_it_fits_a_mixture_with_these_sets_alone():
         settings_with(
             **mixture, environment__name="by_set(tool='calculator')", task__mixture__sets=SETS
         )
+
+
+def test_worker_processes_play_the_sets_side_by_side():
+    host = host_of(REFERENCE, Limits(workers=2, limit_secs=30.0))
+    rows = {1: ("tools", "3*4", "12"), 2: ("sums", "1+1=", "2")}
+    try:
+        for episode, (name, prompt, answer) in rows.items():
+            host.begin(episode, {"task_set": name, "prompt": prompt, "answer": answer}, 1)
+        found = _answers(host, 2)
+        assert {i: turn.messages[0].content for i, turn in found.items()} == {1: "3*4", 2: "1+1="}
+        for episode in rows:
+            host.step(episode, Reply("12"))
+        found = _answers(host, 2)
+        assert (found[1].rewards, found[2].rewards) == ({"answer": 1.0}, {})
+        assert {one.reason for one in found.values()} == {"done"}
+    finally:
+        host.close()
+
+
+def _answers(host, count):
+    found, until = {}, time.monotonic() + 60
+    while len(found) < count and time.monotonic() < until:
+        found |= dict(host.answers(0.5))
+    return found

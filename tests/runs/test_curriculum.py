@@ -7,6 +7,7 @@ import pytest
 
 from rl_sync.actors.events import Position
 from rl_sync.observe.metrics import read_metrics
+from rl_sync.runtime import wiring
 from rl_sync.storage.snapshots import read_metadata
 from rl_sync.tasks.curriculum import IN_BAND, OUTSIDE, UNSEEN
 from tests.runs.conftest import EMBEDDED, assert_same_bits, flags, launch
@@ -154,3 +155,52 @@ def test_a_pipeline_that_fails_ends_the_run_with_its_name(tmp_path):
     output = ended(process)
     assert process.returncode == 1
     assert "cleaning.py:fails (1) of experience.pipeline failed: LookupError: no such" in output
+
+
+MIXTURE = (
+    EMBEDDED,
+    "--config.task.name=mixture",
+    "--config.task.mixture.sets=2 * arithmetic(least_operand=70)"
+    " + tests/runs/parrot.py:rows(set='parrots')",
+    "--config.environment.name=by_set(parrots='tests/runs/parrot.py:Parrot')",
+    "--config.environment.max_tokens=24",
+    "--config.task.max_completion_tokens=3",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "weights", "mode"),
+    [
+        (1, "fixed", "one_step_off_policy"),
+        (2, "progress", "one_step_off_policy"),
+        (3, "progress", "asynchronous"),
+    ],
+)
+def test_each_set_of_a_mixture_has_its_own_reward_and_environment(runs, seed, weights, mode):
+    run = runs.get(
+        *flags(mode), *MIXTURE, f"--config.seed={seed}", f"--config.task.mixture.weights={weights}"
+    )
+    task = wiring.load_task(run.settings)
+    judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
+    of_sets = collections.Counter()
+    for one in judged:
+        fields = (task.held_out if one["held_out"] else task.train)[one["problem"]].fields
+        parrots = fields["task_set"] == "parrots"
+        of_sets[fields["task_set"], one["held_out"]] += 1
+        assert one["score"] is not None, one
+        assert ("by_set/arithmetic/exact" in one["components"]) == (not parrots)
+        if parrots and one["episode"]["reason"] == "done":
+            assert one["episode"]["metrics"]["kind"] == fields["kind"]
+            assert one["score"] == pytest.approx(sum(one["episode"]["rewards"].values()))
+    assert len(of_sets) == 4
+    lines = read_metrics(run.workdir, "rl")
+    shares = [line["prompts/share/parrots"] for line in lines]
+    assert 0.1 < sum(shares) / len(shares) < 0.9
+
+
+@pytest.mark.slow
+def test_a_mixture_by_progress_gives_exact_modes_the_same_bits_with_each_transfer(runs):
+    more = (*MIXTURE, "--config.task.mixture.weights=progress", "--config.seed=2")
+    once = runs.get(*ONE_STEP, *more)
+    assert_same_bits(once, runs.get(*flags("one_step_off_policy", transfer="checkpoint"), *more))
