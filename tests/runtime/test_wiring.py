@@ -272,3 +272,47 @@ def test_explorers_record_sets_of_tokens_where_tokens_are_excluded(fields, recor
     assert batching.mask_words == (1 if records == "masks" else 0)
     trainer = trainer_of(settings, task, layout())
     assert trainer.repetition_penalty == settings.rollout.repetition_penalty
+
+
+def test_a_language_that_does_not_run_here_is_said_before_the_run(tmp_path, monkeypatch):
+    from launcher.planning import _judging
+
+    from rl_sync.sandbox import languages
+
+    absent = languages.Language("main.x", "", run=("no-such-command",))
+    monkeypatch.setitem(languages.LANGUAGES, "x", absent)
+
+    def task_in(*names):
+        rows = [
+            {
+                "prompt": f"print {number}",
+                "answer": str(number),
+                "language": names[number % len(names)],
+                "tests": [{"input": "", "output": str(number)}],
+            }
+            for number in range(40)
+        ]
+        path = tmp_path / f"{'-'.join(names)}.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        fields = {
+            "task__name": "jsonl",
+            "task__jsonl__path": str(path),
+            "task__reward": "code",
+            "task__max_completion_tokens": 32,
+            "warm_up__steps": 0,
+        }
+        settings = settings_with(**fields)
+        return settings, wiring.load_task(settings)
+
+    assert wiring.try_reward(*task_in("bash")) == []
+    mixed = task_in("bash", "x")
+    (note,) = wiring.try_reward(*mixed)
+    assert "x does not work in the sandbox" in note
+    assert "(20 problems)" in note
+    assert _judging(*mixed) == note
+    none = task_in("x")
+    with pytest.raises(ConfigError, match=r"can judge nothing on this machine: .*no-such-command"):
+        wiring.try_reward(*none)
+    assert "can judge nothing on this machine" in _judging(*none)
+    elsewhere = dataclasses.replace(none[0].reward, addresses="judge:1")
+    assert wiring.try_reward(dataclasses.replace(none[0], reward=elsewhere), none[1]) == []
