@@ -36,3 +36,50 @@ def test_a_run_learns_from_the_conversations_and_the_outcomes_of_an_agent(runs):
     lines = run.workdir.judgements.read_text().splitlines()
     rewards = [json.loads(line)["episode"]["rewards"]["parity"] for line in lines]
     assert set(rewards) == {0.0, 1.0}
+
+
+CLIENTS = (
+    EMBEDDED,
+    "--config.environment.max_tokens=96",
+    "--config.environment.limit_secs=120",
+    "--config.environment.workers=4",
+    "--config.task.max_completion_tokens=3",
+    "--config.warm_up.steps=0",
+    "--config.evaluation.problems=2",
+    "--config.trainer.groups_per_step=4",
+    "--config.trainer.group_size=2",
+    "--config.reward.record=all",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_run_learns_from_an_agent_that_asks_several_things_at_once(runs, mode):
+    run = runs.get(
+        *CLIENTS,
+        *flags(mode, steps=2),
+        "--config.environment.name=agent(function='tests/runs/clients.py:fan_out')",
+    )
+    steps = read_metrics(run.workdir, "rl")
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        # Three helpers, two drafts, and what follows one of these in its segment.
+        assert (step["episode/turns"], step["episode/segments"]) == (6.0, 5.0)
+        assert step["episode/ended/done"] == 1.0
+        assert step["logprob_gap"] < 1e-3 or mode == "asynchronous"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["one_step_off_policy", "multi_explorer"])
+def test_a_run_learns_from_an_agent_of_the_agents_sdk(runs, mode):
+    pytest.importorskip("agents", reason="needs the Agents SDK: pip install openai-agents")
+    run = runs.get(
+        *CLIENTS,
+        *flags(mode, steps=2),
+        "--config.environment.name=agent(function='tests/runs/clients.py:sdk')",
+    )
+    steps = read_metrics(run.workdir, "rl")
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert (step["episode/turns"], step["episode/segments"]) == (2.0, 1.0)
+        assert step["episode/ended/done"] == 1.0

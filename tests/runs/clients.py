@@ -1,0 +1,43 @@
+"""Agents as people write them: with the client of OpenAI, and with the Agents SDK."""
+
+import asyncio
+
+import openai
+
+
+async def fan_out(row, settings):
+    """Asks several helpers at once, picks one of two drafts, and goes on from it."""
+    client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=settings.api_key)
+
+    async def ask(*messages, **options):
+        chat = client.chat.completions
+        return await chat.create(model=settings.model, messages=list(messages), **options)
+
+    question = {"role": "user", "content": row["prompt"]}
+    helpers, drafts = await asyncio.gather(
+        asyncio.gather(*[ask({"role": "user", "content": f"{i}="}) for i in range(3)]),
+        ask(question, n=2),
+    )
+    texts = [helper.choices[0].message.content for helper in helpers]
+    best = max(drafts.choices, key=lambda choice: len(choice.message.content)).message
+    content = ""
+    stream = await ask(
+        question, best.model_dump(exclude_none=True), {"role": "user", "content": "="}, stream=True
+    )
+    async for chunk in stream:
+        content += chunk.choices[0].delta.content or ""
+    return {"length": float(len(content) + sum(map(len, texts)) % 2)}
+
+
+async def sdk(row, settings):
+    """Holds a conversation of two turns with the Agents SDK."""
+    import agents
+
+    agents.set_tracing_disabled(True)
+    client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=settings.api_key)
+    model = agents.OpenAIChatCompletionsModel(model=settings.model, openai_client=client)
+    agent = agents.Agent(name="sums", model=model)
+    first = await agents.Runner.run(agent, row["prompt"])
+    again = [*first.to_input_list(), {"role": "user", "content": "="}]
+    second = await agents.Runner.run(agent, again)
+    return float(len(second.final_output) % 2)
