@@ -61,6 +61,7 @@ class ReplayClient:
         self._there: dict[str, int] = {}
         self._looking = threading.Lock()
         self._counts: dict[str, tuple[int, int]] = {}
+        self._drawn: dict[str, int] = {}
         self._looked_secs = 0.0
         self._empty_since_secs: dict[str, float] = {}
         # A call driven by the calling thread takes half as long as one driven by gRPC's threads.
@@ -130,9 +131,7 @@ class ReplayClient:
                 wanted = min(count - len(samples), there, _REQUEST_SAMPLES)
                 drawn = self._draw(table, wanted, _DRAW_SECS)
                 samples += drawn
-                with self._looking:
-                    inserted, sampled = self._counts.get(table, (0, 0))
-                    self._counts[table] = inserted, sampled + len(drawn)
+                self._drawn[table] = self._drawn.get(table, 0) + len(drawn)
                 self._there[table] = there - wanted if len(drawn) == wanted else 0
             elif time.monotonic() < deadline:
                 time.sleep(min(self._pause_secs(table), max(0.0, deadline - time.monotonic())))
@@ -156,11 +155,12 @@ class ReplayClient:
         fresh = time.monotonic() - self._looked_secs < _FRESH_SECS
         if not fresh or not self._there.get(table):
             with self._looking:
+                drawn = dict(self._drawn)  # Before the server looks: others may draw meanwhile.
                 response = self._ask(
                     self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself"
                 )
                 for info in response.table_info:
-                    self._require_growth(wire.read_info(info))
+                    self._require_growth(wire.read_info(info), drawn.get(info.name, 0))
             self._there = {info.name: wire.drawable(info) for info in response.table_info}
             self._looked_secs = time.monotonic()
             if table not in self._there:
@@ -170,13 +170,14 @@ class ReplayClient:
                 )
         return self._there[table]
 
-    def _require_growth(self, info: TableInfo) -> None:
+    def _require_growth(self, info: TableInfo, drawn: int) -> None:
         """Raises unless a table has counted on from where this client saw it last.
 
         Counts begin anew in a table that somebody else emptied. Its items are gone, and who waits
         for them waits in vain.
         """
         inserted, sampled = self._counts.get(info.name, (0, 0))
+        sampled = max(sampled, drawn)
         if info.num_inserted < inserted or info.num_sampled < sampled:
             raise ReplayError(
                 f"Replay table {info.name!r} at {self.address} has lost its items: it counts"
@@ -209,7 +210,7 @@ class ReplayClient:
 
     def reset(self, table: str) -> None:
         with self._looking:
-            self._there, self._counts = {}, {}
+            self._there, self._counts, self._drawn = {}, {}, {}
             self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
 
     def close(self) -> None:
