@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import uv
 
-from configs import smollm2
+from rl_sync.configs import smollm2
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.runtime import wiring
 from rl_sync.settings.reading import read_settings

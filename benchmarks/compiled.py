@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, cast
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from absl import app, flags
-from launcher.compiling import decode_secs, step_secs
 
-from configs import base
 from rl_sync.aot import estimate, programs, rollout_estimate
 from rl_sync.aot.reading import Reading
 from rl_sync.aot.roofline import link_bytes
 from rl_sync.aot.targets import target
+from rl_sync.configs import base
+from rl_sync.launcher.compiling import decode_secs, step_secs
 from rl_sync.models.sharding import Layout
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings

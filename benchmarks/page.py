@@ -63,7 +63,7 @@ def cpu_secs(process: int) -> float:
 
 def page_of(workdir: Path) -> int | None:
     """Finds the process of a run's page by its command line."""
-    wanted = ["launcher.child", "page", f"--workdir={workdir}"]
+    wanted = ["rl_sync.launcher.child", "page", f"--workdir={workdir}"]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")

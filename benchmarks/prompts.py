@@ -27,8 +27,8 @@ import numpy as np
 from peers.asking import timed
 from peers.serving import CLOCKS
 
-from configs import base
 from rl_sync.actors.trainer import Trainer
+from rl_sync.configs import base
 from rl_sync.learning.batching import Batching
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.huggingface.reading import load_config

@@ -33,9 +33,9 @@ import jax.numpy as jnp
 import numpy as np
 from staleness_report import write_report
 
-from configs import base
 from rl_sync.actors.explorer import Explorer, ExplorerState
 from rl_sync.actors.trainer import Metrics, Step, Trainer, TrainState
+from rl_sync.configs import base
 from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric

@@ -36,7 +36,6 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from configs import base
 from rl_sync.actors import master
 from rl_sync.actors.events import (
     BatchTrained,
@@ -50,6 +49,7 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.actors.explorer import Explorer
+from rl_sync.configs import base
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params

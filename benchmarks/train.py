@@ -31,8 +31,8 @@ from peers.asking import Ask, Peer, PeerRequest, in_turns, timed
 from peers.serving import CLIP, CLOCKS, LEARNING_RATE, SHAPE
 from rollout import model_config
 
-from configs import base
 from rl_sync.actors.trainer import Trainer
+from rl_sync.configs import base
 from rl_sync.models.sharding import Layout
 from rl_sync.processes import allocator
 from rl_sync.settings.reading import read_settings

@@ -12,7 +12,7 @@ that takes one to one and a half minutes, a third of which is start-up and the w
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

@@ -1,6 +1,6 @@
 """Every setting at its default. Experiment files import this and change a few lines:
 
-    from configs import base
+    from rl_sync.configs import base
 
     def get_config():
         config = base.get_config()

@@ -13,7 +13,7 @@ A run takes 165 to 185 seconds of CPU time, all processes together.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

@@ -13,7 +13,7 @@ import random
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
 

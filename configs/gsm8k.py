@@ -17,7 +17,7 @@ Another data set takes another `format`, or the names of its fields:
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

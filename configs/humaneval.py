@@ -13,7 +13,7 @@ Models may have seen HumanEval before: use it to try the reward, not to compare 
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

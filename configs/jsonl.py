@@ -22,7 +22,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 RATE = 2e-4
 COMPLETIONS = 32 * 8

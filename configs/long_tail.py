@@ -19,7 +19,7 @@ On two CPU cores a run takes 65 to 85 seconds, half of which is start-up and the
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

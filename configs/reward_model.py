@@ -8,7 +8,7 @@ forgets carries, or one with a slip.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

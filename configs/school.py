@@ -15,7 +15,7 @@ prompt, which this task does not give: write its rows as a data set with a templ
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

@@ -13,7 +13,7 @@ import random
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.environments.nim import legal_moves
 from rl_sync.environments.opponents import View
 from rl_sync.tasks.problems import Problems

@@ -12,7 +12,7 @@ on seed 0, which the settings were tried on. A run takes about three minutes on 
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

@@ -13,7 +13,7 @@ import random
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 NUMBERS = range(10, 100)
 

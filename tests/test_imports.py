@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAVES = {
+    "aliases",
     "spelling",
     "setting",
     "references",
@@ -23,6 +24,8 @@ LOWEST = {"types", "schedule", "algorithms", "models", "rollout", "learning"}
 SIDE = {"replay", "weights", "rewards", "tasks", "observe"}
 # What each part may import, besides itself.
 ALLOWED = {
+    "__main__": {"launcher"},
+    "aliases": set(),
     "spelling": set(),
     "setting": set(),
     "references": set(),
@@ -79,10 +82,8 @@ def imported_names(path: Path) -> set[str]:
 
 
 def imported(path: Path) -> set[str]:
-    """Returns the parts of rl_sync that a file imports, and `launcher` if it does."""
-    names = imported_names(path)
-    parts = {name.split(".")[1] for name in names if name.startswith("rl_sync.")}
-    return parts | {"launcher" for name in names if name.split(".")[0] == "launcher"}
+    """Returns the parts of rl_sync that a file imports."""
+    return {name.split(".")[1] for name in imported_names(path) if name.startswith("rl_sync.")}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,13 @@ def imported(path: Path) -> set[str]:
 def test_a_file_imports_only_what_lies_below_it(path):
     part = part_of(path)
     assert imported(path) <= ALLOWED[part] | {part} | LEAVES
+
+
+@pytest.mark.parametrize("folder", ["rl_sync", "configs", "launch", "benchmarks", "tests"])
+def test_files_import_the_package_by_names_that_the_wheel_has(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        tops = {name.partition(".")[0] for name in imported_names(path)}
+        assert not tops & {"configs", "launcher"}, path
 
 
 def test_no_module_imports_one_that_imports_it():

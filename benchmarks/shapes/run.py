@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 _TOKENIZER = Path(__file__).resolve().parents[2] / "tests" / "data" / "tokenizer"
 

@@ -1,8 +1,8 @@
-"""`python -m launcher`, or `rl-sync`: runs one command of the table in `launcher.commands`.
+"""`rl-sync`, or in the clone `python -m launcher`: runs one command of the table in `commands`.
 
-python -m launcher --config=configs/arithmetic.py [--config.sync.mode=asynchronous …]
-python -m launcher --help
-python -m launcher COMMAND --help
+rl-sync --config=arithmetic [--config.sync.mode=asynchronous …]
+rl-sync --help
+rl-sync COMMAND --help
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ INTERRUPTED = 130
 def main(words: Sequence[str]) -> int:
     """Runs one command, without the program's name; returns the exit status."""
     if words[:1] == ["complete"]:  # A shell asks at each Tab: nothing else is loaded.
-        from launcher import completing
+        from rl_sync.launcher import completing
 
         return completing.answer(words[1:])
-    from launcher import help
+    from rl_sync.launcher import help
 
     if help.asked(words):
         help.show_for(words)
@@ -41,8 +41,8 @@ def _execute(words: Sequence[str]) -> int:
     # What each command needs loads only once the command line is known to make sense.
     from absl import logging
 
-    from launcher import command_line
-    from launcher.commands import COMMANDS
+    from rl_sync.launcher import command_line
+    from rl_sync.launcher.commands import COMMANDS
     from rl_sync.processes.loading import loading
     from rl_sync.settings.records import ConfigError
 

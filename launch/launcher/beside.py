@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from launcher.page import IS_AT
-from launcher.supervisor import RoleProcess
+from rl_sync.launcher.page import IS_AT
+from rl_sync.launcher.supervisor import RoleProcess
 from rl_sync.workdir import Workdir
 
 NAME = "page"
@@ -24,7 +24,14 @@ class PageBeside:
         self._log = workdir.log(NAME)
         self._start = self._log.stat().st_size if self._log.exists() else 0
         directory = f"--workdir={os.fspath(workdir)}"
-        command = [sys.executable, "-m", "launcher.child", NAME, directory, f"--port={port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "rl_sync.launcher.child",
+            NAME,
+            directory,
+            f"--port={port}",
+        ]
         self._process = RoleProcess.start(NAME, command, self._log, {"JAX_PLATFORMS": "cpu"})
         self._is_over = self._is_up = False
 

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from launcher.catalogs import CATALOGS, Catalog, Entry
-from launcher.command import Arguments, program
-from launcher.terminal import Page
+from rl_sync.launcher.catalogs import CATALOGS, Catalog, Entry
+from rl_sync.launcher.command import Arguments, program
+from rl_sync.launcher.terminal import Page
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from launcher.command import Command, Flag
+from rl_sync.launcher.command import Command, Flag
 
 
 class Entry(NamedTuple):
@@ -147,7 +147,7 @@ def _metrics() -> Iterator[Entry]:
 
 
 def _configs() -> Iterator[Entry]:
-    from launcher import packaged
+    from rl_sync.launcher import packaged
 
     for name in packaged.names():
         text = packaged.description(name)
@@ -265,7 +265,7 @@ def commands() -> dict[str, Command]:
     return {
         name: Command(
             "list",
-            "launcher.catalog_view",
+            "rl_sync.launcher.catalog_view",
             one.summary,
             "Prints a line for each. A pattern is one word or several, each of which begins a word"
             f" of the name or the text. Where it fits one {one.noun} alone, there is more.",

@@ -1,6 +1,6 @@
 """The launcher as the child of a Python program: it ends when its standard input does.
 
-python -m launcher.child --config=…
+python -m rl_sync.launcher.child --config=…
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 
-from launcher.__main__ import run_from_command_line
+from rl_sync.launcher.__main__ import run_from_command_line
 
 
 def _follow_parent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -93,10 +92,14 @@ class Arguments(NamedTuple):
 
 
 def program() -> str:
-    """Returns the words that this program was started with: the console script's, or Python's."""
-    script = os.path.basename(sys.argv[0])
-    return SCRIPT if script == SCRIPT else "python -m launcher"
+    """Returns the words that start this program: those of this process, or the console script."""
+    started = getattr(sys.modules["__main__"], "__spec__", None)  # Only by `python -m`.
+    module = "" if started is None else started.name.removesuffix(".__main__")
+    return f"python -m {module}" if module in MODULES else SCRIPT
 
 
 SCRIPT = "rl-sync"
 """The console script of an installed package."""
+
+MODULES = ("launcher", "rl_sync", "rl_sync.launcher")
+"""Modules that are the same program by `python -m`; the first is there in the clone alone."""

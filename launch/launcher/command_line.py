@@ -10,10 +10,10 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from launcher import config_file
-from launcher.command import CONFIG, Arguments, program
-from launcher.commands import COMMANDS, DEFAULT, FLAGS
-from launcher.suggestions import did_you_mean, setting_names
+from rl_sync.launcher import config_file
+from rl_sync.launcher.command import CONFIG, Arguments, program
+from rl_sync.launcher.commands import COMMANDS, DEFAULT, FLAGS
+from rl_sync.launcher.suggestions import did_you_mean, setting_names
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint, nearest, question
 
@@ -193,6 +193,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _all_settings() -> Iterator[str]:
-    from configs import base
+    from rl_sync.configs import base
 
     return setting_names(base.get_config().to_dict())

@@ -6,8 +6,8 @@ messages about mistakes and the completion of shells are all made from this tabl
 
 from __future__ import annotations
 
-from launcher import catalogs
-from launcher.command import CONFIG, Command, Flag
+from rl_sync.launcher import catalogs
+from rl_sync.launcher.command import CONFIG, Command, Flag
 
 DEFAULT = "run"
 """The command of a command line that names none."""
@@ -34,7 +34,7 @@ _PORT = Flag("PORT", "Port to serve at.", "any free one")
 COMMANDS: dict[str, Command] = {
     "run": Command(
         "train",
-        "launcher.run",
+        "rl_sync.launcher.run",
         "Trains; the word may be left out.",
         "Starts the trainer, the explorers, the master and the replay server of a config, shows"
         " their state, and ends when the run has made its steps. Everything is written to the work"
@@ -55,7 +55,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "plan": Command(
         "train",
-        "launcher.planning",
+        "rl_sync.launcher.planning",
         "Prints what a run would do and the memory that it takes; starts nothing.",
         "Says who waits for whom, how stale data may get, and what memory each role needs, and"
         " draws the first steps. It checks the config and loads the task's data, so that mistakes"
@@ -88,7 +88,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "timeline": Command(
         "look",
-        "launcher.timeline",
+        "rl_sync.launcher.timeline",
         "Draws who did what when in a run, also while it runs.",
         "Reads the spans that each role of a run has recorded. It writes timeline.png and"
         " timeline.svg, and trace.json for https://ui.perfetto.dev, and prints their paths.",
@@ -110,7 +110,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "rollouts": Command(
         "look",
-        "launcher.rollouts",
+        "rl_sync.launcher.rollouts",
         "Shows what the policy wrote, and how it was judged, also while it runs.",
         "Prints a line for each of the last steps and the alarms of the run. With a step it prints"
         " that step's groups, and with other flags the completions that fit, with their rewards and"
@@ -146,7 +146,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "page": Command(
         "look",
-        "launcher.page",
+        "rl_sync.launcher.page",
         "Serves a page on runs: curves, rollouts, the timeline, live or later. It only reads.",
         "Prints the address of a page for the browser, and serves it until Ctrl-C. The page shows"
         " curves of one run or several, the roles and whom they wait for, completions, and the"
@@ -166,7 +166,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "report": Command(
         "look",
-        "launcher.report",
+        "rl_sync.launcher.report",
         "Writes a page on a run to send or print: results, curves, timeline, completions.",
         "Writes one page of HTML that has all of its parts in itself, and prints its path. It needs"
         " neither a server nor a network. The run may still go on, may have failed, or be a copy"
@@ -183,7 +183,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "compare": Command(
         "look",
-        "launcher.compare",
+        "rl_sync.launcher.compare",
         "Compares runs: settings, results, curves; seeds of one config are one group.",
         "Prints a table: the settings that differ, accuracies with their 95 % intervals, reward,"
         " staleness beside its bound, speed, and which runs ended with the same parameters. Of runs"
@@ -203,7 +203,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         "use",
-        "launcher.evaluate",
+        "rl_sync.launcher.evaluate",
         "Measures a policy on held-out problems: a run's snapshot, or a checkpoint.",
         "Generates completions of held-out problems, has them judged, and prints accuracies with"
         " their 95 % intervals. The problems are those of the run's config, or of the config that"
@@ -232,7 +232,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "export": Command(
         "use",
-        "launcher.export",
+        "rl_sync.launcher.export",
         "Writes a run's policy as a checkpoint that transformers loads.",
         "Writes a snapshot of a run as a new directory with config.json, safetensors files and the"
         " tokenizer. Adapters are merged into the weights. The model must be of a family that"
@@ -258,7 +258,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "reward": Command(
         "use",
-        "launcher.reward",
+        "rl_sync.launcher.reward",
         "Serves the config's reward to runs, here or elsewhere.",
         "Judges completions for runs that give its address as reward.addresses, with workers and"
         " limits of its own. Runs and server share a secret, which is made if there is none."
@@ -285,7 +285,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "settings": Command(
         "list",
-        "launcher.listing",
+        "rl_sync.launcher.listing",
         "Lists all settings and their meanings, or those that a PATTERN fits.",
         "Prints each setting with its values, its default and its meaning. A pattern is one word or"
         " several, each of which begins a word of the name, the meaning or the choices. Any setting"
@@ -298,7 +298,7 @@ COMMANDS: dict[str, Command] = {
     **catalogs.commands(),
     "help": Command(
         "learn",
-        "launcher.help",
+        "rl_sync.launcher.help",
         "Explains a command, or names all of them.",
         "Prints what a command does, its flags with their defaults, examples, and its exit"
         " statuses. `COMMAND --help` prints the same.",
@@ -309,10 +309,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "completion": Command(
         "learn",
-        "launcher.completion",
+        "rl_sync.launcher.completion",
         "Prints a script that lets the Tab key complete commands, flags, settings and paths.",
         "Prints the script of a shell: bash, zsh or fish. Its first lines say how to install it. It"
-        " completes `rl-sync` and `python -m launcher`.",
+        " completes `rl-sync`, `python -m rl_sync`, and `python -m launcher` in the clone.",
         {},
         {"bash": "The script of bash.", "zsh": "That of zsh.", "fish": "That of fish."},
         "docs/using.md",

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.command import Arguments
-from launcher.report import check_run, write_page
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.report import check_run, write_page
 from rl_sync.page import comparison
 from rl_sync.page.comparison import VALUES, Group, Spread, Value
 from rl_sync.page.facts import Facts, read_all

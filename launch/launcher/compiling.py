@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 
-from launcher.memory import format_bytes
 from rl_sync.aot.estimate import Estimate, step_estimate
 from rl_sync.aot.programs import Program, rollout_programs, train_step
 from rl_sync.aot.reading import Collective, Reading
@@ -17,6 +16,7 @@ from rl_sync.aot.rollout_estimate import ESTIMATES, explorer_estimate
 from rl_sync.aot.roofline import Passes, Work, decode_work, link_bytes, step_work
 from rl_sync.aot.targets import Target, target
 from rl_sync.forecast import Durations, forecast
+from rl_sync.launcher.memory import format_bytes
 from rl_sync.learning import objective
 from rl_sync.models import lora, memory
 from rl_sync.models.placement import like_cast, param_like

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher import known
-from launcher.command import CONFIG, SCRIPT, Command, Flag, Kind
-from launcher.commands import COMMANDS, DEFAULT
+from rl_sync.launcher import known
+from rl_sync.launcher.command import CONFIG, MODULES, SCRIPT, Command, Flag, Kind
+from rl_sync.launcher.commands import COMMANDS, DEFAULT
 
 SHELLS = ("bash", "zsh", "fish")
 _SETTING = "config."
@@ -178,10 +178,10 @@ def _split(line: str) -> list[str]:
 
 
 def _without_program(words: Sequence[str]) -> list[str]:
-    """Returns the words after `rl-sync` or `python -m launcher`."""
+    """Returns the words after `rl-sync`, or `python -m` and a name of the program."""
     for at, word in enumerate(words):
         if os.path.basename(word) == SCRIPT:
             return [*words[at + 1 :]]
-        if word == "-m" and words[at + 1 : at + 2] == ["launcher"]:
+        if word == "-m" and words[at + 1 : at + 2] in [[name] for name in MODULES]:
             return [*words[at + 2 :]]
     return [*words]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import resources
 
-from launcher.command import Arguments
-from launcher.completing import SHELLS
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.completing import SHELLS
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
 
@@ -21,6 +21,6 @@ def execute(arguments: Arguments) -> int:
         named = f"{shell!r} is not a shell that there is a script for" if shell else "Name a shell"
         end = hint(shell, SHELLS) if shell else "."
         raise ConfigError(f"{named}: completion takes {', '.join(SHELLS)}{end}")
-    script = resources.files("launcher") / "shells" / f"rl_sync.{shell}"
+    script = resources.files("rl_sync.launcher") / "shells" / f"rl_sync.{shell}"
     print(script.read_text(), end="")
     return 0

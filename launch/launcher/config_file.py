@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from launcher import packaged
+from rl_sync.launcher import packaged
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.spelling import nearest, question
 from rl_sync.workdir import Workdir
@@ -41,12 +41,13 @@ def load(given: str) -> ConfigDict:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{_location(path, error)}: {_said(error)}. {_model()}") from error
+        said = f"{_location(path, error)}: {_said(error)}. {_of_package(error)}{_model()}"
+        raise ConfigError(said) from error
     if not isinstance(config, ConfigDict):
         returned = "nothing" if config is None else f"a {type(config).__name__}"
         raise ConfigError(
             f"{path}: get_config() returned {returned}, not an ml_collections ConfigDict: start"
-            " from configs.base.get_config(), change it, and return it."
+            " from rl_sync.configs.base.get_config(), change it, and return it."
         )
     return config
 
@@ -57,7 +58,7 @@ def of_run(workdir: Path) -> ConfigDict:
     Raises:
       ConfigError: there is none, or it is of another version of the code.
     """
-    from configs import base
+    from rl_sync.configs import base
 
     path, config = Workdir(workdir).config, base.get_config()
     try:
@@ -89,10 +90,17 @@ def _nearest_file(path: str) -> str:
     return f". {_model()} Those of the package are {', '.join(packaged.names())}."
 
 
+def _of_package(error: BaseException) -> str:
+    """Returns a sentence for who wanted a config of the package, and named another `configs`."""
+    wanted = error.name or "" if isinstance(error, ImportError) else ""
+    if wanted.partition(".")[0] != "configs":
+        return ""
+    return "The package's configs are imported by `from rl_sync.configs import base`. "
+
+
 def _model() -> str:
     path = packaged.path_of("arithmetic")
-    if path is None:
-        return "docs/using.md says what a config file looks like."
+    assert path is not None
     shown = os.path.relpath(path)
     return f"{path if shown.startswith('..') else shown} shows what a config file looks like."
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.setting import flat
 from rl_sync.settings.reading import read_settings
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.command import Arguments
+from rl_sync.launcher.command import Arguments
 from rl_sync.observe.accuracy import describe_share, metric_names
 from rl_sync.observe.jsonlines import plain
 from rl_sync.processes import compilation_cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.command import Arguments
+from rl_sync.launcher.command import Arguments
 from rl_sync.settings.records import ConfigError
 
 

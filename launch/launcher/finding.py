@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from launcher.compiling import format_secs, link_rate, step_shape
-from launcher.memory import format_bytes
 from rl_sync.aot.estimate import Estimate, step_estimate
 from rl_sync.aot.rollout_estimate import explorer_estimate
 from rl_sync.aot.roofline import decode_links, decode_work, step_links, step_work
 from rl_sync.aot.targets import Target, target
+from rl_sync.launcher.compiling import format_secs, link_rate, step_shape
+from rl_sync.launcher.memory import format_bytes
 from rl_sync.models import lora
 from rl_sync.models.sharding import MeshShape
 from rl_sync.runtime import wiring

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.command import CONFIG, Arguments, Command, Flag, program
-from launcher.commands import COMMANDS, DEFAULT, GROUPS
-from launcher.terminal import Page
+from rl_sync.launcher.command import CONFIG, Arguments, Command, Flag, program
+from rl_sync.launcher.commands import COMMANDS, DEFAULT, GROUPS
+from rl_sync.launcher.terminal import Page
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
 

@@ -70,7 +70,7 @@ def _contents() -> dict[str, Any]:
 
 def _read() -> dict[str, Any]:
     """Reads everything from the source."""
-    from launcher.catalogs import CATALOGS
+    from rl_sync.launcher.catalogs import CATALOGS
     from rl_sync.setting import sections
     from rl_sync.settings.run import RunSettings
 
@@ -94,22 +94,12 @@ def _read() -> dict[str, Any]:
 
 def _stamp() -> str:
     """Returns a text that is another one when a file of the source is."""
-    digest = hashlib.sha256(sys.version.encode())
-    for folder in _folders():
-        for path, size, time in sorted(_files(folder)):
-            digest.update(f"{path} {size} {time}\n".encode())
-    return digest.hexdigest()
-
-
-def _folders() -> Iterator[str]:
     import rl_sync
-    from launcher import packaged
 
-    yield os.path.dirname(__file__)
-    yield os.path.dirname(rl_sync.__file__)
-    configs = packaged.path_of("base")
-    if configs is not None:
-        yield str(configs.parent)
+    digest = hashlib.sha256(sys.version.encode())
+    for path, size, time in sorted(_files(os.path.dirname(rl_sync.__file__))):
+        digest.update(f"{path} {size} {time}\n".encode())
+    return digest.hexdigest()
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:

@@ -9,9 +9,9 @@ import json
 import textwrap
 from collections.abc import Iterator
 
-from launcher.catalog_view import fits
-from launcher.command import Arguments
-from launcher.suggestions import settings_meant
+from rl_sync.launcher.catalog_view import fits
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.suggestions import settings_meant
 from rl_sync.setting import Entry, Section, sections
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from launcher import resident
-from launcher.resident import Resident
 from rl_sync.aot.estimate import Estimate, rows_at_once, step_estimate
 from rl_sync.aot.rollout_estimate import explorer_estimate
+from rl_sync.launcher import resident
+from rl_sync.launcher.resident import Resident
 from rl_sync.models.config import Remat
 from rl_sync.models.placement import undivided
 from rl_sync.models.platform import Platform

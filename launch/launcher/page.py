@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from launcher.command import Arguments
+from rl_sync.launcher.command import Arguments
 from rl_sync.settings.records import ConfigError
 
 IS_AT = "The page is at"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.command import Arguments
+from rl_sync.launcher.command import Arguments
 
 if TYPE_CHECKING:
     from rl_sync.settings.run import RunSettings
@@ -20,12 +20,12 @@ def execute(arguments: Arguments) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
-    from launcher import workdir
-    from launcher.memory import describe_memory
-    from launcher.plan import describe
-    from launcher.programs import describe_programs
-    from launcher.transfer import describe_transfer
     from rl_sync.aot.targets import target
+    from rl_sync.launcher import workdir
+    from rl_sync.launcher.memory import describe_memory
+    from rl_sync.launcher.plan import describe
+    from rl_sync.launcher.programs import describe_programs
+    from rl_sync.launcher.transfer import describe_transfer
     from rl_sync.runtime import wiring
     from rl_sync.runtime.pipeline import pipeline_of
 
@@ -44,17 +44,17 @@ def execute(arguments: Arguments) -> int:
     if judging := _judging(settings, task):
         more.insert(2, lambda: judging)
     if "workdir" in flags:
-        from launcher.predicting import describe_predicted
+        from rl_sync.launcher.predicting import describe_predicted
 
         predicted = describe_predicted(settings, flags["workdir"])  # Or its error comes first.
         more.append(lambda: predicted)
     if "find" in flags:
-        from launcher.finding import describe_found
+        from rl_sync.launcher.finding import describe_found
 
         target(flags["find"])
         more.append(lambda: describe_found(settings, task, flags["find"]))
     if "compile" in flags:
-        from launcher.compiling import describe_compiled
+        from rl_sync.launcher.compiling import describe_compiled
 
         target(flags["compile"]).devices()
         more.append(lambda: describe_compiled(settings, task, flags["compile"]))

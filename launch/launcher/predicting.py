@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.compiling import format_secs
 from rl_sync.forecast import Durations, forecast
+from rl_sync.launcher.compiling import format_secs
 from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind, read_spans
 from rl_sync.observe.summary import of_kind, rl_phase, union_secs
 from rl_sync.roles import TRAINER, is_explorer

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from launcher.remote import remote_command
-from launcher.supervisor import RoleProcess, Supervisor
+from rl_sync.launcher.remote import remote_command
+from rl_sync.launcher.supervisor import RoleProcess, Supervisor
 from rl_sync.processes.devices import VISIBLE, role_environment
 from rl_sync.processes.ports import HeldPorts
 from rl_sync.processes.rpc import RpcClient

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher import deviations
-from launcher.command import Arguments
-from launcher.plan import describe
+from rl_sync.launcher import deviations
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.plan import describe
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.workdir import Workdir

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.command import Arguments
+from rl_sync.launcher.command import Arguments
 from rl_sync.processes.hosts import check_own
 from rl_sync.processes.secret import secret_in
 from rl_sync.rewards.rubric import Rubric

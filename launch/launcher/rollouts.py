@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import regex
 from rich.console import Console
 
-from launcher import rollout_view as view
-from launcher.command import Arguments
+from rl_sync.launcher import rollout_view as view
+from rl_sync.launcher.command import Arguments
 from rl_sync.observe import alarms
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.rollouts import (

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from launcher import run_text, stopping
-from launcher import workdir as work
-from launcher.beside import PageBeside
-from launcher.command import Arguments
-from launcher.processes import RunFailedError, RunProcesses
-from launcher.supervisor import Death, Supervisor, likeliest_first
-from launcher.vigil import Vigil
 from rl_sync.actors.events import ExplorerDied, StopRequested
+from rl_sync.launcher import run_text, stopping
+from rl_sync.launcher import workdir as work
+from rl_sync.launcher.beside import PageBeside
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.processes import RunFailedError, RunProcesses
+from rl_sync.launcher.supervisor import Death, Supervisor, likeliest_first
+from rl_sync.launcher.vigil import Vigil
 from rl_sync.observe import alarms
 from rl_sync.observe.backends.catalog import check_installed
 from rl_sync.observe.display import LiveDisplay, RunStatus

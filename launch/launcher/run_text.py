@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from launcher import workdir as work
-from launcher.plan import describe
 from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.launcher import workdir as work
+from rl_sync.launcher.command import program
+from rl_sync.launcher.plan import describe
 from rl_sync.observe import accuracy, alarms
 from rl_sync.observe import summary as span_summary
 from rl_sync.observe.backends.catalog import TENSORBOARD
@@ -51,14 +52,14 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     none = "none was saved" if warm_up is None else "of the warm-up alone"
     entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
     if step is not None:
-        entries["export"] = f"python -m launcher export --workdir={quoted} --to=DIRECTORY"
+        entries["export"] = f"{program()} export --workdir={quoted} --to=DIRECTORY"
     if workdir.rollouts.is_dir():
-        entries["rollouts"] = f"python -m launcher rollouts --workdir={quoted}"
+        entries["rollouts"] = f"{program()} rollouts --workdir={quoted}"
     entries |= {
         "metrics": _metrics(settings),
-        "timeline": f"python -m launcher timeline --workdir={quoted}",
-        "page": f"python -m launcher page --workdir={quoted}",
-        "report": f"python -m launcher report --workdir={quoted}",
+        "timeline": f"{program()} timeline --workdir={quoted}",
+        "page": f"{program()} page --workdir={quoted}",
+        "report": f"{program()} report --workdir={quoted}",
         "digest": result.digest or "none",
         "spans": workdir.spans,
         "logs": workdir.logs,

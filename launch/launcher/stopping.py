@@ -6,8 +6,8 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from launcher.supervisor import Supervisor
-from launcher.workdir import saved
+from rl_sync.launcher.supervisor import Supervisor
+from rl_sync.launcher.workdir import saved
 from rl_sync.observe.display import RunStatus, describe_activity
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.movement import Movement, trainer_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.memory import format_bytes
+from rl_sync.launcher.memory import format_bytes
 from rl_sync.runtime import wiring
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.settings.run import RunSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from launcher.supervisor import Death, Supervisor
+from rl_sync.launcher.supervisor import Death, Supervisor
 from rl_sync.processes.calls import AskSilences
 from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.replay.client import ReplayClient

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from launcher.changes import Change, changes_between, describe
-from launcher.fit import check_fit
+from rl_sync.launcher.changes import Change, changes_between, describe
+from rl_sync.launcher.fit import check_fit
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config

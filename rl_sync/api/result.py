@@ -103,7 +103,7 @@ class Result:
         secs: float | None = None,
         title: str | None = None,
     ) -> Figure:
-        """Draws the work and the waits of all roles, as `python -m launcher timeline` does.
+        """Draws the work and the waits of all roles, as `rl-sync timeline` does.
 
         Args:
           first_step, last_step: the trainer steps to show; None for both shows six steps after the

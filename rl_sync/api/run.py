@@ -32,7 +32,7 @@ _FILE = '''\
 import json
 import pathlib
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config():
@@ -209,7 +209,7 @@ def start(
     named = _config_file(config, Path(folder.name))
     directory = Path(workdir or _workdir_of(config, changes or {})).absolute()
     flags = [f"--config.{key}={_said(value)}" for key, value in (changes or {}).items()]
-    command = [sys.executable, "-m", "launcher.child", f"--config={named}", *flags]
+    command = [sys.executable, "-m", "rl_sync.launcher.child", f"--config={named}", *flags]
     command.append(f"--config.workdir={directory}")
     return Run(command, directory, _screen(quiet), folder)
 

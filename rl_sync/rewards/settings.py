@@ -23,7 +23,7 @@ class RewardSettings:
     )
     addresses: str | None = setting(
         None,
-        "Addresses of reward servers (`python -m launcher reward`), separated by commas, which"
+        "Addresses of reward servers (`rl-sync reward`), separated by commas, which"
         " then judge in place of the run's own workers.",
         implied="the run's own workers judge",
         free="always",

@@ -163,7 +163,7 @@ class RemoteJudges:
         if now - since > self._wait_secs:
             raise ServersLostError(
                 f"No reward server has answered for launch.wait_secs={self._wait_secs:g}"
-                f" ({told}). Start one with `python -m launcher reward`, or leave out"
+                f" ({told}). Start one with `rl-sync reward`, or leave out"
                 " reward.addresses to have completions judged by workers of the run."
             )
         if not self._has_said and now - since > _SILENT_SECS:

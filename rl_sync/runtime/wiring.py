@@ -174,7 +174,7 @@ def _reward_secret(settings: RewardSettings) -> str:
     except OSError as error:
         raise ConfigError(
             f"reward.secret_path={settings.secret_path} cannot be read"
-            f" ({error.strerror or error}): `python -m launcher reward` makes it; copy it from the"
+            f" ({error.strerror or error}): `rl-sync reward` makes it; copy it from the"
             " server's machine."
         ) from error
 

@@ -27,7 +27,7 @@ class RewardModel(Site):
     completion has no end of sequence.
 
     Attributes:
-      path: the directory of a checkpoint, as `launcher export` writes it, or another
+      path: the directory of a checkpoint, as `rl-sync export` writes it, or another
         `AutoModelForSequenceClassification` with one label.
       normalize: whether the score is (score − mean) / std.
       mean, std: None for those of the notes beside the checkpoint, which were measured on held-out
@@ -50,8 +50,8 @@ class RewardModel(Site):
         super().__post_init__()
         if is_run(self.path):
             raise ValueError(
-                f"{self.path} is the work directory of a run: write its model with `python -m"
-                " launcher export --workdir=… --to=DIRECTORY`, and give that directory."
+                f"{self.path} is the work directory of a run: write its model with `rl-sync"
+                " export --workdir=… --to=DIRECTORY`, and give that directory."
             )
         if not self._model.scalar_head:
             raise ValueError(

@@ -152,7 +152,7 @@ def _check_reward_servers(settings: RunSettings) -> None:
     require(
         reward.addresses is None or reward.secret_path is not None,
         f"reward.addresses={reward.addresses} needs reward.secret_path=FILE with the secret of"
-        " these servers, which `python -m launcher reward` makes.",
+        " these servers, which `rl-sync reward` makes.",
     )
 
 

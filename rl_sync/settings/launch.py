@@ -84,7 +84,7 @@ class LaunchSettings:
     page: bool = setting(
         False,
         "Serves a page on the run while it goes on, at an address that is printed;"
-        " `python -m launcher page` serves it at any time.",
+        " `rl-sync page` serves it at any time.",
     )
     page_port: int = setting(
         0, "Port of that page on this machine; 0 for any free one.", least=0, greatest=65535

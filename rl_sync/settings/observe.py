@@ -17,7 +17,7 @@ class ObserveSettings:
     rollouts: bool = setting(
         True,
         "Records the completions that are trained on, in rollouts/ in the work directory;"
-        " `python -m launcher rollouts` shows them.",
+        " `rl-sync rollouts` shows them.",
     )
     rollout_bytes: int = setting(
         256 << 20,

@@ -71,7 +71,9 @@ def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
             raise ConfigError(f"{path}.{name} is not a setting; {meant}")
     missing = [name for name in names if name not in values]
     if missing:
-        raise ConfigError(f"{path} lacks {', '.join(missing)}: start from configs/base.py.")
+        raise ConfigError(
+            f"{path} lacks {', '.join(missing)}: start from rl_sync.configs.base.get_config()."
+        )
     return cls(**{name: _convert(hints[name], values[name], f"{path}.{name}") for name in names})
 
 

@@ -5,9 +5,9 @@ import types
 
 import pytest
 
-from configs import base
 from rl_sync.aot import programs
 from rl_sync.aot.reading import Reading
+from rl_sync.configs import base
 from rl_sync.settings.reading import read_settings
 
 pytestmark = pytest.mark.aot

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from launcher.compiling import describe_compiled
 
+from rl_sync.launcher.compiling import describe_compiled
 from rl_sync.runtime import wiring
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError

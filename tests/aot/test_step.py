@@ -6,11 +6,11 @@ import types
 import jax
 import pytest
 
-from configs import base
 from rl_sync.aot import programs
 from rl_sync.aot.estimate import step_estimate
 from rl_sync.aot.reading import Reading
 from rl_sync.aot.targets import target
+from rl_sync.configs import base
 from rl_sync.settings.reading import read_settings
 
 pytestmark = pytest.mark.aot

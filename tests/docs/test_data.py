@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launcher import command_line, workdir
 
+from rl_sync.launcher import command_line, workdir
 from rl_sync.runtime.pipeline import pipeline_of
 from tests.runtime.test_pipeline import TASK, group, learned
 

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launcher import command_line, workdir
 
+from rl_sync.launcher import command_line, workdir
 from rl_sync.references import resolve
 from rl_sync.rewards.judgement import Completion
 

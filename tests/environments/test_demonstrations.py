@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.environments.bridge import Bridge
 from rl_sync.environments.calls import call_format, read_reply
 from rl_sync.environments.conversation import Conversation

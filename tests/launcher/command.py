@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launcher.__main__ import main
+
+from rl_sync.launcher.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 

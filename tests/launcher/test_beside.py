@@ -5,8 +5,8 @@ import time
 import urllib.request
 
 import pytest
-from launcher.beside import PageBeside
 
+from rl_sync.launcher.beside import PageBeside
 from rl_sync.workdir import Workdir
 from tests.page.small_run import write_run
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from launcher.catalogs import CATALOGS
 
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.algorithms.published import PUBLISHED
 from rl_sync.environments.catalog import ENVIRONMENTS
+from rl_sync.launcher.catalogs import CATALOGS
 from rl_sync.models.huggingface.families import FAMILIES
 from rl_sync.observe.metric_catalog import METRICS
 from rl_sync.rewards.catalog import REWARDS
@@ -108,6 +108,6 @@ def test_the_papers_of_algorithms_are_those_of_their_page():
 
 @pytest.mark.parametrize("words", ["--help", "algorithms dapo", "rewards", "metrics", "configs"])
 def test_help_and_lists_load_no_jax(words):
-    code = f"from launcher.__main__ import main; import sys; main({words.split()!r})"
+    code = f"from rl_sync.launcher.__main__ import main; import sys; main({words.split()!r})"
     code += "; assert not {'jax', 'flax', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)

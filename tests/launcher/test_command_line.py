@@ -10,9 +10,9 @@ import tomllib
 
 import pytest
 import yaml
-from launcher import command_line
 
 import rl_sync
+from rl_sync.launcher import command_line
 from tests.launcher.command import ROOT, launcher, said_here
 
 CONFIG = "--config=configs/arithmetic.py"

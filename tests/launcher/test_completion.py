@@ -12,10 +12,11 @@ import sys
 import time
 
 import pytest
-from launcher import completing, known
-from launcher.commands import COMMANDS
-from launcher.completing import candidates
 
+import rl_sync
+from rl_sync.launcher import completing, known
+from rl_sync.launcher.commands import COMMANDS
+from rl_sync.launcher.completing import candidates
 from rl_sync.schedule import MODES
 from rl_sync.setting import sections
 from rl_sync.settings.run import RunSettings
@@ -123,6 +124,7 @@ def test_names_of_lists_and_settings_are_completed_as_patterns():
         ("JAX_PLATFORMS=cpu /x/bin/rl-sync plan ", ["plan", ""]),
         ("python -X dev -m launcher --config='my con", ["--config=my con"]),
         ("rl-sync --config=my\\ con", ["--config=my con"]),
+        ("python -m rl_sync plan --wor", ["plan", "--wor"]),
         ("rl-sync --config=my\\", ["--config=my"]),
         ("rl-sync", []),
     ],
@@ -160,7 +162,7 @@ def test_a_stamp_is_another_when_any_file_is(tmp_path, monkeypatch):
     (tmp_path / "inner").mkdir()
     file = tmp_path / "inner" / "a.py"
     file.write_text("a = 1")
-    monkeypatch.setattr(known, "_folders", lambda: [str(tmp_path)])
+    monkeypatch.setattr(rl_sync, "__file__", str(tmp_path / "__init__.py"))
     stamps = [known._stamp()]
     file.write_text("a = 10")
     stamps.append(known._stamp())
@@ -220,7 +222,7 @@ def programs(folder, tmp_path):
     places.mkdir()
     for name, asks in (("rl-sync", '"$1"'), ("python", '"$3"')):
         file = places / name
-        ours = f"{sys.executable} {'-m launcher ' if name == 'rl-sync' else ''}"
+        ours = f"{sys.executable} {'-m rl_sync ' if name == 'rl-sync' else ''}"
         file.write_text(
             f'#!/bin/sh\n[ {asks} = complete ] && exec {ours} "$@"\n'
             'printf "GOT["; printf "<%s>" "$@"; echo "]"\n'

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from launcher import config_file, packaged
 
+from rl_sync.launcher import config_file, packaged
 from rl_sync.settings.records import ConfigError
 from tests.launcher.command import ROOT
 
@@ -21,7 +21,7 @@ def test_a_config_of_the_package_is_loaded_by_its_name_from_any_directory(tmp_pa
 def test_a_file_of_ones_own_goes_before_a_config_of_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "arithmetic").write_text(
-        "from configs import base\ndef get_config():\n    config = base.get_config()\n"
+        "from rl_sync.configs import base\ndef get_config():\n    config = base.get_config()\n"
         "    config.name = 'mine'\n    return config\n"
     )
     assert config_file.load("arithmetic").name == "mine"

@@ -5,11 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launcher import command_line, workdir
 
 from rl_sync.aot.estimate import step_estimate
 from rl_sync.aot.rollout_estimate import explorer_estimate
 from rl_sync.aot.targets import target
+from rl_sync.launcher import command_line, workdir
 from rl_sync.runtime import wiring
 
 TEXT = (Path(__file__).parents[2] / "BUILD.md").read_text()

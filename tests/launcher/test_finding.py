@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from launcher.finding import describe_found, explorers, trainers
 
 from rl_sync.aot.targets import target
+from rl_sync.launcher.finding import describe_found, explorers, trainers
 from rl_sync.runtime import wiring
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError

@@ -9,10 +9,10 @@ import re
 import shlex
 
 import pytest
-from launcher import command_line, help, rollouts
-from launcher.command import CONFIG
-from launcher.commands import COMMANDS, GROUPS
 
+from rl_sync.launcher import command_line, help, rollouts
+from rl_sync.launcher.command import CONFIG
+from rl_sync.launcher.commands import COMMANDS, GROUPS
 from rl_sync.models.huggingface.writing import STORED
 from tests.launcher.command import ROOT, launcher, said_here
 from tests.runs import tiny

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from launcher import listing
 
-from configs import base
+from rl_sync.configs import base
+from rl_sync.launcher import listing
 from rl_sync.settings.records import ConfigError
 from tests.launcher.command import ROOT
 

@@ -13,8 +13,8 @@ CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.mo
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("launcher.__main__", ["jax", "matplotlib", "tensorboardX", "grpc"]),
-        ("launcher.run", ["matplotlib", "tensorboardX", "orbax", "rl_sync.actors.trainer"]),
+        ("rl_sync.launcher.__main__", ["jax", "matplotlib", "tensorboardX", "grpc"]),
+        ("rl_sync.launcher.run", ["matplotlib", "tensorboardX", "orbax", "rl_sync.actors.trainer"]),
         ("rl_sync.runtime.role", ["jax"]),
         ("rl_sync.runtime.master", ["matplotlib", "orbax", "rl_sync.actors.trainer"]),
         (

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from launcher.memory import describe_explorer, describe_trainer, format_bytes
-from launcher.resident import (
+
+from rl_sync.aot.estimate import Estimate, step_estimate
+from rl_sync.aot.rollout_estimate import SAMPLING_ARRAYS
+from rl_sync.launcher.memory import describe_explorer, describe_trainer, format_bytes
+from rl_sync.launcher.resident import (
     EXPLORER_PROGRAM_BYTES,
     TRAINER_PROGRAM_BYTES,
     trainer,
 )
-
-from rl_sync.aot.estimate import Estimate, step_estimate
-from rl_sync.aot.rollout_estimate import SAMPLING_ARRAYS
 from rl_sync.models import memory
 from rl_sync.rollout import slots as core
 from rl_sync.runtime import wiring

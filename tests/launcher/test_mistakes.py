@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from launcher import run
 
+from rl_sync.launcher import run
 from rl_sync.observe.backends import catalog
 from rl_sync.observe.backends.catalog import Kind
 from rl_sync.storage.snapshots import snapshot_path
@@ -101,7 +101,7 @@ NAMES = [
     ("lr=1", "did you mean --config.optimizer.learning_rate=1?"),
     ("learning_rate=1", "--config.critic.learning_rate=1 or --config.optimizer.learning_rate=1?"),
     ("algorithm.clip=1", "did you mean --config.algorithm.clip_"),
-    ("algorithm.typo=1", "algorithm.typo; `python -m launcher settings` lists all"),
+    ("algorithm.typo=1", "algorithm.typo; `rl-sync settings` lists all"),
     ("sync.group_size=1", "did you mean --config.trainer.group_size=1?"),
     ("synk.mode=x", "did you mean --config.sync.mode=x?"),
     ("warmup.steps=1", "did you mean --config.warm_up.steps=1?"),
@@ -235,7 +235,7 @@ FILES = [
     (
         "import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict()\n",
         "config lacks name, seed, task",
-        "start from configs/base.py",
+        "start from rl_sync.configs.base",
     ),
     (
         "import ml_collections\ndef get_config():\n"
@@ -243,12 +243,12 @@ FILES = [
         "config lacks name",
     ),
     (
-        "from configs import base\ndef get_config():\n    config = base.get_config()\n"
+        "from rl_sync.configs import base\ndef get_config():\n    config = base.get_config()\n"
         "    config.trainer.stepz = 3\n    return config\n",
         "config.trainer.stepz is not a setting; did you mean config.trainer.steps?",
     ),
     (
-        "from configs import base\ndef get_config():\n    config = base.get_config()\n"
+        "from rl_sync.configs import base\ndef get_config():\n    config = base.get_config()\n"
         "    config.seed = 'x'\n    return config\n",
         ", line 4: TypeError: Could not override field 'seed'",
     ),
@@ -314,7 +314,7 @@ def test_ctrl_c_before_a_run_starts_ends_it_quietly(monkeypatch, capsys):
     def interrupted(words: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.command_line.parse", interrupted)
+    monkeypatch.setattr("rl_sync.launcher.command_line.parse", interrupted)
     said = said_here(capsys, CONFIG)
     assert said.status == 130
     assert said.err == "\nInterrupted.\n"

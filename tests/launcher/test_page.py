@@ -1,8 +1,8 @@
 import socket
 
 import pytest
-from launcher import page
 
+from rl_sync.launcher import page
 from rl_sync.settings.records import ConfigError
 
 

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from launcher.predicting import describe_predicted
 
+from rl_sync.launcher.predicting import describe_predicted
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
 from tests.observe.simulated_runs import MODES, simulate, write_spans

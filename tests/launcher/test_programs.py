@@ -2,8 +2,7 @@
 
 import re
 
-from launcher.programs import describe_programs
-
+from rl_sync.launcher.programs import describe_programs
 from rl_sync.runtime import wiring
 from tests.settings.changed import settings_with
 

@@ -6,9 +6,9 @@ import types
 
 import orjson
 import pytest
-from launcher import rollout_view, rollouts
 from rich.console import Console
 
+from rl_sync.launcher import rollout_view, rollouts
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.observe.rollout_parts import RolloutParts
 from rl_sync.observe.rollouts import Rollout

@@ -7,10 +7,10 @@ import shlex
 import sys
 
 import pytest
-from launcher import stopping
-from launcher.run import LocalRun, RunFailedError
-from launcher.supervisor import RoleProcess
 
+from rl_sync.launcher import stopping
+from rl_sync.launcher.run import LocalRun, RunFailedError
+from rl_sync.launcher.supervisor import RoleProcess
 from rl_sync.observe.display import RunStatus
 from rl_sync.processes.attendance import Silence
 from rl_sync.processes.calls import AskSilences, AskStatus, Close, Happened

@@ -2,9 +2,8 @@ import contextlib
 import dataclasses
 import math
 
-from launcher.run_text import _accuracy, final_report
-
 from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.launcher.run_text import _accuracy, final_report
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.observe.metrics_writer import MetricsWriter
 from rl_sync.processes.results import Balance, LogprobGap, Result, Skipped, Summary

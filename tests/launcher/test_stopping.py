@@ -6,8 +6,8 @@ import math
 import re
 
 import pytest
-from launcher import stopping
 
+from rl_sync.launcher import stopping
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.movement import Movement
 from rl_sync.settings.reading import read_settings

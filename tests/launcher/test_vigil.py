@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
-from launcher.supervisor import RoleProcess, Supervisor
-from launcher.vigil import Vigil
 
+from rl_sync.launcher.supervisor import RoleProcess, Supervisor
+from rl_sync.launcher.vigil import Vigil
 from rl_sync.processes.attendance import Silence
 from rl_sync.processes.calls import AskSilences
 from rl_sync.processes.ports import free_ports
@@ -109,9 +109,9 @@ def test_a_master_that_answered_and_does_so_no_more_is_ended(client, supervisor)
 def test_a_replay_server_that_stands_still_is_suspect_and_one_that_starts_is_not(
     client, supervisor, tmp_path, monkeypatch
 ):
-    from launcher.processes import ReplayProcess
+    from rl_sync.launcher.processes import ReplayProcess
 
-    monkeypatch.setattr("launcher.vigil._ANSWER_SECS", 0.5)
+    monkeypatch.setattr("rl_sync.launcher.vigil._ANSWER_SECS", 0.5)
     server = start_server("embedded", [queue("groups", 3)], 0, log_path=tmp_path / "replay.log")
     supervisor.add(ReplayProcess("replay", tmp_path / "replay.log", server))
     vigil = Vigil(settings_with(**WAIT), supervisor)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from launcher import workdir as work
 
+from rl_sync.launcher import workdir as work
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.runtime import wiring

@@ -2,7 +2,7 @@
 
 import jax
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.settings.meshes import ShardingSettings
 

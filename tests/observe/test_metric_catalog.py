@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from launcher import metric_list
 
+from rl_sync.launcher import metric_list
 from rl_sync.observe.metric_catalog import METRICS, find, knows
 from rl_sync.observe.metrics import PHASES
 

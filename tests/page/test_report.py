@@ -5,8 +5,8 @@ import re
 import shutil
 
 import pytest
-from launcher import compare, deviations, report
 
+from rl_sync.launcher import compare, deviations, report
 from rl_sync.observe.outcome import Outcome, record_end, record_start
 from rl_sync.page import comparison
 from rl_sync.page.bands import band

@@ -1,7 +1,6 @@
 import sys
 
-from launcher.supervisor import RoleProcess
-
+from rl_sync.launcher.supervisor import RoleProcess
 from rl_sync.processes import allocator
 
 

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
+from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:

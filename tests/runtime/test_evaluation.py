@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from configs import gsm8k
+from rl_sync.configs import gsm8k
 from rl_sync.ending import Ending
 from rl_sync.processes.judging_calls import AskVerdicts, Verdict, Written
 from rl_sync.rewards.judgement import Judgement

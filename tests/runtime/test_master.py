@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from configs import arithmetic
 from rl_sync.actors.events import (
     BatchTrained,
     Finish,

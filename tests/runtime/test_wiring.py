@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import gsm8k, jsonl
+from rl_sync.configs import gsm8k, jsonl
 from rl_sync.runtime import engines, wiring
 from rl_sync.runtime.playing import check_environment
 from rl_sync.runtime.programs import trainer_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.setting import sections
 from rl_sync.settings.run import RunSettings
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from launcher import command_line, config_file, packaged
 
-from configs import base
+from rl_sync.configs import base
+from rl_sync.launcher import command_line, config_file, packaged
 from tests.launcher.command import ROOT
 
 CHECKPOINT = str(ROOT / "tests/data/models/qwen2")

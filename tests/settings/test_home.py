@@ -2,7 +2,7 @@
 
 import re
 
-from configs import arithmetic
+from rl_sync.configs import arithmetic
 from rl_sync.setting import sections
 from rl_sync.settings.home import expand
 from rl_sync.settings.reading import read_settings

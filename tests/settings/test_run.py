@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from configs import base
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
+from rl_sync.configs import base
 from rl_sync.runtime import wiring
 from rl_sync.runtime.buffer import replay_tables
 from rl_sync.settings.reading import read_settings

@@ -7,7 +7,6 @@ import collections
 import numpy as np
 import pytest
 
-from configs import arithmetic
 from rl_sync.actors.admission import EPISODE_FAILED
 from rl_sync.actors.events import (
     BatchTrained,
@@ -17,6 +16,7 @@ from rl_sync.actors.events import (
     Position,
     VersionPublished,
 )
+from rl_sync.configs import arithmetic
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.processes.calls import AskLease, AskPosition, Begin, Close, Happened, Resumed, Trained
 from rl_sync.processes.judging_calls import Screen

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.settings.records import build
 from rl_sync.tasks.catalog import TaskConfig, load_task
 from rl_sync.tasks.pretrained import TokenizerConfig

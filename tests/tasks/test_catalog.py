@@ -12,7 +12,7 @@ from tests.tasks.loading import dataset, write_lines
 
 _LOAD = """
 import sys
-from configs import {name} as module
+from rl_sync.configs import {name} as module
 from rl_sync.runtime import wiring
 from rl_sync.settings.reading import read_settings
 config = module.get_config()

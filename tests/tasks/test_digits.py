@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from configs import digits as config_file
+from rl_sync.configs import digits as config_file
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs import shapes as config_file
+from rl_sync.configs import shapes as config_file
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from configs import base
+from rl_sync.configs import base
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.problems import Problems

@@ -1,6 +1,6 @@
 """The sums of configs/smollm2.py: their questions, their few-shot form and their reward."""
 
-from configs import smollm2
+from rl_sync.configs import smollm2
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring

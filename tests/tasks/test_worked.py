@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from configs import long_tail
+from rl_sync.configs import long_tail
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.runtime import wiring

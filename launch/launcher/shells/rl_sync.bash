@@ -1,16 +1,16 @@
-# Completion of rl-sync and of `python -m launcher` in bash.
+# Completion of rl-sync and of `python -m rl_sync` in bash.
 #
 # To install it, put this line into ~/.bashrc:
 #
 #     source <(rl-sync completion bash)
 #
-# `python -m launcher completion bash` prints the same.
+# `python -m rl_sync completion bash` prints the same.
 
 _rl_sync_candidates() {
     local program="${COMP_WORDS[0]/#\~/$HOME}"
     case "${program##*/}" in
         rl-sync) "$program" complete --line "$1" ;;
-        *) "$program" -m launcher complete --line "$1" ;;
+        *) "$program" -m rl_sync complete --line "$1" ;;
     esac 2>/dev/null
 }
 
@@ -36,9 +36,9 @@ _rl_sync() {
     done < <(_rl_sync_candidates "$line")
 }
 
-# `python -m launcher` is ours; other programs of Python are completed as they were before.
+# `python -m rl_sync`, and `python -m launcher` in the clone, are ours; other programs of Python are completed as they were before.
 _rl_sync_python() {
-    if [[ ${COMP_LINE:0:COMP_POINT} =~ [[:space:]]-m[[:space:]]+launcher[[:space:]] ]]; then
+    if [[ ${COMP_LINE:0:COMP_POINT} =~ [[:space:]]-m[[:space:]]+(launcher|rl_sync)[[:space:]] ]]; then
         _rl_sync
     elif [[ -n $_rl_sync_before ]]; then
         "$_rl_sync_before" "$@"

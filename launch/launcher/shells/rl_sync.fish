@@ -1,10 +1,10 @@
-# Completion of rl-sync and of `python -m launcher` in fish.
+# Completion of rl-sync and of `python -m rl_sync` in fish.
 #
 # To install it:
 #
 #     rl-sync completion fish > ~/.config/fish/conf.d/rl_sync.fish
 #
-# `python -m launcher completion fish` prints the same.
+# `python -m rl_sync completion fish` prints the same.
 
 function __rl_sync_candidates
     set -l words (commandline --tokenize --current-process --cut-at-cursor)
@@ -13,14 +13,14 @@ function __rl_sync_candidates
     if string match -q -r '(^|/)rl-sync$' -- $program
         $program complete --words $words "$current" 2>/dev/null
     else
-        $program -m launcher complete --words $words "$current" 2>/dev/null
+        $program -m rl_sync complete --words $words "$current" 2>/dev/null
     end
 end
 
-# `python -m launcher` is ours; other programs of Python are completed as they were before.
+# `python -m rl_sync`, and `python -m launcher` in the clone, are ours; other programs of Python are completed as they were before.
 function __rl_sync_of_python
     set -l words (commandline --tokenize --current-process --cut-at-cursor)
-    test "$words[2..3]" = "-m launcher"
+    test "$words[2]" = -m; and contains -- "$words[3]" launcher rl_sync
 end
 
 complete -c rl-sync -f -a '(__rl_sync_candidates)'

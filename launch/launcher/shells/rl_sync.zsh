@@ -1,18 +1,18 @@
 #compdef rl-sync
-# Completion of rl-sync and of `python -m launcher` in zsh.
+# Completion of rl-sync and of `python -m rl_sync` in zsh.
 #
 # To install it, put this line into ~/.zshrc, after `autoload -U compinit && compinit`:
 #
 #     source <(rl-sync completion zsh)
 #
-# `python -m launcher completion zsh` prints the same.
+# `python -m rl_sync completion zsh` prints the same.
 
 _rl_sync() {
     local program=${~${(Q)words[1]}} line text
     local -a given ask finished unfinished told of
     given=("${(@Q)words[1,CURRENT-1]}" "${(Q)PREFIX}")
     ask=($program)
-    [[ ${program:t} == rl-sync ]] || ask+=(-m launcher)
+    [[ ${program:t} == rl-sync ]] || ask+=(-m rl_sync)
     for line in "${(@f)$($ask complete --words "${given[@]}" 2>/dev/null)}"; do
         text=${line%%$'\t'*}
         [[ -n $text ]] || continue
@@ -27,9 +27,9 @@ _rl_sync() {
     compadd -l -d of -a finished
 }
 
-# `python -m launcher` is ours; other programs of Python are completed as they were before.
+# `python -m rl_sync`, and `python -m launcher` in the clone, are ours; other programs of Python are completed as they were before.
 _rl_sync_python() {
-    if (( CURRENT > 3 )) && [[ $words[2] == -m && $words[3] == launcher ]]; then
+    if (( CURRENT > 3 )) && [[ $words[2] == -m && $words[3] == (launcher|rl_sync) ]]; then
         _rl_sync
     else
         $_rl_sync_before
