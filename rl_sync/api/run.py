@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -88,6 +89,7 @@ class Run:
         workdir: Path,
         screen: Screen | None,
         folder: tempfile.TemporaryDirectory[str],
+        variables: Mapping[str, str],
     ):
         """Starts a run.
 
@@ -96,16 +98,19 @@ class Run:
           workdir: the run's directory.
           screen: what shows the lines that the run prints; None to let it draw on this terminal.
           folder: holds the config; deleted with this object.
+          variables: of the environment, besides those of this process.
         """
         self.workdir = workdir
         self._folder = folder
         self._stopped = False
+        self._config = Workdir(str(workdir)).config
+        self._config_before = _written(self._config)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=None if screen is None else subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=None if screen is None else _plain_environment(),
+            env={**(os.environ if screen is None else _plain_environment()), **variables},
             text=True,
             errors="backslashreplace",
             process_group=0,  # Ctrl-C reaches it through `wait` alone.
@@ -128,7 +133,12 @@ class Run:
         return Result(self.workdir)
 
     def events(self) -> Iterator[Event]:
-        """Yields the lines of metrics as they are written, until the run has ended."""
+        """Yields the lines of metrics as they are written, until the run has ended.
+
+        Raises:
+          ConfigError: the config cannot be; the message says what to change.
+          RunError: the run failed. All of its lines have been yielded then.
+        """
         path, read = Workdir(str(self.workdir)).metrics, 0
         while True:
             running = self.is_running
@@ -139,15 +149,20 @@ class Run:
                 if RESUMED_AT not in values:
                     yield Event(values.pop("phase"), values.pop("step"), values)
             if not running:
+                self._raise_failure()
                 return
             if not lines:
                 time.sleep(_LOOK_SECS)
 
     def stop(self) -> None:
-        """Asks the run to save a snapshot and end, as Ctrl-C does; `wait` then returns."""
-        self._stopped = True
-        if self.is_running:
+        """Asks the run to save a snapshot and end, as Ctrl-C does; `wait` then returns.
+
+        It may be called more than once: the run is asked once, since a second Ctrl-C would end it
+        before it has saved.
+        """
+        if not self._stopped and self.is_running:
             self._process.send_signal(signal.SIGINT)
+        self._stopped = True
 
     def wait(self) -> Result:
         """Waits for the end of the run. Ctrl-C stops the run, which then saves.
@@ -160,26 +175,54 @@ class Run:
         interrupted = False
         while True:
             try:
-                status = self._process.wait()
+                self._process.wait()
                 break
             except KeyboardInterrupt:
                 interrupted = True
                 if self.is_running:
                     self._process.send_signal(signal.SIGINT)
-        for reader in self._readers:
-            reader.join()
+        said = self._said()
         if self._screen is not None:
             self._screen.close()
-        said = "\n".join(self._complaints).strip()
         if interrupted:
             raise Stopped("\n".join(filter(None, [said, self._how_to_go_on()])))
+        self._raise_failure()
+        if said:
+            print(said, file=sys.stderr)
+        return self.result
+
+    def wait_for_begin(self) -> None:
+        """Waits until the config is known to make a run, whose directory is then made.
+
+        Raises:
+          ConfigError: the config cannot be; the message says what to change.
+          RunError: the run ended before.
+          KeyboardInterrupt: it was interrupted here, and has ended.
+        """
+        try:
+            while self.is_running and _written(self._config) == self._config_before:
+                time.sleep(_LOOK_SECS)
+        except KeyboardInterrupt:
+            self.stop()
+            with contextlib.suppress(RunError):
+                self.wait()
+            raise Stopped("The run was stopped before it had begun.") from None
+        if not self.is_running:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raises the error of a run that has ended with one."""
+        status, said = self._process.wait(), self._said()
         if status == _MISTAKE:
             raise ConfigError(said.removeprefix("error: "))
         if status and not (self._stopped and status >= 128):
             raise RunError(said or f"The launcher ended with exit status {status}.")
-        if said:
-            print(said, file=sys.stderr)
-        return self.result
+
+    def _said(self) -> str:
+        """Returns the complaints of a run that has ended."""
+        for reader in self._readers:
+            reader.join()
+        return "\n".join(self._complaints).strip()
 
     def _how_to_go_on(self) -> str:
         return (
@@ -197,6 +240,8 @@ def start(
 ) -> Run:
     """Starts a run, and returns while it goes on.
 
+    It returns once the config is known to make a run, which takes a few seconds.
+
     Args:
       config: a config file, the name of a config of the package, a ConfigDict, or a dict of what
         differs from the defaults.
@@ -204,6 +249,27 @@ def start(
         ConfigDict, the dict or the changes name, or else a new one under `runs/`.
       changes: settings by their names on the command line, such as `{"sync.mode": "synchronous"}`.
       quiet: whether nothing is shown.
+
+    Raises:
+      ConfigError: the config cannot be; the message says what to change.
+      RunError: the run ended before it had begun.
+    """
+    return start_on(_screen(quiet), config, workdir=workdir, changes=changes)
+
+
+def start_on(
+    screen: Screen | None,
+    config: Config,
+    *,
+    workdir: str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Run:
+    """Starts a run whose lines a screen shows; see `start`.
+
+    Args:
+      screen: None to let the run draw on this terminal.
+      variables: of the environment, besides those of this process.
     """
     folder = tempfile.TemporaryDirectory(prefix="rl_sync-")
     named = _config_file(config, Path(folder.name))
@@ -211,7 +277,9 @@ def start(
     flags = [f"--config.{key}={_said(value)}" for key, value in (changes or {}).items()]
     command = [sys.executable, "-m", "rl_sync.launcher.child", f"--config={named}", *flags]
     command.append(f"--config.workdir={directory}")
-    return Run(command, directory, _screen(quiet), folder)
+    run = Run(command, directory, screen, folder, variables or {})
+    run.wait_for_begin()
+    return run
 
 
 def train(
@@ -289,6 +357,15 @@ def _reading(stream: IO[str], take: Callable[[str], object]) -> threading.Thread
     thread = threading.Thread(target=read, name="launcher's lines", daemon=True)
     thread.start()
     return thread
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """Returns what tells two writings of a file apart; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _whole_lines(path: Path, start: int) -> list[bytes]:
