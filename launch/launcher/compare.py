@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +18,9 @@ from rl_sync.launcher.report import check_run, write_page
 from rl_sync.page import comparison
 from rl_sync.page.comparison import VALUES, Group, Spread, Value
 from rl_sync.page.facts import Facts, read_all
+from rl_sync.page.reach import By, cut
 from rl_sync.settings.records import ConfigError
+from rl_sync.spelling import hint
 
 _PLAIN_COLUMNS = 200  # Of an output that is no terminal.
 _KINDS = (".html", ".png")
@@ -49,21 +52,32 @@ def show(flags: Mapping[str, str], words: Sequence[str]) -> int:
     empty = [str(path) for path, one in zip(paths, runs, strict=True) if one.is_empty]
     if empty:
         raise ConfigError(f"These runs have recorded nothing yet: {', '.join(empty)}.")
-    groups = comparison.group(runs)
+    point = cut(runs, _measure(flags.get("at", "steps")))
+    groups = comparison.group(point.runs)
+    notes = [*filter(None, [point.said]), *_digests(groups)]
     if flags.get("json") == "True":
-        print(json.dumps(comparison.record(groups), indent=2))
+        print(json.dumps(comparison.record(groups, point), indent=2))
     else:
-        _print(groups)
+        _print(groups, notes)
     if out is not None:
-        _draw(groups, out, quiet=flags.get("json") == "True")
+        _draw(groups, notes, out, quiet=flags.get("json") == "True")
     return 0
 
 
-def _print(groups: Sequence[Group]) -> None:
+def _measure(given: str) -> By:
+    for one in get_args(By):
+        if given == one:
+            return one
+    raise ConfigError(
+        f"--at={given} must be one of {', '.join(get_args(By))}{hint(given, get_args(By))}"
+    )
+
+
+def _print(groups: Sequence[Group], notes: Sequence[str]) -> None:
     width = None if sys.stdout.isatty() else _PLAIN_COLUMNS
     console = Console(width=width, highlight=False)
     console.print(_table(groups))
-    for line in _digests(groups):
+    for line in notes:
         console.print(Text(line))
 
 
@@ -123,12 +137,12 @@ def _digests(groups: Sequence[Group]) -> list[str]:
     return lines
 
 
-def _draw(groups: Sequence[Group], out: Path, quiet: bool) -> None:
+def _draw(groups: Sequence[Group], notes: Sequence[str], out: Path, quiet: bool) -> None:
     if out.suffix == ".html":
         from rl_sync.page.compared import render
 
         rows = [[value.name, *(_cell(of, value) for of in groups)] for value in VALUES]
-        write_page(out, render(groups, rows, _digests(groups)), quiet=quiet)
+        write_page(out, render(groups, rows, notes), quiet=quiet)
         return
     from rl_sync.page.overlay import picture
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.page.facts import Facts
+from rl_sync.page.reach import Point
 from rl_sync.setting import flat
 
 SEED = "seed"
@@ -127,10 +128,11 @@ def are_equal(runs: Sequence[Facts]) -> bool | None:
     return len(set(digests)) == 1
 
 
-def record(groups: Sequence[Group]) -> dict[str, Any]:
+def record(groups: Sequence[Group], point: Point) -> dict[str, Any]:
     """Returns all of it for JSON."""
     every = [one for of in groups for one in of.runs]
     return {
+        "compared_at": {"by": point.by, "amount": point.amount},
         "digests_equal": are_equal(every),
         "groups": [
             {
@@ -161,6 +163,7 @@ def _run_record(one: Facts) -> dict[str, Any]:
     return {
         "name": one.run.name,
         "seed": one.run.progress.config.get(SEED),
+        "until_step": one.steps if one.until is None else one.until,
         "values": {value.name: value.of(one) for value in VALUES},
         "intervals": intervals,
         "alarms": [period.alarm.name for period in one.run.progress.periods],

@@ -36,25 +36,32 @@ class Facts:
       spans: its spans, with the gaps of resumptions closed.
       summary: of the spans.
       outcome: None while it goes on, and if it was killed.
+      until: the last trainer step whose metrics and accuracy count; None for the last of all.
     """
 
     run: Run
     spans: list[Span]
     summary: RunSummary | None
     outcome: Outcome | None
+    until: int | None = None
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """The metrics of all trainer steps."""
-        return self.run.progress.of_phase(RL)
+        """The metrics of the trainer steps that count."""
+        return self._counted(RL)
 
     @property
     def steps(self) -> int:
-        """The number of the last trainer step."""
-        return int(self.lines[-1]["step"]) if self.lines else 0
+        """The number of the run's last trainer step."""
+        lines = self.run.progress.of_phase(RL)
+        return int(lines[-1]["step"]) if lines else 0
+
+    def _counted(self, phase: str) -> list[dict[str, Any]]:
+        lines = self.run.progress.of_phase(phase)
+        return [line for line in lines if self.until is None or line["step"] <= self.until]
 
     def last(self, name: str) -> float | None:
-        """Returns a metric of the last trainer step."""
+        """Returns a metric of the last trainer step that counts."""
         return _number(self.lines[-1].get(name)) if self.lines else None
 
     @property
@@ -69,13 +76,19 @@ class Facts:
         return _measured(later[-1]) if later else None
 
     @property
+    def accuracy_step(self) -> int | None:
+        """The trainer step of `accuracy_after`."""
+        later = [int(line["step"]) for line in self._evaluations if line["step"]]
+        return later[-1] if later else None
+
+    @property
     def _evaluations(self) -> list[dict[str, Any]]:
-        lines = self.run.progress.of_phase(EVALUATION)
+        lines = self._counted(EVALUATION)
         return [line for line in lines if _number(line.get("accuracy")) is not None]
 
     @property
     def staleness_max(self) -> float | None:
-        """The greatest staleness of all steps, in trainer steps."""
+        """The greatest staleness of the steps that count, in trainer steps."""
         found = [_number(line.get("staleness_max")) for line in self.lines]
         return max((one for one in found if one is not None), default=None)
 

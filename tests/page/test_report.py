@@ -126,6 +126,7 @@ def test_settings_that_are_not_defaults_are_those_that_the_user_changed():
 def test_mistakes_about_a_report_get_one_line(workdir, tmp_path, flags, said):
     (tmp_path / "young").mkdir()
     (tmp_path / "young/config.json").write_text("{}")
+    shutil.copytree(workdir, tmp_path / "copy")
     with pytest.raises(ConfigError, match=said):
         report.write({name: value.replace("TMP", str(tmp_path)) for name, value in flags.items()})
 
@@ -181,6 +182,51 @@ def test_compared_runs_as_json_and_as_pictures(workdir, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def _lengths(workdir, tmp_path):
+    """Runs of 5 and of 9 steps, both evaluated after steps 4 and 8, if they came so far."""
+    made = []
+    for name, steps, tokens in (("short", 5, 100.0), ("long", 9, 40.0)):
+        path = shutil.copytree(workdir, tmp_path / name)
+        at = Workdir(path)
+        at.metrics.unlink()
+        for step in range(1, steps + 1):
+            append(at.metrics, metrics(step, entropy=1.0, num_tokens=tokens * step))
+            if step % 4 == 0:
+                line = {"phase": "evaluation", "step": step, "time": 1.7e9, "problems": 50}
+                append(at.metrics, {**line, "accuracy": step / 10})
+        config = json.loads(at.config.read_text()) | {"seed": 1, "trainer": {"steps": steps}}
+        at.config.write_text(json.dumps(config))
+        made.append(str(path))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("at", "until", "reward", "accuracy"),
+    [
+        ("steps", [5, 5], [0.05, 0.05], [0.4, 0.4]),
+        ("tokens", [3, 9], [0.03, 0.09], [None, 0.8]),
+        ("seconds", [5, 5], [0.05, 0.05], [0.4, 0.4]),
+        ("end", [5, 9], [0.05, 0.09], [0.4, 0.8]),
+    ],
+)
+def test_runs_of_different_length_are_compared_as_far_as_all_have_come(
+    workdir, tmp_path, capsys, at, until, reward, accuracy
+):
+    paths = _lengths(workdir, tmp_path)
+    assert compare.show({"json": "True", "at": at}, paths) == 0
+    runs = [one for of in json.loads(capsys.readouterr().out)["groups"] for one in of["runs"]]
+    assert [one["until_step"] for one in runs] == until
+    assert [one["values"]["reward"] for one in runs] == reward
+    assert [one["values"]["accuracy after"] for one in runs] == accuracy
+    assert [one["values"]["trainer steps"] for one in runs] == [5, 9]
+    assert compare.show({"at": at}, paths) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("as far as all of these runs have come" in said) == (at != "end")
+    assert ("Trainer steps of each run: short 5, long 9." in said) == (at != "end")
+    assert ("Compared at trainer step: short 3, long 9." in said) == (at == "tokens")
+    assert ("Accuracy is that after step: short 4, long 4." in said) == (at in ("steps", "seconds"))
+
+
 def test_a_band_is_from_the_least_to_the_greatest_of_the_seeds(workdir, tmp_path):
     paths = _runs(workdir, tmp_path)
     seeds, _ = comparison.group(read_all([tmp_path / path for path in paths]))
@@ -204,11 +250,17 @@ def test_a_run_without_a_config_is_a_group_of_its_own(workdir, tmp_path, capsys)
         ("TMP/first TMP/none", {}, "none is not a directory"),
         ("TMP/first TMP/first/", {}, "All of these are the same run"),
         ("TMP/first TMP/young", {}, "recorded nothing yet: .*young"),
+        (
+            "TMP/first TMP/copy",
+            {"at": "token"},
+            r"--at=token must be one of .*did you mean .tokens",
+        ),
         ("TMP/first TMP/young", {"out": "x.pdf"}, r"--out=x.pdf must end with .html or .png"),
     ],
 )
 def test_mistakes_about_compared_runs_get_one_line(workdir, tmp_path, words, flags, said):
     (tmp_path / "young").mkdir()
     (tmp_path / "young/config.json").write_text("{}")
+    shutil.copytree(workdir, tmp_path / "copy")
     with pytest.raises(ConfigError, match=said):
         compare.show(flags, words.replace("TMP", str(tmp_path)).split())

@@ -1,0 +1,72 @@
+"""How far runs have come, and the point that all of them have reached, to compare them at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rl_sync.observe.progress import NUM_TOKENS
+from rl_sync.page.facts import Facts
+
+By = Literal["steps", "tokens", "seconds", "end"]
+"""Measures of how far a run has come; `end` takes each at its own end."""
+
+
+class Point(NamedTuple):
+    """The point at which runs are compared.
+
+    Attributes:
+      by: the measure.
+      amount: as far as all of the runs have come; None where each is taken at its own end.
+      runs: the runs, whose metrics count as far as that.
+      said: a sentence or two; empty where all runs have come equally far.
+    """
+
+    by: By
+    amount: float | None
+    runs: list[Facts]
+    said: str = ""
+
+
+def cut(runs: Sequence[Facts], by: By = "steps") -> Point:
+    """Cuts runs where the shortest of them ends; a run without trainer steps is left as it is."""
+    reached = [_reached(one, by) for one in runs]
+    ends = [amounts[-1][1] for amounts in reached if amounts]
+    if by == "end" or len(set(ends)) < 2:
+        return Point(by, None, list(runs))
+    amount = min(ends)
+    found = [
+        dataclasses.replace(
+            one, until=max((step for step, at in amounts if at <= amount), default=0)
+        )
+        if amounts
+        else one
+        for one, amounts in zip(runs, reached, strict=True)
+    ]
+    point = f"trainer step {amount:,.0f}" if by == "steps" else f"{amount:,.0f} {by}"
+    said = (
+        f"Accuracy after, reward, entropy and staleness are those at {point}, as far as all of"
+        f" these runs have come. Trainer steps of each run: {_each(runs, lambda one: one.steps)}."
+    )
+    if by != "steps":
+        said += f" Compared at trainer step: {_each(found, lambda one: one.until)}."
+    if any(one.accuracy_step != one.until for one in found):
+        said += f" Accuracy is that after step: {_each(found, lambda one: one.accuracy_step)}."
+    return Point(by, amount, found, said)
+
+
+def _reached(one: Facts, by: By) -> list[tuple[int, float]]:
+    """Returns the trainer steps of a run, and how far it had come after each."""
+    amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
+        "steps": lambda line: float(line["step"]),
+        "tokens": lambda line: line.get(NUM_TOKENS),
+        "seconds": lambda line: line["time"] - one.start if line.get("time") else None,
+        "end": lambda line: None,
+    }
+    found = [(int(line["step"]), amounts[by](line)) for line in one.lines]
+    return [(step, amount) for step, amount in found if amount is not None]
+
+
+def _each(runs: Sequence[Facts], of: Callable[[Facts], int | None]) -> str:
+    return ", ".join(f"{one.run.name} {'–' if of(one) is None else of(one)}" for one in runs)
