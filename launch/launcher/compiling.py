@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -127,7 +128,13 @@ def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], s
     return layouts, f"the roles need {counts} devices, so more than one such machine"
 
 
+def _named(program: Program) -> str:
+    return f"{program.name} [{' × '.join(f'{size:,}' for size in program.sizes)}]"
+
+
 def _compiled(program: Program) -> _Compiled:
+    """Compiles a program, which may take minutes, and says so first."""
+    print(f"  compiling {program.role} {_named(program)} …", file=sys.stderr, flush=True)
     started = time.monotonic()
     try:
         reading = Reading.of(program.lower().compile())
@@ -144,8 +151,7 @@ def _describe(found: _Compiled, where: Target, planned: Estimate) -> list[str]:
       planned: its memory as shapes alone say.
     """
     program, reading = found.program, found.reading
-    sizes = " × ".join(f"{size:,}" for size in program.sizes)
-    head = f"  {program.role:<10} {program.name} [{sizes}], compiled in {found.secs:.0f} s"
+    head = f"  {program.role:<10} {_named(program)}, compiled in {found.secs:.0f} s"
     if reading is None:
         return [
             head,
