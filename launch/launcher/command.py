@@ -25,6 +25,7 @@ class Flag(NamedTuple):
       kind: the paths that it takes; empty if it takes none.
       choices: the values that are offered; there may be others.
       needed: whether the command does nothing without it.
+      many: whether it may be given more than once; its values then are the lines of one text.
     """
 
     value: str
@@ -33,6 +34,7 @@ class Flag(NamedTuple):
     kind: Kind = ""
     choices: tuple[str, ...] = ()
     needed: bool = False
+    many: bool = False
 
 
 class Command(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ def parse(words: Sequence[str]) -> Arguments:
     except flags.Error as error:
         raise ConfigError(_refused(values, error)) from error
     command, after = _command(commands or [DEFAULT])
-    used = {n: str(values[n].value) for n in FLAGS if n != CONFIG and values[n].present}
+    used = {n: _text(values[n].value) for n in FLAGS if n != CONFIG and values[n].present}
     if path is not None:
         used = {CONFIG: path, **used}
     _check_used(command, used)
@@ -56,6 +57,31 @@ def parse(words: Sequence[str]) -> Arguments:
         {n: os.path.expanduser(v) if takes[n].kind else v for n, v in used.items()},
         after,
     )
+
+
+def changed(config: ConfigDict, words: Sequence[str]) -> ConfigDict:
+    """Returns a copy of a config with settings as the command line writes them.
+
+    Args:
+      words: such as `--config.seed=1`.
+
+    Raises:
+      ConfigError: there is no such setting, or it does not take the value.
+    """
+    copied = copy.deepcopy(config)
+    given = [match for match in map(_SETTING.fullmatch, words) if match]
+    assert len(given) == len(words), words
+    _check_names(given, copied)
+    values = _define(copied, words)
+    try:
+        values([program(), *words])
+    except flags.Error as error:
+        raise ConfigError(_refused(values, error)) from error
+    return copied
+
+
+def _text(value: object) -> str:
+    return "\n".join(value) if isinstance(value, list) else str(value)
 
 
 _GIVE_CONFIG = (
@@ -114,6 +140,8 @@ def _define(config: ConfigDict | None, words: Sequence[str]) -> flags.FlagValues
     for name, flag in FLAGS.items():
         if not flag.value:
             flags.DEFINE_bool(name, False, flag.meaning, flag_values=values)
+        elif flag.many:
+            flags.DEFINE_multi_string(name, None, flag.meaning, flag_values=values)
         elif name != CONFIG:
             flags.DEFINE_string(name, None, flag.meaning, flag_values=values)
     if config is None:

@@ -86,6 +86,42 @@ COMMANDS: dict[str, Command] = {
         },
         "docs/using.md",
     ),
+    "sweep": Command(
+        "train",
+        "rl_sync.launcher.sweep",
+        "Trains with several seeds or values, one run after another, and compares the runs.",
+        "Makes a run of each combination of seeds and values, in directories that are named by"
+        " them. The same command again skips those that are finished and goes on with the others."
+        " At the end it prints what `compare` prints. --index makes one run alone, for array jobs.",
+        {
+            CONFIG: _CONFIG,
+            "seeds": Flag("SEEDS", "Seeds: 0:4 for 0 to 3, or 0,5,7.", "that of the config"),
+            "set": Flag(
+                "SETTING=VALUES",
+                "Values of a setting, with commas; may be given for several settings. A value that"
+                " has a comma stands in quotation marks.",
+                many=True,
+            ),
+            "parallel": Flag("N", "Number of runs at the same time.", "1"),
+            "index": Flag("NUMBER", "Makes the run of this number alone; --list has the numbers."),
+            "list": Flag("", "Lists the runs with their numbers and states, and starts none."),
+            "into": Flag("DIRECTORY", "Directory of the runs.", "runs/sweep-NAME", "directory"),
+            "out": Flag(
+                "FILE", "Page (.html) or picture (.png) with curves.", "none is written", "file"
+            ),
+        },
+        {
+            "--config=arithmetic --seeds=0:4 --set=sync.mode=synchronous,asynchronous": (
+                "Eight runs: four seeds of two modes."
+            ),
+            "--config=arithmetic --seeds=0:8 --index=$SLURM_ARRAY_TASK_ID": "One of an array job.",
+        },
+        "docs/how-to/sweeps.md",
+        statuses={
+            1: "A run failed; the others have been made.",
+            143: "It was asked to end (SIGTERM); the runs that went on have saved.",
+        },
+    ),
     "timeline": Command(
         "look",
         "rl_sync.launcher.timeline",
@@ -187,8 +223,16 @@ COMMANDS: dict[str, Command] = {
         "Compares runs: settings, results, curves; seeds of one config are one group.",
         "Prints a table: the settings that differ, accuracies with their 95 % intervals, reward,"
         " staleness beside its bound, speed, and which runs ended with the same parameters. Of runs"
-        " that differ in the seed alone it gives the least, the median and the greatest.",
+        " that differ in the seed alone it gives the least, the median and the greatest. Runs of"
+        " different length are compared as far as all of them have come.",
         {
+            "at": Flag(
+                "MEASURE",
+                "Measure of how far runs have come: steps, tokens, seconds, or end for the end of"
+                " each.",
+                "steps",
+                choices=("steps", "tokens", "seconds", "end"),
+            ),
             "out": Flag(
                 "FILE", "Page (.html) or picture (.png) with curves.", "none is written", "file"
             ),
@@ -197,6 +241,7 @@ COMMANDS: dict[str, Command] = {
         {
             "runs/first runs/second": "Compare two runs.",
             "runs/first runs/second --out=compared.html": "With curves, as a page.",
+            "runs/first runs/second --at=tokens": "After equally many tokens.",
         },
         "docs/report.md",
         words="RUN RUN …",
