@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.launcher import command_line, workdir
+from rl_sync.configs import base
+from rl_sync.launcher import command_line, config_file, workdir
+from rl_sync.launcher.suggestions import setting_names
 from rl_sync.references import resolve
 from rl_sync.rewards.judgement import Completion
 
@@ -22,7 +24,7 @@ COMMANDS = [
 
 def test_each_page_is_found_with_its_commands():
     assert {page for page, _ in COMMANDS} == {page.stem for page in PAGES}
-    assert len(PAGES) == 6
+    assert len(PAGES) == 11
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda text: text[:40])
@@ -33,10 +35,14 @@ def test_a_command_is_valid(page, command, monkeypatch):
         workdir.settings_of(arguments.config.to_dict())
 
 
+def _code(page):
+    page = (ROOT / f"docs/how-to/{page}.md").read_text()
+    (text,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    return text
+
+
 def _example(page, name, folder):
-    (text,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / f"docs/how-to/{page}.md").read_text(), re.S
-    )
+    text = _code(page)
     (folder / f"{page}.py").write_text(text)
     return resolve(f"{folder / page}.py:{name}")
 
@@ -52,3 +58,52 @@ def test_the_task_has_the_same_rows_for_the_same_seed(tmp_path):
     rows = list(sums(seed=1, most=20))
     assert rows == list(sums(seed=1, most=20)) != list(sums(seed=2, most=20))
     assert all(str(eval(row["prompt"][:-1])) == row["answer"] for row in rows)
+
+
+def test_the_config_file_is_loaded_from_any_directory_with_its_argument(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/sums.py").write_text(_code("config-files"))
+    for given, steps in (("experiments/sums.py", 100), ("experiments/sums.py:20", 20)):
+        settings = workdir.settings_of(config_file.load(given).to_dict())
+        assert (settings.name, settings.trainer.steps, settings.trainer.groups_per_step) == (
+            "sums", steps, 64,
+        )  # fmt: skip
+
+
+def test_settings_for_those_of_others_exist():
+    page = (ROOT / "docs/how-to/from-trl-or-verl.md").read_text()
+    known = set(setting_names(base.get_config().to_dict()))
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 55
+    ours = [name for row in rows for name in re.findall(r"`([a-z_.]+)(?:=[^`]*)?`", row[-1])]
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    named = [name for name in ours if name.partition(".")[0] in sections and "." in name]
+    assert len(named) > 70
+    assert set(named) <= known
+
+
+def test_values_for_those_of_others_make_a_run():
+    """All of TRL's and verl's choices that a table gives a value for."""
+    page = (ROOT / "docs/how-to/from-trl-or-verl.md").read_text()
+    rows = [line.strip("| ").split(" | ")[-1] for line in page.splitlines() if " | " in line]
+    tried = 0
+    for row in rows:
+        for name, more in re.findall(
+            r"`(algorithm\.(?:name|aggregation|advantage|correction|kl_place)\b[^`]*)`"
+            r"((?:[,:] `[a-z_]+`(?=[,;]|$| ))*)",
+            row,
+        ):
+            setting, equals, value = name.partition("=")
+            values = [*([value] if equals else []), *re.findall(r"`([a-z_]+)`", more)]
+            for one in values:
+                config = base.get_config()
+                changes = {setting: one, "workdir": ""}
+                if setting == "algorithm.correction":
+                    changes["algorithm.proximal"] = "start"
+                config.update_from_flattened_dict(changes)
+                config.sync.mode = "synchronous"
+                config.algorithm.allow_unsafe = True
+                workdir.settings_of(config.to_dict())
+                tried += 1
+    assert tried > 20
