@@ -17,6 +17,7 @@ from rl_sync.actors.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.configs import arithmetic
 from rl_sync.observe.display import RoleStatus, plain_line
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metrics import read_metrics
