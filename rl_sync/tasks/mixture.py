@@ -110,14 +110,18 @@ def mixed(
             raise ValueError(f"The set {one.name} of task.mixture.sets: {part.unanswered}")
         parts.append(part)
     train: list[Prompt] = []
-    held_out: list[Prompt] = []
+    held_out: list[tuple[float, Prompt]] = []
     demonstrations: list[Prompt] = []
     dialogues: list[Spoken] = []
     notes: list[str] = []
     for one, part in zip(sets, parts, strict=True):
         first = len(train)
         train += [_of_set(prompt, one.name, first) for prompt in part.train]
-        held_out += [_of_set(prompt, one.name, 0) for prompt in part.held_out]
+        # Spread over the whole, since an evaluation takes the first problems.
+        held_out += [
+            ((i + 0.5) / len(part.held_out), _of_set(prompt, one.name, 0))
+            for i, prompt in enumerate(part.held_out)
+        ]
         demonstrations += [
             prompt._replace(prompt_id=first + prompt.prompt_id) for prompt in part.demonstrations
         ]
@@ -129,11 +133,11 @@ def mixed(
             f"{one.name}: {len(part.train):,} problems to train on, {len(part.held_out):,} held"
             f" out, weight {one.weight:g}, judged by {part.reward}."
         )
-    held_out = [prompt._replace(prompt_id=i) for i, prompt in enumerate(held_out)]
+    spread = [prompt for _, prompt in sorted(held_out, key=lambda one: one[0])]
     charsets = [part.charset for part in parts]
     return Problems(
         train=train,
-        held_out=held_out,
+        held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(spread)],
         demonstrations=demonstrations,
         reward=by_set({s.name: p.reward for s, p in zip(sets, parts, strict=True)}),
         charset=None

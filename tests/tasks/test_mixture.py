@@ -43,6 +43,13 @@ def test_a_mixture_has_the_problems_of_its_sets_with_their_fields(tmp_path):
     task = mixture(tmp_path)
     assert [prompt.prompt_id for prompt in task.train] == [*range(len(task.train))]
     assert [prompt.prompt_id for prompt in task.held_out] == [*range(len(task.held_out))]
+    early = collections.Counter(
+        p.fields["task_set"] for p in task.held_out[: len(task.held_out) // 2]
+    )
+    late = collections.Counter(p.fields["task_set"] for p in task.held_out)
+    assert all(abs(early[name] - late[name] / 2) <= 1 for name in late), (
+        "evaluations take the first"
+    )
     sets = collections.Counter(prompt.fields["task_set"] for prompt in task.train)
     assert set(sets) == {"arithmetic", "mine"}
     assert sets["mine"] == 15
