@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SAME = """
 {first}
 import configs, launcher, configs.base, launcher.compare
-from rl_sync.configs import arithmetic
-from rl_sync.configs.base import get_config
-from rl_sync.launcher.compare import execute
+from configs import arithmetic
+from configs.base import get_config
+from launcher.compare import execute
 import rl_sync.configs.arithmetic, rl_sync.configs.base, rl_sync.launcher.compare
 assert configs is rl_sync.configs and configs.base is rl_sync.configs.base
 assert arithmetic is rl_sync.configs.arithmetic and get_config is rl_sync.configs.base.get_config
@@ -23,7 +23,7 @@ assert launcher is rl_sync.launcher and execute is rl_sync.launcher.compare.exec
 assert configs.base.__name__ == configs.base.__spec__.name == "rl_sync.configs.base"
 """
 OWN = """
-from rl_sync.configs import sizes
+from configs import sizes
 from rl_sync.configs import base
 
 

@@ -30,7 +30,7 @@ OWN = {
     "configs/__init__.py": "",
     "configs/sizes.py": "STEPS = 2",
     "configs/mine.py": """
-from rl_sync.configs import sizes
+from configs import sizes
 from rl_sync.configs import arithmetic
 
 

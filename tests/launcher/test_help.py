@@ -129,9 +129,9 @@ def test_help_is_as_wide_as_the_terminal_but_no_wider_than_one_reads(columns, sh
 
 def test_a_long_example_goes_on_in_lines_that_can_be_pasted(shown):
     text = shown(50, "help", "rollouts", NO_COLOR="1")
-    (found,) = re.findall(r"^  (python(?:.*\\\n)+.*'1.*)$", text, re.M)
+    (found,) = re.findall(r"^  (rl-sync(?:.*\\\n)+.*'1.*)$", text, re.M)
     words = shlex.split(found.replace("\\\n", ""))
-    assert words[3:] == ["rollouts", *shlex.split([*COMMANDS["rollouts"].examples][1])]
+    assert words[1:] == ["rollouts", *shlex.split([*COMMANDS["rollouts"].examples][1])]
 
 
 def test_colors_are_for_terminals_alone_and_not_where_they_are_unwanted(shown):

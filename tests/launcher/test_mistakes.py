@@ -69,7 +69,7 @@ FLAGS = [
     ("CONFIG -x", "Unknown flag: -x"),
     (
         "settings CONFIG",
-        "for run, plan, eval and reward, not for settings",
+        "for run, plan, sweep, eval and reward, not for settings",
         "settings takes a PATTERN",
     ),
     ("settings zzz", "No setting has 'zzz'", "without a pattern all are listed"),
@@ -87,7 +87,11 @@ FLAGS = [
     ("timeline --workdir=tests --dtype=x", "--dtype=x is for export, not for timeline"),
     ("export --workdir=tests", "give --workdir=runs/… and --to="),
     ("export --to=x", "give --workdir=runs/… and --to="),
-    ("export --workdir=tests --out=x", "--out=x is for timeline", "takes --workdir, --to, --dtype"),
+    (
+        "export --workdir=tests --out=x",
+        "--out=x is for sweep, timeline",
+        "takes --workdir, --to, --dtype",
+    ),
     ("export --workdir=tests --to=TMP/x", "tests is not the work directory", "config"),
     ("export --workdir=README.md --to=TMP/x", "README.md/config.json cannot be read"),
 ]
