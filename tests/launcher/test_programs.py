@@ -25,6 +25,7 @@ def test_the_programs_of_each_role_are_counted_for_both_kinds_of_platforms():
         "task__max_completion_tokens": 120,
         "rollout__slots": 16,
         "trainer__batching": "bucketed",
+        "warm_up__steps": 100,
     }
     found = counted(**sizes)
     on_cpus = found["explorer", "CPUs"]

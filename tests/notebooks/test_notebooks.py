@@ -68,7 +68,7 @@ def _execute():
 def _quick(tmp_path, monkeypatch):
     for name, value in quickly(session_directory(tmp_path)).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'launch'}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # As where the package is installed.
 
 
 @pytest.fixture(name="book", params=PATHS, ids=lambda path: path.stem)
@@ -115,6 +115,18 @@ def test_a_notebook_begins_with_a_title_the_installation_and_its_settings(book):
     assert sum("pip install" in cell.source for cell in content.cells) == 1
     assert settings.metadata["tags"] == ["parameters"]
     assert "STEPS = " in settings.source
+    assert install.outputs == []
+
+
+def test_an_installation_that_fails_says_what_to_do(book, tmp_path):
+    _, content = book
+    hidden = "import sys; sys.meta_path[:] = [m for m in sys.meta_path if 'ditable' not in str(m)]"
+    shell = "get_ipython().run_line_magic = lambda *words, **more: None"
+    source = "\n".join([hidden, shell, _code(content)[0].source])
+    tried = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    client = NotebookClient(tried, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    with pytest.raises(CellExecutionError, match=r"could not install SOURCE = '\.\./\.\.'"):
+        client.execute()
 
 
 def test_a_notebook_was_executed_as_it_stands(book, execute):
@@ -198,6 +210,8 @@ def test_edited_code_has_another_digest_and_edited_text_has_not(execute):
     book = nbformat.read(PATHS[0], as_version=4)
     before = execute.digest(book)
     book.cells[0].source += " Really."
+    assert execute.digest(book) == before
+    _code(book)[0].source += "\n# The installation changes no output."
     assert execute.digest(book) == before
     _code(book)[-1].source += " "
     assert execute.digest(book) != before
