@@ -275,8 +275,7 @@ def test_explorers_record_sets_of_tokens_where_tokens_are_excluded(fields, recor
 
 
 def test_a_language_that_does_not_run_here_is_said_before_the_run(tmp_path, monkeypatch):
-    from launcher.planning import _judging
-
+    from rl_sync.launcher.planning import _judging
     from rl_sync.sandbox import languages
 
     absent = languages.Language("main.x", "", run=("no-such-command",))
