@@ -110,7 +110,7 @@ class Pipeline:
                 for name, value in sample.notes.items():
                     notes[f"pipeline/{name}"].append(float(value))
         metrics = {name: float(np.mean(values)) for name, values in notes.items()}
-        return made, metrics | {"pipeline/left_out": float(1 - np.concatenate(masks).mean())}
+        return made, metrics | {"pipeline/left_out": float((~np.concatenate(masks)).mean())}
 
     def _experience(self, step: int, group: Group) -> Experience:
         cut = [False] * len(group.rewards) if group.truncated is None else group.truncated.tolist()
