@@ -63,20 +63,30 @@ class Agent:
       command: the program with its arguments, as in a shell; no shell reads it.
       function: `module:function` or `path/to/file.py:function`, instead of a command.
       deadline_secs: the longest time of an episode, the policy's own included.
+      separate_reasoning: whether the reasoning of replies is a field of its own, and no part of
+        their content.
     """
 
     asks_endpoint = True
 
     def __init__(
-        self, command: str | None = None, function: str | None = None, deadline_secs: float = 600.0
+        self,
+        command: str | None = None,
+        function: str | None = None,
+        deadline_secs: float = 600.0,
+        separate_reasoning: bool = False,
     ) -> None:
         self._command, self._function = command, function
-        self.deadline_secs = deadline_secs
+        self.deadline_secs, self.separate_reasoning = deadline_secs, separate_reasoning
         self._episode: Mapping[str, Any] = {}
 
     @classmethod
     def check(
-        cls, command: str | None = None, function: str | None = None, deadline_secs: float = 600.0
+        cls,
+        command: str | None = None,
+        function: str | None = None,
+        deadline_secs: float = 600.0,
+        separate_reasoning: bool = False,
     ) -> None:
         """Checks options before a run.
 
@@ -91,6 +101,10 @@ class Agent:
         if not isinstance(deadline_secs, int | float) or not deadline_secs > 0:
             raise ValueError(
                 f"agent(deadline_secs={deadline_secs!r}) must be a number of seconds above 0."
+            )
+        if not isinstance(separate_reasoning, bool):
+            raise ValueError(
+                f"agent(separate_reasoning={separate_reasoning!r}) must be True or False."
             )
         if function is not None:
             if not is_reference(function):
@@ -212,7 +226,8 @@ def _outcome(found: Any) -> Outcome:
     if found is None:
         return _NOT_JUDGED
     if isinstance(found, Mapping):
-        return Outcome(dict(found), why=_NOT_JUDGED.why)
+        # Empty ones are none.
+        return Outcome(dict(found)) if found else _NOT_JUDGED
     if isinstance(found, numbers.Real):
         return Outcome({"reward": float(found)})
     raise TypeError(f"An agent's function returns None, a number or rewards by name, not {found!r}")

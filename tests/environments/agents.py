@@ -189,6 +189,21 @@ async def play_async(row, settings):
     return {"seed": float(settings.seed), "length": float(len(reply.choices[0].message.content))}
 
 
+def think(row, settings):
+    """Asks by chat, drops the reasoning, and goes on by responses, which it names or sends."""
+    import openai
+
+    made = openai.OpenAI(base_url=settings.base_url, api_key=settings.api_key, max_retries=0)
+    messages = [user(row["prompt"])]
+    message = made.chat.completions.create(model="x", messages=messages).choices[0].message
+    asked = [*messages, said(message.content), user("on")]
+    first = made.responses.create(model="x", input=asked)
+    second = made.responses.create(model="x", input="more", previous_response_id=first.id)
+    asked += [*first.output, user("more"), *second.output, user("end")]
+    made.responses.create(model="x", input=asked)
+    return {"answers": float(message.content == first.output_text == second.output_text == "yes")}
+
+
 def fail(row, settings):
     raise LookupError("no way")
 

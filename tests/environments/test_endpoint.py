@@ -321,7 +321,7 @@ def test_a_request_whose_client_has_gone_is_no_turn(endpoint):
 
 
 def test_other_paths_and_bodies_that_are_too_large_are_refused(policy):
-    assert policy.send("responses", "{}")[0] == 404
+    assert policy.send("embeddings", "{}")[0] == 404
     assert policy.send("chat/completions", None, method="GET")[0] == 404
     assert policy.send("chat/completions", "{}", method="DELETE")[0] == 501
     status, found = policy.send(

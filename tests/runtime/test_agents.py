@@ -126,6 +126,17 @@ def test_drawn_ids_stay_where_encoding_their_text_gives_others(playing):
     assert [i for i, _ in segment] == whole
 
 
+def test_replies_whose_reasoning_is_dropped_stay_in_their_segment_as_they_were_drawn(playing):
+    tokenizer = family("chatml")
+    thought = [i for letter in "<think>\nwhy?\n</think>\n\nyes" for i in tokenizer.encode(letter)]
+    drawn = [*thought, tokenizer.eos_ids[0]]
+    name = f"agent(function='{AGENTS}:think', separate_reasoning=True)"
+    episodes = playing(name, tokenizer, max_tokens=900)
+    ending, (segment,) = episodes.play([drawn] * 4)
+    assert (ending.turns, ending.rewards, ending.why) == (4, {"answers": 1.0}, "")
+    assert [i for i, is_drawn in segment if is_drawn] == drawn * 4
+
+
 def test_other_conversations_are_segments_and_one_that_goes_on_twice_is_repeated_with_its_ids(
     playing,
 ):
@@ -206,7 +217,7 @@ def test_rewards_are_posted_or_returned(playing):
     ending, _ = playing(f"agent(function='{AGENTS}:play')").play(["abcd"])
     assert ending.rewards == {"reward": 4.0}
     ending, _ = playing(f"agent(function='{AGENTS}:play_async')").play(["abcd"])
-    assert ending.rewards == {"seed": 9.0, "length": 4.0}
+    assert (ending.rewards, ending.why) == ({"seed": 9.0, "length": 4.0}, "")
 
 
 @pytest.mark.parametrize(
@@ -284,6 +295,7 @@ def test_agents_that_cannot_be_are_refused_before_the_run():
         f"(function='{AGENTS}:plya')": "did you mean",
         "(function='play')": "must name a function",
         "(command='true', deadline_secs=0)": "a number of seconds above 0",
+        "(command='true', separate_reasoning='yes')": "must be True or False",
     }.items():
         with pytest.raises(ValueError, match=rule):
             Construction.of(made + options)

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from rl_sync.environments.endpoint import responses
+from rl_sync.environments.endpoint.reasoning import NOTHING, Parted
 from rl_sync.environments.endpoint.refusals import RefusalError
 from rl_sync.environments.endpoint.requests import ChatRequest
 from rl_sync.environments.interface import Drawn, Part, Reply
@@ -19,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 class _Choice:
     """A choice of a response, as far as it was sent."""
 
-    content: str = ""
+    text: Parted = NOTHING
     tokens: int = 0
     has_begun: bool = False
     drawn: Drawn | None = None
@@ -44,36 +45,32 @@ class Events:
     def part(self, index: int, part: Part) -> bytes:
         """Makes the event of a part: the text that is certain, and all tokens, since the last."""
         choice = self._choices[index]
-        given = responses.given_beginning(self._request, part.content)
-        content = ""
-        if given.startswith(choice.content):  # Else bytes are missing, which later parts have.
-            content, choice.content = given[len(choice.content) :], given
+        text = responses.given_beginning(self._request, part.content)
+        fields = {"content": ""}
+        if (new := behind(choice.text, text)) is not None:
+            fields, choice.text = _fields(new), text
         choice.tokens += len(part.drawn.tokens)
-        return self._delta(index, {"content": content}, part.drawn)
+        return self._delta(index, fields, part.drawn)
 
     def rest(self, index: int, reply: Reply) -> list[bytes]:
         """Makes the events of all of a choice that no part had, and of its end.
 
         Raises:
-          RefusalError: the reply does not begin with what was sent. A tokenizer may read bytes in
-            another way, if bytes behind them make no text.
+          RefusalError: see `rest_behind`.
         """
         choice = self._choices[index]
-        message = responses.given_message(self._request, reply)
-        fields = responses.message_fields(message)
-        if not message.content.startswith(choice.content):
-            raise RefusalError(
-                http.HTTPStatus.INTERNAL_SERVER_ERROR,
-                "The reply has bytes that are no text, and its beginning, which was sent, reads"
-                " differently with them: send the request again, or without stream.",
-            )
-        if choice.content:
-            fields["content"] = message.content[len(choice.content) :]
+        given = responses.given(self._request, reply)
+        fields = responses.message_fields(given)
+        new = rest_behind(choice.text, given.text)
+        if any(choice.text):
+            del fields["content"]
+            fields.pop("reasoning_content", None)
+            fields |= _fields(new)
         for place, call in enumerate(fields.get("tool_calls", ())):
             call["index"] = place
         delta = {name: value for name, value in fields.items() if name != "role"}
         choice.drawn = reply.drawn
-        drawn = None if reply.drawn is None else _behind(reply.drawn, choice.tokens)
+        drawn = None if reply.drawn is None else _undrawn(reply.drawn, choice.tokens)
         ended = {"index": index, "delta": {}, "finish_reason": responses.finish_reason(reply)}
         version = responses.version_field([reply.drawn])
         return [self._delta(index, delta, drawn), self._event({"choices": [ended]} | version)]
@@ -103,7 +100,40 @@ class Events:
         return _encoded(self._head | fields)
 
 
-def _behind(drawn: Drawn, tokens: int) -> Drawn:
+def behind(sent: Parted, text: Parted) -> Parted | None:
+    """Returns what of a text was not sent; None if it does not begin with what was.
+
+    Then bytes are missing, which later parts have.
+    """
+    if not all(new.startswith(old) for new, old in zip(text, sent, strict=True)):
+        return None
+    return Parted(*(new[len(old) :] for new, old in zip(text, sent, strict=True)))
+
+
+def rest_behind(sent: Parted, text: Parted) -> Parted:
+    """Returns what of a whole text was not sent.
+
+    Raises:
+      RefusalError: the reply does not begin with what was sent. A tokenizer may read bytes in
+        another way, if bytes behind them make no text.
+    """
+    if (new := behind(sent, text)) is not None:
+        return new
+    raise RefusalError(
+        http.HTTPStatus.INTERNAL_SERVER_ERROR,
+        "The reply has bytes that are no text, and its beginning, which was sent, reads"
+        " differently with them: send the request again, or without stream.",
+    )
+
+
+def _fields(new: Parted) -> dict[str, str]:
+    """Makes the fields of a delta of text."""
+    if not new.reasoning:
+        return {"content": new.content}
+    return {"reasoning_content": new.reasoning} | ({"content": new.content} if new.content else {})
+
+
+def _undrawn(drawn: Drawn, tokens: int) -> Drawn:
     """Leaves out the first tokens."""
     return dataclasses.replace(
         drawn,

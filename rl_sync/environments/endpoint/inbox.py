@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import itertools
 import queue
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable
 
 from rl_sync.environments.endpoint.refusals import RefusalError, closed, refuse
 from rl_sync.environments.endpoint.requests import ChatRequest, Posted
-from rl_sync.environments.endpoint.responses import given_message
+from rl_sync.environments.endpoint.responses import Given, given
 from rl_sync.environments.interface import ANEW, Message, Part, Reply, StreamedTurn, Turn
 
 Parts = queue.SimpleQueue[tuple[int, Part | None]]
@@ -57,6 +58,41 @@ class Awaited:
         self._reply.set_exception(refusal)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Answered:
+    """A conversation up to a reply.
+
+    Attributes:
+      messages: its messages, with the reasoning that replies had.
+      bare: the same without it.
+    """
+
+    messages: tuple[Message, ...] = ()
+    bare: tuple[Message, ...] = ()
+
+    def then(self, messages: tuple[Message, ...], said: Given) -> _Answered:
+        """Returns the conversation that goes on with new messages, and a reply to them."""
+        return _Answered(
+            (*self.messages, *messages, said.message()), (*self.bare, *messages, said.bare())
+        )
+
+    def begins(self, messages: tuple[Message, ...]) -> bool:
+        """Says whether longer messages begin with it; each reply may lack its reasoning."""
+        if messages[: len(self.messages)] == self.messages:
+            return True
+        mine = zip(messages, self.messages, self.bare, strict=False)
+        return all(one in (whole, bare) for one, whole, bare in mine)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+    """A request that was taken, with its place: `Turn.after` and `Turn.messages`."""
+
+    awaited: Awaited
+    after: int
+    messages: tuple[Message, ...]
+
+
 class Inbox:
     """The requests of one episode, of which several may be answered side by side.
 
@@ -67,18 +103,21 @@ class Inbox:
 
     Args:
       arrived: set when there is news.
+      separate_reasoning: whether replies have reasoning as a field of its own. A request continues
+        a reply then with its reasoning, and also without.
 
     Attributes:
       posted: the last outcome that the agent posted.
     """
 
-    def __init__(self, arrived: threading.Event) -> None:
-        self._arrived = arrived
+    def __init__(self, arrived: threading.Event, separate_reasoning: bool = False) -> None:
+        self._arrived, self.separate_reasoning = arrived, separate_reasoning
         self._lock = threading.Lock()
         self._waiting: collections.deque[Awaited] = collections.deque()
-        self._taken: dict[int, Awaited] = {}
+        self._taken: dict[int, _Taken] = {}
         self._numbers = itertools.count(1)
-        self._answered: list[tuple[Message, ...]] = []
+        self._answered: list[_Answered] = []
+        self._kept: dict[str, tuple[Message, ...]] = {}
         self._is_closed = False
         self.posted: Posted | None = None
 
@@ -119,6 +158,16 @@ class Inbox:
                 raise closed()
             self.posted = outcome
 
+    def keep(self, response: str, messages: tuple[Message, ...]) -> None:
+        """Keeps the conversation up to a response, for requests that name it alone."""
+        with self._lock:
+            self._kept[response] = messages
+
+    def kept(self, response: str) -> tuple[Message, ...] | None:
+        """Returns the conversation up to a response; None if it is none of this episode."""
+        with self._lock:
+            return self._kept.get(response)
+
     def take(self) -> Turn | None:
         """Returns the turn of the request that waits longest, if there is one."""
         waiting = None
@@ -128,8 +177,8 @@ class Inbox:
                     return None
                 waiting = self._waiting.popleft()
         number, request = next(self._numbers), waiting.request
-        self._taken[number] = waiting
         after, known = self._place(request.messages)
+        self._taken[number] = _Taken(waiting, after, request.messages[known:])
         turn = Turn(
             messages=request.messages[known:],
             tools=request.tools,
@@ -142,20 +191,21 @@ class Inbox:
 
     def answer(self, reply: Reply) -> None:
         """Gives the reply to the request of its number; 0 is the one that was taken first."""
-        waiting = self._taken.pop(reply.request or next(iter(self._taken)))
+        taken = self._taken.pop(reply.request or next(iter(self._taken)))
+        waiting = taken.awaited
         if reply.refusal:
             waiting.refuse(refuse(reply.refusal, "messages"))
             return
         if reply.drawn is not None:
-            said = given_message(waiting.request, reply)
-            self._answered.append((*waiting.request.messages, said))
+            before = _Answered() if taken.after == ANEW else self._answered[taken.after]
+            self._answered.append(before.then(taken.messages, given(waiting.request, reply)))
         waiting.answer(reply)
 
     def close(self) -> None:
         """Refuses all requests that wait, and those that come."""
         with self._lock:
             self._is_closed = True
-            waiting = [*self._waiting, *self._taken.values()]
+            waiting = [*self._waiting, *(taken.awaited for taken in self._taken.values())]
             self._waiting.clear()
             self._taken.clear()
         for one in waiting:
@@ -165,7 +215,8 @@ class Inbox:
         """Returns the longest conversation that messages continue, and the number of its own."""
         found, known = ANEW, 0
         for number, answered in enumerate(self._answered):
+            size = len(answered.messages)
             # Of equal ones the last: its ids are more often still in the cache.
-            if known <= len(answered) < len(messages) and messages[: len(answered)] == answered:
-                found, known = number, len(answered)
+            if known <= size < len(messages) and answered.begins(messages):
+                found, known = number, size
         return found, known

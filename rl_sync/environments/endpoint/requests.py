@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rl_sync.environments.endpoint.reasoning import Parted, joined
 from rl_sync.environments.endpoint.refusals import refuse
 from rl_sync.environments.interface import Message, ToolCall, ToolSchema
 
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 _HEEDED = {"model", "messages", "tools", "stop", "n", "stream", "stream_options", "logprobs"}
 _HEEDED |= set(_LENGTHS)
+_REASONING = ("reasoning_content", "reasoning")
 _OUTDATED = {"functions": "tools", "function_call": "tools"}
 # Templates know the older name of the role.
 _ROLES = {"developer": "system"}
@@ -34,6 +36,7 @@ class ChatRequest:
       stream: whether the reply is sent as events.
       stream_usage: whether the last event counts the tokens.
       logprobs: whether the reply has its log-probabilities.
+      separate_reasoning: whether reasoning is a field of its own in replies.
       ignored: fields that change nothing: the run's sampling holds.
     """
 
@@ -45,6 +48,7 @@ class ChatRequest:
     stream: bool = False
     stream_usage: bool = False
     logprobs: bool = False
+    separate_reasoning: bool = False
     ignored: tuple[str, ...] = ()
 
 
@@ -56,35 +60,38 @@ class Posted:
     metrics: Mapping[str, float]
 
 
-def read_chat(data: bytes) -> ChatRequest:
+def read_chat(data: bytes, separate_reasoning: bool = False) -> ChatRequest:
     """Reads a request for a chat completion.
+
+    Args:
+      data: the body.
+      separate_reasoning: see `ChatRequest`.
 
     Raises:
       RefusalError: it is none, or asks for what the policy cannot do; with status 400.
     """
-    body = _object(data)
+    body = read_object(data)
     for name, instead in _OUTDATED.items():
         if body.get(name) is not None:
             raise refuse(f"{name!r} is not served: use {instead!r}.", name)
     count = 1 if body.get("n") is None else body["n"]
     if type(count) is not int or not 1 <= count <= _MOST_CHOICES:
-        raise refuse(f"n must be an integer from 1 to {_MOST_CHOICES}, not {_shown(count)}.", "n")
+        raise refuse(f"n must be an integer from 1 to {_MOST_CHOICES}, not {shown(count)}.", "n")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise refuse("messages must be a list with at least one message.", "messages")
     options = body.get("stream_options")
     return ChatRequest(
-        messages=tuple(_message(one, f"messages[{i}]") for i, one in enumerate(messages)),
-        tools=tuple(_tool(one, f"tools[{i}]") for i, one in enumerate(body.get("tools") or ())),
-        stop=_stop(body.get("stop")),
-        most_tokens=_length(body),
+        messages=tuple(read_message(one, f"messages[{i}]") for i, one in enumerate(messages)),
+        tools=tuple(read_tool(one, f"tools[{i}]") for i, one in enumerate(body.get("tools") or ())),
+        stop=read_stop(body.get("stop")),
+        most_tokens=read_length(body, _LENGTHS),
         n=count,
-        stream=_flag(body, "stream"),
+        stream=read_flag(body, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        logprobs=_flag(body, "logprobs"),
-        ignored=tuple(
-            sorted(name for name in body if name not in _HEEDED and body[name] is not None)
-        ),
+        logprobs=read_flag(body, "logprobs"),
+        separate_reasoning=separate_reasoning,
+        ignored=ignored(body, _HEEDED),
     )
 
 
@@ -94,7 +101,7 @@ def read_outcome(data: bytes) -> Posted:
     Raises:
       RefusalError: it is something else, or has no reward; with status 400.
     """
-    body = _object(data)
+    body = read_object(data)
     if unknown := sorted(set(body) - {"rewards", "metrics"}):
         raise refuse(f"An outcome has rewards and metrics, and no {unknown[0]!r}.", unknown[0])
     rewards, metrics = _numbers(body, "rewards"), _numbers(body, "metrics")
@@ -103,7 +110,13 @@ def read_outcome(data: bytes) -> Posted:
     return Posted(rewards, metrics)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def ignored(body: Mapping[str, Any], heeded: Collection[str]) -> tuple[str, ...]:
+    """Names the fields of a request that change nothing."""
+    return tuple(sorted(name for name in body if name not in heeded and body[name] is not None))
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """Reads a body that must be an object of JSON."""
     try:
         body = json.loads(data)
         # An escaped half of a surrogate pair is legal JSON, and no text that could be encoded.
@@ -111,22 +124,26 @@ def _object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise refuse(f"The body is not JSON: {error}.") from error
     if not isinstance(body, dict):
-        raise refuse(f"The body must be a JSON object, not {_shown(body)}.")
+        raise refuse(f"The body must be a JSON object, not {shown(body)}.")
     return body
 
 
-def _message(value: Any, place: str) -> Message:
+def read_message(value: Any, place: str) -> Message:
+    """Reads a message; `place` is where it stands in the request."""
     role = value.get("role") if isinstance(value, dict) else None
     if not isinstance(role, str) or not role:
-        raise refuse(f"{place} must be an object with a role, not {_shown(value)}.", place)
+        raise refuse(f"{place} must be an object with a role, not {shown(value)}.", place)
     is_reply = role == "assistant"
+    content = read_content(value.get("content"), place, may_lack=is_reply)
+    if is_reply and not content.lstrip().startswith("<think>"):
+        content = joined(Parted(_reasoning(value), content))
     calls = value.get("tool_calls") if is_reply else None
     name, call_id = value.get("name"), value.get("tool_call_id")
     return Message(
         role=_ROLES.get(role, role),
-        content=_content(value.get("content"), place, may_lack=bool(calls) or is_reply),
+        content=content,
         tool_calls=tuple(
-            _call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls or ())
+            read_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls or ())
         ),
         # Some agents name themselves in replies, which the policy has not written.
         name=name if isinstance(name, str) and not is_reply else None,
@@ -134,60 +151,72 @@ def _message(value: Any, place: str) -> Message:
     )
 
 
-def _content(value: Any, place: str, may_lack: bool) -> str:
+def _reasoning(value: Mapping[str, Any]) -> str:
+    """Returns the reasoning of an assistant's message, by whichever name a client has for it."""
+    found = [value[name] for name in _REASONING if isinstance(value.get(name), str)]
+    return next((text for text in found if text.strip()), "").strip("\n")
+
+
+def read_content(value: Any, place: str, may_lack: bool = False) -> str:
+    """Reads a content: a text, or parts of text."""
     if isinstance(value, str):
         return value
     if value is None and may_lack:
         return ""
     if not isinstance(value, list):
-        raise refuse(f"{place}.content must be a text, not {_shown(value)}.", place)
+        raise refuse(f"{place}.content must be a text, not {shown(value)}.", place)
     for part in value:
         text = part.get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
             raise refuse(
-                f"{place}.content may have parts of text alone, not {_shown(part)}: policies read"
+                f"{place}.content may have parts of text alone, not {shown(part)}: policies read"
                 " no images and no sounds.",
                 place,
             )
     return "".join(part["text"] for part in value)
 
 
-def _call(value: Any, place: str) -> ToolCall:
+def read_call(value: Any, place: str) -> ToolCall:
+    """Reads a call of a tool."""
     function = value.get("function") if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str):
-        raise refuse(f"{place} must call a function by its name, not {_shown(value)}.", place)
-    written = function.get("arguments")
+        raise refuse(f"{place} must call a function by its name, not {shown(value)}.", place)
+    call_id = value.get("id")
+    arguments = read_arguments(function.get("arguments"), f"{place}.function.arguments", place)
+    return ToolCall(name, arguments, call_id if isinstance(call_id, str) else None)
+
+
+def read_arguments(written: Any, place: str, field: str) -> dict[str, Any]:
+    """Reads the arguments of a call, which are JSON in a text; errors name the field."""
     try:
         arguments = json.loads(written) if isinstance(written, str) else None
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise refuse(
-            f"{place}.function.arguments must be an object of JSON in a text, not"
-            f" {_shown(written)}.",
-            place,
-        )
-    call_id = value.get("id")
-    return ToolCall(name, arguments, call_id if isinstance(call_id, str) else None)
+        raise refuse(f"{place} must be an object of JSON in a text, not {shown(written)}.", field)
+    return arguments
 
 
-def _tool(value: Any, place: str) -> ToolSchema:
+def read_tool(value: Any, place: str) -> ToolSchema:
+    """Reads the schema of a tool."""
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise refuse(f"{place} must be the JSON schema of a function.", place)
     return value
 
 
-def _stop(value: Any) -> tuple[str, ...]:
+def read_stop(value: Any) -> tuple[str, ...]:
+    """Reads texts that end a reply."""
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
-        raise refuse(f"stop must be a text or a list of texts, not {_shown(value)}.", "stop")
+        raise refuse(f"stop must be a text or a list of texts, not {shown(value)}.", "stop")
     return tuple(texts)
 
 
-def _length(body: Mapping[str, Any]) -> int | None:
-    for name in _LENGTHS:
+def read_length(body: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """Reads the most tokens of a reply, from the first field that is there."""
+    for name in names:
         value = body.get(name)
         if value is None:
             continue
@@ -197,24 +226,26 @@ def _length(body: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """Reads a field that is true or false."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise refuse(f"{name} must be true or false, not {_shown(value)}.", name)
+        raise refuse(f"{name} must be true or false, not {shown(value)}.", name)
     return bool(value)
 
 
 def _numbers(body: Mapping[str, Any], name: str) -> dict[str, float]:
     values = body.get(name, {})
     if not isinstance(values, dict):
-        raise refuse(f"{name} must be numbers by name, not {_shown(values)}.", name)
+        raise refuse(f"{name} must be numbers by name, not {shown(values)}.", name)
     for key, value in values.items():
         # Integers of JSON may be larger than any number of the machine.
         if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-            raise refuse(f"{name}[{key!r}] must be a finite number, not {_shown(value)}.", name)
+            raise refuse(f"{name}[{key!r}] must be a finite number, not {shown(value)}.", name)
     return {key: float(value) for key, value in values.items()}
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Writes a value for an error, cut where it is long."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -5,29 +5,52 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl_sync.environments.calls import overlap
+from rl_sync.environments.endpoint.reasoning import Parted, certainly_parted, joined, parted
 from rl_sync.environments.endpoint.requests import ChatRequest
-from rl_sync.environments.interface import Drawn, Message, Reply
+from rl_sync.environments.interface import Drawn, Message, Reply, ToolCall
 
 MODEL = "policy"
 """The name of the model; requests may give any."""
 
 
-def given_message(request: ChatRequest, reply: Reply) -> Message:
-    """Returns a reply as the agent gets it: cut before the request's first stop text."""
+class Given(NamedTuple):
+    """A reply as the agent gets it: cut before the request's first stop text.
+
+    Attributes:
+      text: the reasoning, if it is a field of its own, and the content.
+      tool_calls: the calls.
+    """
+
+    text: Parted
+    tool_calls: tuple[ToolCall, ...]
+
+    def message(self) -> Message:
+        """Returns it as `requests.read_message` reads it where an agent sends it all back."""
+        return Message("assistant", joined(self.text), tool_calls=self.tool_calls)
+
+    def bare(self) -> Message:
+        """Returns it as `requests.read_message` reads it where the agent drops the reasoning."""
+        return Message("assistant", self.text.content, tool_calls=self.tool_calls)
+
+
+def given(request: ChatRequest, reply: Reply) -> Given:
+    """Returns a reply as the agent gets it."""
     message = reply.message()
     content = _before_stop(request, message.content)
-    return Message(message.role, content, tool_calls=message.tool_calls)
+    text = parted(content) if request.separate_reasoning else Parted("", content)
+    return Given(text, message.tool_calls)
 
 
-def given_beginning(request: ChatRequest, content: str) -> str:
+def given_beginning(request: ChatRequest, content: str) -> Parted:
     """Returns the beginning of a message that the agent gets, whatever follows its content."""
-    given = _before_stop(request, content)
-    if given != content:
-        return given
-    return given[: len(given) - max((overlap(given, text) for text in request.stop), default=0)]
+    certain = _before_stop(request, content)
+    if certain == content:
+        held = max((overlap(content, text) for text in request.stop), default=0)
+        certain = content[: len(content) - held]
+    return certainly_parted(certain) if request.separate_reasoning else Parted("", certain)
 
 
 def completion(request: ChatRequest, replies: Sequence[Reply], number: str) -> dict[str, Any]:
@@ -40,7 +63,7 @@ def completion(request: ChatRequest, replies: Sequence[Reply], number: str) -> d
     choices = [
         {
             "index": index,
-            "message": message_fields(given_message(request, reply)),
+            "message": message_fields(given(request, reply)),
             "finish_reason": finish_reason(reply),
             **token_fields(request, reply.drawn),
         }
@@ -68,7 +91,7 @@ def head(number: str, kind: str) -> dict[str, Any]:
     return {"id": number, "object": kind, "created": int(time.time()), "model": MODEL}
 
 
-def message_fields(message: Message) -> dict[str, Any]:
+def message_fields(message: Given) -> dict[str, Any]:
     """Makes the fields of a message."""
     calls = [
         {
@@ -78,8 +101,11 @@ def message_fields(message: Message) -> dict[str, Any]:
         }
         for call in message.tool_calls
     ]
-    content = message.content or (None if calls else "")
-    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+    reasoning, content = message.text
+    fields: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if reasoning:
+        fields["reasoning_content"] = reasoning
+    return fields | ({"tool_calls": calls} if calls else {})
 
 
 def finish_reason(reply: Reply) -> str:
@@ -93,18 +119,21 @@ def token_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
     """Makes the fields of tokens, which are named by their ids: one alone need not be any text."""
     if drawn is None:
         return {"logprobs": None, "token_ids": []}
-    ids, logprobs = drawn.tokens.tolist(), None
-    if request.logprobs:
-        values = zip(ids, drawn.logprobs.tolist(), strict=True)
-        logprobs = {
-            "content": [
-                {"token": f"token_id:{i}", "logprob": value, "bytes": None, "top_logprobs": []}
-                for i, value in values
-            ],
-            "refusal": None,
-        }
-    versions = drawn.versions.tolist()
-    return {"logprobs": logprobs, "token_ids": ids, "policy_versions": versions}
+    values = logprobs(drawn)
+    return {
+        "logprobs": {"content": values, "refusal": None} if request.logprobs else None,
+        "token_ids": drawn.tokens.tolist(),
+        "policy_versions": drawn.versions.tolist(),
+    }
+
+
+def logprobs(drawn: Drawn) -> list[dict[str, Any]]:
+    """Lists the log-probabilities of drawn tokens."""
+    values = zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True)
+    return [
+        {"token": f"token_id:{i}", "logprob": value, "bytes": None, "top_logprobs": []}
+        for i, value in values
+    ]
 
 
 def usage(drawn: Sequence[Drawn | None]) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Server of the endpoint: HTTP, with a key in the path for each episode.
 
 POST /rollout/KEY/v1/chat/completions     a reply of the policy
+POST /rollout/KEY/v1/responses            the same, in the form of the Responses API
 POST /rollout/KEY/v1/outcome              the rewards of the episode
 GET  /rollout/KEY/v1/models               the one model
 """
@@ -22,15 +23,17 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rl_sync.environments.endpoint import responses
 from rl_sync.environments.endpoint.events import Events
-from rl_sync.environments.endpoint.inbox import Awaited, Inbox, Parts
+from rl_sync.environments.endpoint.inbox import Inbox, Parts
+from rl_sync.environments.endpoint.item_events import ItemEvents
+from rl_sync.environments.endpoint.items import conversation_after, read_items, response
 from rl_sync.environments.endpoint.refusals import RefusalError, closed
 from rl_sync.environments.endpoint.requests import read_chat, read_outcome
-from rl_sync.environments.interface import Part
+from rl_sync.environments.interface import Part, Reply
 
 MOST_BYTES = 16 << 20
 """The most bytes of a request's body."""
@@ -282,27 +285,47 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(http.HTTPStatus.OK, found)
         elif what == "chat/completions":
             self._chat(inbox, data)
+        elif what == "responses":
+            self._respond(inbox, data)
         else:
             raise _no_such(what)
 
     def _chat(self, inbox: Inbox, data: bytes) -> None:
-        request = read_chat(data)
+        request = read_chat(data, inbox.separate_reasoning)
         choices, parts = inbox.ask(request, self._is_gone)
         number = f"chatcmpl-{secrets.token_hex(12)}"
         if request.stream:
-            self._stream(choices, parts, Events(request, number))
+            self._stream([choice.reply for choice in choices], parts, Events(request, number))
         else:
             replies = [choice.reply() for choice in choices]
             self._send(http.HTTPStatus.OK, responses.completion(request, replies, number))
 
-    def _stream(self, choices: Sequence[Awaited], parts: Parts, events: Events) -> None:
+    def _respond(self, inbox: Inbox, data: bytes) -> None:
+        request = read_items(data, inbox.kept, inbox.separate_reasoning)
+        (awaited,), parts = inbox.ask(request.chat, self._is_gone)
+        number = f"resp_{secrets.token_hex(12)}"
+
+        def replied() -> Reply:
+            reply = awaited.reply()
+            if request.keeps:
+                inbox.keep(number, conversation_after(request, reply))
+            return reply
+
+        if request.chat.stream:
+            self._stream([replied], parts, ItemEvents(request, number))
+        else:
+            self._send(http.HTTPStatus.OK, response(request, replied(), number))
+
+    def _stream(
+        self, replies: Sequence[Callable[[], Reply]], parts: Parts, events: Events | ItemEvents
+    ) -> None:
         """Sends replies in events, as their parts come; a refusal before the first has a status."""
         try:
-            for index, part in _until_all_end(parts, len(choices)):
+            for index, part in _until_all_end(parts, len(replies)):
                 if part is not None:
                     self._send_piece(events.part(index, part))
                     continue
-                for piece in events.rest(index, choices[index].reply()):
+                for piece in events.rest(index, replies[index]()):
                     self._send_piece(piece)
             pieces = events.end()
         except RefusalError as error:
@@ -356,6 +379,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send_piece(self, piece: bytes) -> None:
         """Sends some of a body whose length nobody knows yet."""
+        if not piece:
+            return  # A piece of no bytes would end the body.
         if not self.has_begun:
             self.has_begun = True
             self.send_response(http.HTTPStatus.OK)
@@ -403,5 +428,6 @@ def _until_all_end(parts: Parts, choices: int) -> Iterator[tuple[int, Part | Non
 def _no_such(what: str) -> RefusalError:
     return RefusalError(
         http.HTTPStatus.NOT_FOUND,
-        f"{what!r} is not served: POST chat/completions and outcome, and GET models, are.",
+        f"{what!r} is not served: POST chat/completions, responses and outcome, and GET models,"
+        " are.",
     )

@@ -71,7 +71,9 @@ class AgentHost:
     ) -> None:
         self._limits = limits or Limits()
         construction = Construction.of(reference)
-        self._deadline_secs = construction.maker(**construction.options).deadline_secs
+        agent = construction.maker(**construction.options)
+        self._deadline_secs = agent.deadline_secs
+        self._separate_reasoning = agent.separate_reasoning
         in_all = dataclasses.replace(self._limits, limit_secs=self._deadline_secs)
         self._processes = ProcessHost(reference, in_all)
         try:
@@ -100,7 +102,7 @@ class AgentHost:
         if episode in self._episodes:
             raise ValueError(f"Episode {episode} is under way already: end it, then begin it anew.")
         text = _json(task)
-        inbox = Inbox(self._arrived)
+        inbox = Inbox(self._arrived, self._separate_reasoning)
         key = self._endpoint.open(inbox)
         row = Path(self._rows.name, f"{key}.json")
         row.write_text(text)
