@@ -219,6 +219,11 @@ def test_an_outcome_is_kept(policy):
         ({"messages": [user(None)]}, r"messages\[0\].content must be a text"),
         ({"messages": [user([{"type": "image_url"}])]}, "no images"),
         ({"tools": [{"type": "x"}]}, r"tools\[0\] must be the JSON schema"),
+        ({"tools": 5}, "tools must be a list, not 5"),
+        (
+            {"messages": [{**said("x"), "tool_calls": 5}]},
+            r"messages\[0\].tool_calls must be a list",
+        ),
         ({"functions": [{}]}, "use 'tools'"),
         ({"stop": 3}, "stop must be"),
         ({"max_tokens": 0}, "max_tokens must be"),

@@ -271,6 +271,8 @@ def test_clients_that_are_async_are_served(policy):
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "a function that the agent runs"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "JSON schema"),
         ({"tools": {"a": 1}}, "tools", "must be a list"),
+        ({"include": "logprobs"}, "include", "must be a list"),
+        ({"input": [{"type": "reasoning", "content": 5}]}, "input[0]", "must be a text, not 5"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"background": True}, "background", "wait for the response, or stream it"),
         ({"conversation": "conv_1"}, "conversation", "use 'previous_response_id'"),

@@ -76,17 +76,15 @@ def read_items(
         raise refuse(f"instructions must be a text, not {shown(instructions)}.", "instructions")
     conversation = (*_before(body.get("previous_response_id"), kept), *_input(body.get("input")))
     system = (Message("system", instructions),) if instructions else ()
-    tools = body.get("tools") or []
-    if not isinstance(tools, list):
-        raise refuse(f"tools must be a list, not {shown(tools)}.", "tools")
-    include = body.get("include") or []
+    tools = requests.read_list(body, "tools")
+    include = requests.read_list(body, "include")
     chat = ChatRequest(
         messages=(*system, *conversation),
         tools=tuple(_tool(one, f"tools[{i}]") for i, one in enumerate(tools)),
         stop=requests.read_stop(body.get("stop")),
         most_tokens=requests.read_length(body, ["max_output_tokens"]),
         stream=requests.read_flag(body, "stream"),
-        logprobs=isinstance(include, list) and LOGPROBS in include,
+        logprobs=LOGPROBS in include,
         separate_reasoning=separate_reasoning,
         ignored=requests.ignored(body, _HEEDED),
     )
@@ -248,7 +246,7 @@ def _input(value: Any) -> tuple[Message, ...]:
             content = _texts(item.get("content"))
             reply.content = requests.read_content(content, place, may_lack=True)
         elif kind == "reasoning":
-            reply.reasoning += _reasoning(item)
+            reply.reasoning += _reasoning(item, place)
         elif kind == "function_call":
             reply.calls += (_call(item, place),)
         elif kind == "function_call_output":
@@ -293,11 +291,10 @@ def _texts(content: Any) -> Any:
     ]
 
 
-def _reasoning(item: Mapping[str, Any]) -> str:
+def _reasoning(item: Mapping[str, Any], place: str) -> str:
     """Returns the text of an item of reasoning; one that is encrypted has none."""
-    parts = item.get("content")
-    texts = [part.get("text") for part in parts or () if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
+    content = item.get("content")
+    return requests.read_content(content, place) if content is not None else ""
 
 
 def _call(item: Mapping[str, Any], place: str) -> ToolCall:

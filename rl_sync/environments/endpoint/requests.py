@@ -83,7 +83,9 @@ def read_chat(data: bytes, separate_reasoning: bool = False) -> ChatRequest:
     options = body.get("stream_options")
     return ChatRequest(
         messages=tuple(read_message(one, f"messages[{i}]") for i, one in enumerate(messages)),
-        tools=tuple(read_tool(one, f"tools[{i}]") for i, one in enumerate(body.get("tools") or ())),
+        tools=tuple(
+            read_tool(one, f"tools[{i}]") for i, one in enumerate(read_list(body, "tools"))
+        ),
         stop=read_stop(body.get("stop")),
         most_tokens=read_length(body, _LENGTHS),
         n=count,
@@ -137,13 +139,13 @@ def read_message(value: Any, place: str) -> Message:
     content = read_content(value.get("content"), place, may_lack=is_reply)
     if is_reply and not content.lstrip().startswith("<think>"):
         content = joined(Parted(_reasoning(value), content))
-    calls = value.get("tool_calls") if is_reply else None
+    calls = read_list(value, "tool_calls", f"{place}.") if is_reply else []
     name, call_id = value.get("name"), value.get("tool_call_id")
     return Message(
         role=_ROLES.get(role, role),
         content=content,
         tool_calls=tuple(
-            read_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls or ())
+            read_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls)
         ),
         # Some agents name themselves in replies, which the policy has not written.
         name=name if isinstance(name, str) and not is_reply else None,
@@ -204,6 +206,14 @@ def read_tool(value: Any, place: str) -> ToolSchema:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise refuse(f"{place} must be the JSON schema of a function.", place)
     return value
+
+
+def read_list(body: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
+    """Reads a field that is a list, and may lack; `where` is what stands before its name."""
+    values = body.get(name) or []
+    if not isinstance(values, list):
+        raise refuse(f"{where}{name} must be a list, not {shown(values)}.", f"{where}{name}")
+    return values
 
 
 def read_stop(value: Any) -> tuple[str, ...]:
