@@ -434,3 +434,18 @@ def test_an_agent_of_the_agents_sdk_uses_tools_as_it_does_by_default(policy):
     assert asyncio.run(play()) == ("a door", "yes")
     assert places(policy) == [(ANEW, 2), (0, 1), (1, 1)]
     assert policy.turns[1].messages[0].content == "a door in the north"
+
+
+@pytest.mark.parametrize("responses", [True, False])
+def test_the_agents_sdk_raises_at_a_limit_in_responses_alone(policy, responses):
+    agents = pytest.importorskip("agents", reason="needs: pip install openai-agents")
+    policy.replies = [reply("cut", is_cut=True)]
+    client = openai.AsyncOpenAI(base_url=policy.url, api_key="x", max_retries=0)
+    provider = agents.OpenAIProvider(openai_client=client, use_responses=responses)
+    config = agents.RunConfig(model_provider=provider, tracing_disabled=True)
+    play = agents.Runner.run(agents.Agent("guide"), "hi", run_config=config)
+    if responses:
+        with pytest.raises(agents.exceptions.ModelBehaviorError, match="max_output_tokens"):
+            asyncio.run(play)
+    else:
+        assert asyncio.run(play).final_output == "cut"
