@@ -1,4 +1,4 @@
-"""How far runs have come, and the point that all of them have reached, to compare them at."""
+"""Reach of runs: their last steps, tokens and seconds, and the point that all have come to."""
 
 from __future__ import annotations
 
