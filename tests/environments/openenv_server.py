@@ -48,7 +48,7 @@ class Longer(Environment):
 @contextlib.contextmanager
 def serving():
     """Serves the game in a thread, as importing OpenEnv takes ten seconds, and yields its URL."""
-    app = create_fastapi_app(Longer, Word, Told, max_concurrent_envs=8)
+    app = create_fastapi_app(Longer, Word, Told, max_concurrent_envs=32)
     server = uvicorn.Server(
         uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws="websockets")
     )

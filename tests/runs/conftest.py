@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,19 @@ def flags(mode: str, **fields: object) -> tuple[str, ...]:
 
 
 def launch(
-    *flags: str, workdir: Path, variables: Mapping[str, str] | None = None, **popen: Any
+    *flags: str,
+    workdir: Path,
+    variables: Mapping[str, str] | None = None,
+    python: Sequence[str] = (sys.executable,),
+    **popen: Any,
 ) -> subprocess.Popen[str]:
     """Starts the launcher on the quick config.
 
     Args:
       variables: that the environment has besides; those of `quickly` if left out.
+      python: the command of the Python to run it with.
     """
-    command = [sys.executable, "-m", "launcher", f"--config={CONFIG}"]
+    command = [*python, "-m", "launcher", f"--config={CONFIG}"]
     variables = quickly(session_directory(workdir.parent)) if variables is None else variables
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
@@ -161,12 +166,12 @@ class Runs:
         self._directory = session / "runs"
         self._directory.mkdir(exist_ok=True)
 
-    def get(self, *flags: str) -> RunRecord:
+    def get(self, *flags: str, python: Sequence[str] = (sys.executable,)) -> RunRecord:
         name = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
         workdir, ended = self._directory / name, self._directory / f"{name}.json"
         with filelock.FileLock(self._directory / f"{name}.lock", timeout=TIMEOUT_SECS):
             if not ended.exists():
-                process = launch(*flags, workdir=workdir, variables=self.variables)
+                process = launch(*flags, workdir=workdir, variables=self.variables, python=python)
                 output, _ = process.communicate(timeout=TIMEOUT_SECS)
                 ended.write_text(json.dumps([process.returncode, output]))
         status, output = json.loads(ended.read_text())
@@ -179,6 +184,36 @@ def undescribed(workdir: Path) -> set[tuple[str, str]]:
     """Returns phase and name of the metrics of a run that the catalog does not have."""
     names = {(line["phase"], name) for line in read_metrics(workdir) for name in line}
     return {(phase, name) for phase, name in names if not metric_catalog.knows(phase, name)}
+
+
+def assert_within_the_staleness_bound(run):
+    """Every step consumed a whole batch, and no token of it is staler than the mode allows."""
+    settings, schedule = run.settings, run.settings.schedule
+    assert [step["step"] for step in run.consumed] == list(range(1, settings.trainer.steps + 1))
+    for step in run.consumed:
+        assert len(step["groups"]) == settings.trainer.groups_per_step
+        for version in run.versions(step):
+            assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+
+
+def assert_nothing_is_lost_or_doubled(run):
+    """Every lease ended once: trained, or dropped for a reason."""
+    leased, buffered = run.leases("leased"), run.leases("buffered")
+    trained, dropped = run.leases("trained"), run.leases("dropped")
+    assert all(count == 1 for count in (*leased.values(), *buffered.values()))
+    assert trained + dropped == leased, "a lease ended in no way, or in two"
+    assert set(trained) <= set(buffered)
+    consumed = [group["lease_id"] for step in run.consumed for group in step["groups"]]
+    assert sorted(consumed) == sorted(trained)
+    balance = run.ledger[-1]
+    assert balance["event"] == "balance"
+    assert balance["leased"] == balance["trained"] + sum(balance["dropped"].values())
+    assert balance["generating"] == balance["buffered"] == 0
+    assert balance["trained"] == len(trained)
+    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
+    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
+    for entry in run.ledger:
+        assert entry["event"] != "dropped" or entry["reason"]
 
 
 def assert_same_bits(one, other):

@@ -12,7 +12,15 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.spans import SYNC_KINDS, SpanKind, sync_kind
 from rl_sync.observe.summary import overlap_secs, union_secs
 from rl_sync.runtime import wiring
-from tests.runs.conftest import EMBEDDED, ROOT, TEAMS, assert_same_bits, flags
+from tests.runs.conftest import (
+    EMBEDDED,
+    ROOT,
+    TEAMS,
+    assert_nothing_is_lost_or_doubled,
+    assert_same_bits,
+    assert_within_the_staleness_bound,
+    flags,
+)
 
 CHECKPOINT = f"--config.model.path={ROOT / 'tests' / 'data' / 'models' / 'qwen2'}"
 EPISODES = (
@@ -161,13 +169,7 @@ every_run, exact_runs, latest_runs = of(*RUNS), of(*EXACT), of(*LATEST)
 
 @every_run
 def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(runs, name):
-    run = runs.get(*RUNS[name])
-    settings, schedule = run.settings, run.settings.schedule
-    assert [step["step"] for step in run.consumed] == list(range(1, settings.trainer.steps + 1))
-    for step in run.consumed:
-        assert len(step["groups"]) == settings.trainer.groups_per_step
-        for version in run.versions(step):
-            assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+    assert_within_the_staleness_bound(runs.get(*RUNS[name]))
 
 
 @every_run
@@ -191,23 +193,7 @@ def test_every_batch_has_exactly_the_version_of_the_formula(runs, name):
 
 @every_run
 def test_nothing_is_lost_or_doubled(runs, name):
-    run = runs.get(*RUNS[name])
-    leased, buffered = run.leases("leased"), run.leases("buffered")
-    trained, dropped = run.leases("trained"), run.leases("dropped")
-    assert all(count == 1 for count in (*leased.values(), *buffered.values()))
-    assert trained + dropped == leased, "a lease ended in no way, or in two"
-    assert set(trained) <= set(buffered)
-    consumed = [group["lease_id"] for step in run.consumed for group in step["groups"]]
-    assert sorted(consumed) == sorted(trained)
-    balance = run.ledger[-1]
-    assert balance["event"] == "balance"
-    assert balance["leased"] == balance["trained"] + sum(balance["dropped"].values())
-    assert balance["generating"] == balance["buffered"] == 0
-    assert balance["trained"] == len(trained)
-    ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
-    assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
-    for entry in run.ledger:
-        assert entry["event"] != "dropped" or entry["reason"]
+    assert_nothing_is_lost_or_doubled(runs.get(*RUNS[name]))
 
 
 @of(*PLAYED)
