@@ -90,15 +90,15 @@ def get_config() -> ConfigDict:
     config.model.embed_dim = 64
     config.model.mlp_dim = 128
     config.model.head_dim = 16
-    config.task.name = "configs.selfplay:games"
+    config.task.name = "rl_sync.configs.selfplay:games"
     config.task.max_completion_tokens = 4
     config.environment.name = "nim"
     config.environment.opponent = "self"
-    config.environment.evaluation_opponent = "configs.selfplay:perfect"
+    config.environment.evaluation_opponent = "rl_sync.configs.selfplay:perfect"
     config.environment.max_turns = 5
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = 60
+    config.warm_up.steps = base.from_scratch(config, 60)
     config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
     config.evaluation.problems = 96
     config.optimizer.schedule = "cosine"

@@ -109,7 +109,7 @@ def fit(
         or max(most, *(completion_tokens(tokenizer, answer) for answer in answers)),
         preferences=problems.preferences,
         held_out_preferences=problems.held_out_preferences,
-        notes=notes,
+        notes=tuple(notes),
         episode_tokens=episode_tokens,
     )
 

@@ -199,6 +199,8 @@ def test_a_run_that_fails_does_not_end_the_others(launched, tmp_path, capsys):
 def test_an_interrupted_sweep_stops_its_runs_and_goes_on_later(
     sent, status, launched, tmp_path, capsys
 ):
+    # A shell that starts this in the background has it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     launched.interrupt_at, launched.signal = 2, sent
     flags = ["sweep", CONFIG, "--seeds=0:3", f"--into={tmp_path}"]
     done = said_here(capsys, *flags)

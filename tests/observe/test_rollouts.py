@@ -151,10 +151,14 @@ def test_characters_that_would_disturb_a_terminal_are_escaped():
     assert escaped("a\x1b[2J\r\u202eb\n\tü\ufffd") == "a\\x1b[2J\\r\\u202eb\n\tü\ufffd"
 
 
-def test_the_page_has_every_field_and_every_alarm():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "rollouts.md").read_text()
+def test_the_pages_have_every_field_and_every_alarm():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page = (docs / "rollouts.md").read_text()
     fields = {name for line in page.splitlines() if line.startswith("| `")
               for name in re.findall(r"`(\w+)`", line.split("|")[1])}  # fmt: skip
     assert fields == {field.name for field in dataclasses.fields(Rollout)}
     for kind in ALARMS:
-        assert f"| {kind.name} | {kind.condition} | {kind.advice} |" in page
+        assert (
+            f"| {kind.name} | {kind.condition} | {kind.advice} |"
+            in (docs / "metrics.md").read_text()
+        )

@@ -104,7 +104,7 @@ def test_a_run_whose_environments_mostly_fail_stops_with_a_traceback(tmp_path):
     )
     output = ended(process)
     assert process.returncode == 1
-    assert "could not be judged, more than reward.unjudged_limit=0.1 allows" in output
+    assert "more than reward.unjudged_limit=0.1 allows" in output
     assert "ArithmeticError: the board is broken" in output
     assert "faulty.py" in output
 

@@ -58,7 +58,7 @@ def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path)
         ConfigError,
         match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
     ):
-        wiring.load_task(settings_with(**fields))
+        wiring.load_task(settings_with(**fields, warm_up__steps=400))
     experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
     with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
         wiring.load_task(settings_with(**fields, **experts, warm_up__steps=0))

@@ -17,6 +17,7 @@ FROM_SCRATCH = {
     "game": 300,
     "jsonl": 100,
     "long_tail": 300,
+    "selfplay": 60,
     "shapes": 150,
     "tools": 500,
 }
