@@ -29,7 +29,7 @@ IN_LINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 NAMED = re.compile(rf"(?:[\d.]+ ?\* ?)?(?:{'|'.join(REWARDS)})(?:\(|\s*\+|$)")
 ROW = {
     "prompt": "1+1=", "answer": "2", "answers": ["2"], "boxes": [0, 0, 10, 10], "kind": "count",
-    "tests": ["assert add(1, 1) == 2"],
+    "tests": ["assert add(1, 1) == 2"], "task_set": "easy",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def reader(seed=0, check=lambda: None, algorithm=SFT):
 
 
 def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
-    groups, left_out, kept = reader().next(5)
+    groups, left_out, kept, *_ = reader().next(5)
     assert not left_out
     assert not kept
     assert [group.ordinal for group in groups] == [12, 13, 14]

@@ -175,17 +175,19 @@ def test_problems_have_the_category_of_their_row_and_are_seen_if_they_are_traine
 
 
 def test_games_of_several_players_are_won_drawn_or_lost(settings, task):
-    sheet = evaluation.Sheet(wiring.examination(settings, task), "category")
+    examination = dataclasses.replace(wiring.examination(settings, task), samples=3)
+    sheet = evaluation.Sheet(examination, "category")
     results = ["won", "won", "lost", "drawn", "cut", "unjudged"]
     for number, result in enumerate(results):
         metrics = {name: float(name == result) for name in ("won", "drawn", "lost")}
         ending = Ending({}, {} if result == "cut" else metrics, "done", "", 3, seat=number % 2)
-        item, one = judged(number, score=None if result == "unjudged" else 0.0)
+        score = None if result == "unjudged" else 0.0
+        item, one = judged(number % 2, sample=number // 2, score=score)
         sheet.add(item._replace(ending=ending), one, result == "won")
     values = sheet.measure()
     found = [values[f"games_{name}"] for name in ("won", "drawn", "lost")]
     assert found == pytest.approx([2 / 5, 1 / 5, 1 / 5])
-    assert values["accuracy"] == pytest.approx(2 / 5)
+    assert values["accuracy"] == pytest.approx((1 / 3 + 1 / 2) / 2), "of two problems"
     alone = evaluation.Sheet(wiring.examination(settings, task), "category")
     alone.add(*judged(0), True)
     assert "games_won" not in alone.measure()
