@@ -188,7 +188,7 @@ def test_rows_without_a_demonstration_are_counted(tmp_path):
     held_out = write_lines(tmp_path / "held.jsonl", _rows(1))
     task = dataset(path, demonstration="solution", held_out_path=str(held_out))
     assert [p.answer for p in task.demonstrations] == ["s", "s"]
-    assert task.notes == [
+    assert [*task.notes] == [
         "2 of 4 training problems have nothing to imitate: there is no 'solution' in their rows."
     ]
 

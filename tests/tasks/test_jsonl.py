@@ -50,7 +50,7 @@ def test_all_rows_of_a_prompt_are_trained_on_or_held_out(tmp_path):
     assert not texts[0] & texts[1]
     assert [len(task.train), len(task.held_out)] == [30, 10]
     assert {p.text for p in task.demonstrations} == texts[0]
-    assert task.notes == [
+    assert [*task.notes] == [
         "The 40 rows have 8 different prompts. All rows of a prompt are either trained on or held"
         " out."
     ]

@@ -24,7 +24,7 @@ def _fit(prompt=None, completion=None, too_long="drop", problems=PROBLEMS):
 def test_without_limits_the_data_decide():
     task = _fit()
     assert (task.max_prompt_tokens, task.max_completion_tokens) == (6, 4)
-    assert task.notes == ["Said before."]
+    assert [*task.notes] == ["Said before."]
     assert task.train == PROBLEMS.train
 
 
@@ -32,7 +32,7 @@ def test_rows_have_room_for_the_longest_prompt_and_the_longest_completion_that_m
     task = _fit(10, 20)
     assert (task.max_prompt_tokens, task.max_completion_tokens) == (6, 20)
     assert task.row_tokens == 26
-    assert task.notes == ["Said before."]
+    assert [*task.notes] == ["Said before."]
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted():
@@ -43,7 +43,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted():
     assert task.train == [Prompt(0, "abc", "bb"), Prompt(1, "ab", "c")]
     assert task.held_out == [Prompt(0, "a", "a")]
     assert task.demonstrations == [Prompt(1, "ab", "cc"), Prompt(0, "abc", "ccc")]
-    assert task.notes == [
+    assert [*task.notes] == [
         "Said before.",
         "1 of 3 training problems are dropped: their prompts are longer than"
         " task.max_prompt_tokens=3.",
