@@ -56,12 +56,21 @@ SMALL = {
 }
 
 
-@pytest.fixture(name="execute", scope="module")
-def _execute():
-    spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
+def _script(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(name="execute", scope="module")
+def _execute():
+    return _script("execute")
+
+
+@pytest.fixture(name="address", scope="module")
+def _address():
+    return _script("address")
 
 
 @pytest.fixture(name="quick")
@@ -127,6 +136,44 @@ def test_an_installation_that_fails_says_what_to_do(book, tmp_path):
     client = NotebookClient(tried, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
     with pytest.raises(CellExecutionError, match=r"could not install SOURCE = '\.\./\.\.'"):
         client.execute()
+
+
+def test_a_notebook_installs_from_the_address_that_the_project_declares(book, address):
+    path, content = book
+    before = content.cells[0].source, _code(content)[0].source
+    address.addressed(content, path.stem, address.declared())
+    assert (content.cells[0].source, _code(content)[0].source) == before, (
+        "run launch/colab/address.py"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "installs", "opens"),
+    [
+        ("https://github.com/a-b/c.d", "git+https://github.com/a-b/c.d", "github/a-b/c.d/blob"),
+        ("https://github.com/a/b.git", "git+https://github.com/a/b.git", "github/a/b/blob"),
+        ("https://github.com/a/b/", "git+https://github.com/a/b", "github/a/b/blob"),
+        ("https://git.example.org/a/b", "git+https://git.example.org/a/b", None),
+    ],
+)
+def test_an_address_is_installed_from_and_opened_in_colab(
+    book, address, tmp_path, url, installs, opens
+):
+    path, content = book
+    project = tmp_path / "pyproject.toml"
+    project.write_text(f'[project]\nname = "x"\n[project.urls]\nRepository = "{url}"\n')
+    before = content.cells[0].source, _code(content)[0].source
+    for _ in range(2):  # The second time it replaces what is there.
+        address.addressed(content, path.stem, address.declared(project))
+        assert f'SOURCE = "{installs}"\n' in _code(content)[0].source
+        title = content.cells[0].source
+        found = re.findall(
+            r"\(https://colab[^)]*/(github/.*)/main/launch/colab/(.*)\.ipynb\)", title
+        )
+        assert found == ([(opens, path.stem)] if opens else [])
+    nbformat.validate(content)
+    address.addressed(content, path.stem, None)
+    assert (content.cells[0].source, _code(content)[0].source) == before
 
 
 def test_a_notebook_was_executed_as_it_stands(book, execute):
