@@ -33,7 +33,11 @@ class _Lookup(NamedTuple):
     args: tuple[()] = ()
 
 
-def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> FieldReference:
+class Following(FieldReference):
+    """A default that follows from other settings; see `following`."""
+
+
+def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> Following:
     """Makes a default that follows from other settings of a config.
 
     It is computed when the config is read, so it follows changes of those settings, also those of
@@ -43,10 +47,10 @@ def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> FieldRe
       config: the config. A copy of it goes on to follow the settings of the original.
       value: computes the default.
     """
-    return FieldReference(value(config), op=_Lookup(lambda _: value(config)))
+    return Following(value(config), op=_Lookup(lambda _: value(config)))
 
 
-def from_scratch(config: ConfigDict, value: int) -> FieldReference:
+def from_scratch(config: ConfigDict, value: int) -> Following:
     """Makes a default for a policy that starts at random: 0 where `model.path` is given."""
     return following(config, lambda config: 0 if config.model.path else value)
 

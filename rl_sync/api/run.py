@@ -15,33 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ml_collections import ConfigDict
-
+from rl_sync.api.given import Config, config_file
 from rl_sync.api.result import Result
 from rl_sync.api.screen import Notebook, Plain, Screen, Silent, in_notebook
 from rl_sync.observe.resumption import RESUMED_AT
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 
-Config = str | Path | Mapping[str, Any]
-
 _MISTAKE = 2
 _LOOK_SECS = 0.2
-_FILE = '''\
-"""A config that a Python program has given."""
-
-import json
-import pathlib
-
-from rl_sync.configs import base
-
-
-def get_config():
-    """Returns the defaults with what was given."""
-    config = base.get_config()
-    config.update(json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()))
-    return config
-'''
 
 
 class RunError(RuntimeError):
@@ -272,7 +254,7 @@ def start_on(
       variables: of the environment, besides those of this process.
     """
     folder = tempfile.TemporaryDirectory(prefix="rl_sync-")
-    named = _config_file(config, Path(folder.name))
+    named = config_file(config, changes or {}, Path(folder.name))
     directory = Path(workdir or _workdir_of(config, changes or {})).absolute()
     flags = [f"--config.{key}={_said(value)}" for key, value in (changes or {}).items()]
     command = [sys.executable, "-m", "rl_sync.launcher.child", f"--config={named}", *flags]
@@ -299,22 +281,6 @@ def train(
       RunError: the run failed.
     """
     return start(config, workdir=workdir, changes=changes, quiet=quiet).wait()
-
-
-def _config_file(config: Config, folder: Path) -> str:
-    """Returns the path of a config file; makes one, with a file of JSON beside it, of a dict."""
-    if isinstance(config, str | Path):
-        return str(config)
-    values = config.to_dict() if isinstance(config, ConfigDict) else config
-    path = folder / "given.py"
-    path.write_text(_FILE)
-    try:
-        path.with_suffix(".json").write_text(json.dumps(values))
-    except TypeError as error:
-        raise ConfigError(
-            f"The config has a value that is no number, text, list or dict: {error}."
-        ) from error
-    return str(path)
 
 
 def _workdir_of(config: Config, changes: Mapping[str, Any]) -> str:
