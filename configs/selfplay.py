@@ -98,8 +98,11 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = 5
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = base.from_scratch(config, 60)
-    config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
-    config.evaluation.problems = 96
-    config.optimizer.schedule = "cosine"
+    config.warm_up.steps = base.from_scratch(config, 200)
+    # Who always plays the same against itself sees no other games, so the entropy is paid for; and
+    # advantages are not divided by a group's spread, as a game lost by chance would count for most.
+    config.algorithm.update({"advantage": "dr_grpo", "entropy_coefficient": 0.05})
+    config.trainer.update({"steps": 120, "groups_per_step": 64, "group_size": 8})
+    config.evaluation.update({"problems": 96, "every_steps": 30})
+    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine"})
     return config

@@ -17,7 +17,7 @@ FROM_SCRATCH = {
     "game": 300,
     "jsonl": 100,
     "long_tail": 300,
-    "selfplay": 60,
+    "selfplay": 200,
     "shapes": 150,
     "tools": 500,
 }
