@@ -9,10 +9,10 @@ rewarded when it is the answer.
 A model from scratch of 0.4 million parameters has a token for each character. It first learns 100
 batches of the rows' own answers, and goes on to learn 128 of them beside the rollouts of each of 60
 trainer steps, which hold it near what is known while rewards improve it: held-out accuracy on 1,500
-Roman numerals went from 75 to 83 %, in two minutes on two busy cores. docs/tasks.md (Your own rows)
-has more tasks. Rows that this start solves none of stay unsolved: give harder tasks more supervised
-steps (--config.warm_up.steps=400), or a checkpoint (--config.model.path=DIRECTORY), which imitates
-nothing unless that is asked for.
+Roman numerals went from 75 to 82 % (median of four seeds), in a minute or two on two cores.
+docs/tasks.md (Your own rows) has more tasks. Rows that this start solves none of stay unsolved:
+give harder tasks more supervised steps (--config.warm_up.steps=400), or a checkpoint
+(--config.model.path=DIRECTORY), which imitates nothing unless that is asked for.
 
 The learning rate grows with the square root of the completions of a step, so that
 --config.trainer.groups_per_step may be 16 or 192; for a checkpoint it is 1e-6, with adapters 1e-5.
