@@ -16,43 +16,13 @@ None (a placeholder) stands for what the mode, or another setting, implies: the 
 that bears data as stale as the mode lets them get, and all its numbers are those of its name.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 from ml_collections import ConfigDict
-from ml_collections.config_dict import FieldReference, placeholder
+from ml_collections.config_dict import placeholder
 
 from rl_sync.setting import sections
+from rl_sync.settings.following import following as following
+from rl_sync.settings.following import from_scratch as from_scratch
 from rl_sync.settings.run import RunSettings
-
-
-class _Lookup(NamedTuple):
-    """Operation of a `FieldReference`: what it makes of its value when that is read."""
-
-    fn: Callable[[Any], Any]
-    args: tuple[()] = ()
-
-
-class Following(FieldReference):
-    """A default that follows from other settings; see `following`."""
-
-
-def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> Following:
-    """Makes a default that follows from other settings of a config.
-
-    It is computed when the config is read, so it follows changes of those settings, also those of
-    the command line. A value that is given in its place stays.
-
-    Args:
-      config: the config. A copy of it goes on to follow the settings of the original.
-      value: computes the default.
-    """
-    return Following(value(config), op=_Lookup(lambda _: value(config)))
-
-
-def from_scratch(config: ConfigDict, value: int) -> Following:
-    """Makes a default for a policy that starts at random: 0 where `model.path` is given."""
-    return following(config, lambda config: 0 if config.model.path else value)
 
 
 def get_config() -> ConfigDict:

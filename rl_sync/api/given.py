@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from rl_sync.configs.base import Following
+from rl_sync.settings.following import Following
 from rl_sync.settings.records import ConfigError
 
 Config = str | Path | Mapping[str, Any]
