@@ -137,8 +137,9 @@ class EnvironmentSettings:
     )
     connections: int = setting(
         1024,
-        "The most connections at once to the agents' endpoint of each explorer; others wait. Those"
-        " without a request make room, the longest silent first.",
+        "The most connections at once to the agents' endpoint of each explorer, but at most half of"
+        " the files that a process may open; others wait. Those without a request make room, the"
+        " longest silent first.",
         least=1,
         greatest=16384,
         free="always",

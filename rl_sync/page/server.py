@@ -6,7 +6,6 @@ It only reads, in a process of its own and with low priority, so it cannot hurt 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import re
 import secrets
@@ -38,6 +37,7 @@ _POLL_SECS = 1.0
 _KEEP_ALIVE_SECS = 15.0
 _MOST_PIXELS = 4096
 _NICENESS = 10
+_GREATEST = 1e200  # Larger numbers overflow where a window is divided into pixels.
 _MEDIA = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -283,6 +283,6 @@ def _real(given: Mapping[str, str], name: str) -> float | None:
         value = float(given[name]) if given.get(name) else None
     except ValueError as error:
         raise HTTPException(400, f"{name} must be a number.") from error
-    if value is not None and not math.isfinite(value):
-        raise HTTPException(400, f"{name} must be a finite number.")
+    if value is not None and not abs(value) <= _GREATEST:
+        raise HTTPException(400, f"{name} must be a number of at most {_GREATEST:g}.")
     return value

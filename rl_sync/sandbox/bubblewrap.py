@@ -12,6 +12,7 @@ settings in `/proc/sys`. So root either becomes another user inside, or before.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.util
 import itertools
 import os
@@ -157,20 +158,22 @@ def variants() -> Iterator[Bubblewrap]:
 def is_root_of_machine() -> bool:
     """Tells whether this process is the user who owns the machine's settings.
 
-    The root of a namespace of users is another user outside, whom the kernel refuses them.
+    The root of a namespace of users may be another user outside, whom the kernel refuses them. And
+    another user of such a namespace may be the machine's root outside.
     """
-    if os.geteuid() != 0:
-        return False
+    user, is_root = os.geteuid(), os.geteuid() == 0
     with open("/proc/self/uid_map") as lines:
-        if any(outside == "0" for _, outside, _ in map(str.split, lines)):
-            return True
+        for first, outside, length in (map(int, line.split()) for line in lines):
+            is_this_user = first <= user < first + length and outside + user - first == 0
+            if is_this_user or (is_root and outside == 0):
+                return True
     try:
         # Opened, not written. A file system that is read-only is found after the user's rights.
         os.close(os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
     except PermissionError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        return is_root or error.errno == errno.EROFS
     return True
 
 

@@ -6,6 +6,8 @@ import contextlib
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -378,6 +380,36 @@ def test_silent_connections_lock_nobody_out():
                 assert policy.ask().choices[0].message.content == "fine"
             assert time.monotonic() - started < 20
         policy.halted.set()
+
+
+def test_silent_connections_lock_nobody_out_where_few_files_may_be_open(tmp_path):
+    """As many as the system lets a process open; the default limit is often 1,024."""
+    script = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from rl_sync.environments.endpoint.server import Endpoint
+print(Endpoint().base_url("unknown"), flush=True)
+sys.stdin.read()
+"""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as served,
+        contextlib.ExitStack() as stack,
+    ):
+        parts = urllib.parse.urlsplit(served.stdout.readline().strip())
+        for _ in range(200):
+            held = socket.create_connection((parts.hostname, parts.port), LATEST)
+            stack.enter_context(held)
+        for _ in range(2):
+            asked = http.client.HTTPConnection(parts.hostname, parts.port, timeout=15.0)
+            stack.callback(asked.close)
+            asked.request("GET", f"{parts.path}/models")
+            assert asked.getresponse().status == 404
+        served.stdin.close()
 
 
 def test_requests_of_an_episode_are_answered_side_by_side(policy):

@@ -272,6 +272,60 @@ def test_a_test_that_lacks_a_module_is_broken_and_a_program_cannot_pretend_that(
     assert outcome(sandbox, program, "assert f(1) == 1") == ["failed"]
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert __import__(f(1)).x == 1",
+        "import importlib\nassert importlib.import_module(f(1)).x == 1",
+        "def g():\n    try:\n        return __import__(f(1))\n    except ImportError as e:\n"
+        "        raise ImportError('no plug-in') from e\nassert g().x == 1",
+    ],
+)
+@pytest.mark.parametrize(
+    "program", ["def f(x): return 'no_such_module'", RAISES.format("ImportError")]
+)
+def test_a_program_cannot_name_the_module_that_a_test_lacks(sandbox, test, program):
+    assert outcome(sandbox, program, test, functions=["f"]) == ["failed"]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def g():\n    from no_such_module import h\n    return h\nassert f(1) == g()",
+        "if True:\n    assert f(1) == 1\n    import os, no_such_module.part",
+        "from os import no_such_name\nassert f(1) == 1",
+        "import importlib\nimportlib.import_module('no_such_module')\nassert f(1) == 1",
+    ],
+)
+def test_a_module_that_the_text_of_a_test_names_and_lacks_breaks_it(sandbox, test):
+    assert outcome(sandbox, "def f(x): return 1", test, functions=["f"]) == ["broken"]
+
+
+THREADS = """
+import threading
+seen = []
+def work(x): seen.append(f(x))
+threads = [threading.Thread(target=work, args=[x]) for x in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert all(got == [got[0]] * 2000 for got in seen)
+"""
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "ValueError", "StopIteration", "KeyboardInterrupt"])
+def test_an_exception_in_a_thread_of_a_test_fails_it(sandbox, kind):
+    (verdict,) = verdicts(sandbox, RAISES.format(kind), THREADS, functions=["f"])
+    assert verdict.outcome == "failed"
+    assert "a thread of the test ended" in verdict.why
+
+
+def test_threads_of_a_test_get_their_own_answers(sandbox):
+    program = "def f(x): return [x] * 2000"
+    test = THREADS + "assert sorted(got[0] for got in seen) == list(range(6))"
+    for _ in range(3):
+        assert outcome(sandbox, program, test, functions=["f"]) == ["passed"]
+
+
 def test_a_program_does_not_run_before_its_tests_are_ready(sandbox):
     program = "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        while True: pass\n"
     assert outcome(sandbox, program + "def f(x): return 2", "assert f(1) == 1") == ["failed"]

@@ -60,10 +60,19 @@ def as_root_without(rights, kind, program, folder, python=sys.executable):
     """Runs a program in a new process of root that has lost some rights for good."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("it takes root and setpriv (util-linux) to give up rights of root")
+    return in_new_process(["setpriv", "--bounding-set", rights], kind, program, folder, python)
+
+
+def in_new_process(prefix, kind, program, folder, python=sys.executable):
+    """Runs a program in a sandbox that a new process chooses, whose PATH has bubblewrap."""
     folder.chmod(0o755)
+    path = os.environ["PATH"]
+    if shutil.which("bwrap") is None and (found := bubblewrap.binaries()):
+        # That of the package, which another interpreter does not look for.
+        path = f"{Path(found[0]).parent}{os.pathsep}{path}"
     return subprocess.run(
-        ["setpriv", "--bounding-set", rights, python, "-c", TRIAL, kind, program],
-        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
+        [*prefix, python, "-c", TRIAL, kind, program],
+        env={**os.environ, "PATH": path, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -108,6 +117,21 @@ def test_auto_chooses_nothing_that_opens_settings_of_the_machine(rights, public_
     done = as_root_without(rights, "auto", OPENS_SETTINGS, public_folder)
     assert "opened" not in done.stdout, done
     assert "(user namespace" not in done.stdout
+
+
+@pytest.mark.parametrize("user", ["--map-user=1000", "--map-root-user", "--map-user=65534"])
+def test_root_under_another_name_of_a_user_namespace_is_root(user, public_folder):
+    """The namespace calls root a user of its own, and the kernel still takes it for root."""
+    prefix = ["unshare", "--user", user]
+    if os.geteuid() != 0 or subprocess.run([*prefix, "true"], check=False).returncode:
+        pytest.skip("it takes root, unshare (util-linux) and user namespaces")
+    asked = "from rl_sync.sandbox import bubblewrap as b; print(b.is_root_of_machine())"
+    found = subprocess.check_output([*prefix, sys.executable, "-c", asked], cwd=ROOT, text=True)
+    assert found == "True\n"
+    done = in_new_process(prefix, "bubblewrap", OPENS_SETTINGS, public_folder)
+    assert "refused" in done.stderr, done
+    assert "(user namespace" not in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_variant_that_keeps_root_refuses_to_make_a_command(monkeypatch):

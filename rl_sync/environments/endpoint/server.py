@@ -17,6 +17,7 @@ import http.server
 import json
 import logging
 import re
+import resource
 import secrets
 import selectors
 import socket
@@ -57,8 +58,9 @@ class Access:
       host: the address of this machine that it listens at.
       key: the key that each request must bring, besides that of its episode in the path; None for
         an endpoint that this machine alone reaches.
-      connections: the most connections at once. Others wait; one whose client asks for nothing is
-        closed for them, the longest silent first.
+      connections: the most connections at once, but at most half of the files that the system
+        lets this process open. Others wait; one whose client asks for nothing is closed for them,
+        the longest silent first.
     """
 
     host: str = LOOPBACK
@@ -153,6 +155,11 @@ class _Server(socketserver.ThreadingTCPServer):
         self.endpoint, self.is_closing = endpoint, False
         self._changed = threading.Condition()
         self._taken = 0
+        # Beyond the limit of open files nobody could be accepted, nor a silent client be noticed.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = endpoint.access.connections
+        if files != resource.RLIM_INFINITY:
+            self._most = max(1, min(self._most, files // 2))
         self._silent: collections.OrderedDict[socket.socket, float] = collections.OrderedDict()
         if ":" in endpoint.access.host:
             self.address_family = socket.AF_INET6
@@ -161,7 +168,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begins a thread for a connection, as soon as there is room."""
         with self._changed:
-            while self._taken >= self.endpoint.access.connections and not self.is_closing:
+            while self._taken >= self._most and not self.is_closing:
                 self._close_silent()
                 self._changed.wait(_CLOSING_POLL_SECS)
             self._taken += 1

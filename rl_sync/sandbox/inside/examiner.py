@@ -20,6 +20,7 @@ the program for something) and `tests`: each a `text`, or a `call` with `args`, 
 from __future__ import annotations
 
 import _ast as ast
+import _thread
 import builtins
 import math
 import sys
@@ -79,7 +80,7 @@ class Pipe:
       lost: whether the program ended, or sent what cannot be understood.
       fault: the reason why the current test fails, whatever it makes of it; "" for none.
       asked: whether the program was asked for anything yet.
-      raised: the last exception that came from the program.
+      raised: the exceptions that came from the program in the current test.
     """
 
     def __init__(self, answers: Any, requests: Any, in_place: Any = (), knows_nan: bool = True):
@@ -87,11 +88,12 @@ class Pipe:
         self._in_place, self._knows_nan = frozenset(in_place), knows_nan
         self._changed: list[tuple[Any, Any]] = []
         self.last, self.lost, self.fault, self.asked = "", False, "", False
-        self.raised: BaseException | None = None
+        self.raised: list[BaseException] = []
+        self._turn = _thread.allocate_lock()
 
     def begin(self) -> None:
         """Forgets the last test."""
-        self.last, self.fault, self._changed = "", "", []
+        self.last, self.fault, self._changed, self.raised = "", "", [], []
 
     def undo(self) -> None:
         """Takes back what the program changed in arguments of the current test."""
@@ -150,7 +152,7 @@ class Pipe:
             raise
         self.last = ""
         if kind == "raised":
-            self.raised = value
+            self.raised.append(value)
             self.last = f"{shown} raised {type(value).__name__}: {value}" if shown else ""
             if type(value) is ProgramError:
                 self.last = f"{shown} raised {value}" if shown else ""
@@ -167,27 +169,28 @@ class Pipe:
 
     def _exchange(self, request: list) -> tuple[str, Any, dict]:
         """Sends a request, and returns the kind of the answer, its value and changed arguments."""
-        if self.lost:
-            raise LostError("the program ended before its tests did")
-        self.lost = True
-        try:
-            write_message(self._requests, request)
-            answer = read_message(self._answers, _MOST_BYTES)
-        except BrokenPipeError:
-            answer = None
-        if answer is None:
-            raise LostError("the program ended before its tests did")
-        match answer:
-            case ["value", value, dict(changed)]:
-                found = ("value", decode(value), {k: decode(v) for k, v in changed.items()})
-            case ["raised", str(name), str(text)]:
-                found = ("raised", _exception(name, text), {})
-            case ["refused", str(why)]:
-                found = ("refused", why, {})
-            case _:
-                raise MessageError("an answer of an unknown kind")
-        self.lost = False
-        return found
+        with self._turn:  # Tests may have threads, and each wants its own answer.
+            if self.lost:
+                raise LostError("the program ended before its tests did")
+            self.lost = True
+            try:
+                write_message(self._requests, request)
+                answer = read_message(self._answers, _MOST_BYTES)
+            except BrokenPipeError:
+                answer = None
+            if answer is None:
+                raise LostError("the program ended before its tests did")
+            match answer:
+                case ["value", value, dict(changed)]:
+                    found = ("value", decode(value), {k: decode(v) for k, v in changed.items()})
+                case ["raised", str(name), str(text)]:
+                    found = ("raised", _exception(name, text), {})
+                case ["refused", str(why)]:
+                    found = ("refused", why, {})
+                case _:
+                    raise MessageError("an answer of an unknown kind")
+            self.lost = False
+            return found
 
     def _change(self, arguments: dict, changed: dict) -> None:
         """Changes arguments in place as the program did."""
@@ -292,10 +295,12 @@ def serve(path: str) -> None:
     pipe = Pipe(answers, requests, examination["in_place"], knows_nan)
     pipe.asked = examination["asked"]
     try:
-        codes, namespace = _prepare(examination, texts, pipe)
+        codes, namespace, imports = _prepare(examination, texts, pipe)
     except Exception as error:
         report(-1, "broken", f"the tests do not run: {_describe(error)}")
         return
+    if any("thread" in text.lower() for text in texts):
+        _heed_threads(pipe)
     outcome = _outcome(lambda: pipe.ask("", ["start"]), pipe)
     report(-1, *outcome)
     if outcome[0] != "passed":
@@ -306,7 +311,7 @@ def serve(path: str) -> None:
         if pipe.lost:
             break
         pipe.begin()
-        outcome = _outcome(lambda t=test, c=code: _run(t, c, namespace, pipe), pipe)
+        outcome = _outcome(lambda t=test, c=code: _run(t, c, namespace, pipe), pipe, imports)
         if outcome[0] != "passed":
             pipe.undo()
         elif number == last and not pipe.asked:
@@ -314,8 +319,20 @@ def serve(path: str) -> None:
         report(number, *outcome)
 
 
-def _prepare(examination: dict, texts: list[str], pipe: Pipe) -> tuple[list, dict]:
-    """Compiles the tests, and makes the names that they use."""
+def _heed_threads(pipe: Pipe) -> None:
+    """Has the current test fail where a check in a thread does, which Python only prints."""
+    import threading
+
+    def note(ended: Any) -> None:
+        error = ended.exc_value
+        if isinstance(error, AssertionError | ProgramError) or _is_among(error, pipe.raised):
+            pipe.refuse(f"a thread of the test ended with {_describe(error)}")
+
+    threading.excepthook = note
+
+
+def _prepare(examination: dict, texts: list[str], pipe: Pipe) -> tuple[list, dict, set]:
+    """Compiles the tests, makes the names that they use, and finds the places of their imports."""
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     module = type(sys)("solution")
     module.__getattr__ = lambda name: Function(pipe, name)  # type: ignore[method-assign]
@@ -324,8 +341,15 @@ def _prepare(examination: dict, texts: list[str], pipe: Pipe) -> tuple[list, dic
     trees: list[Any] = [compile(text, "<tests>", "exec", ast.PyCF_ONLY_AST) for text in texts]
     for tree in trees:
         _catch_stand_ins(tree)
+    files = [f"<test {number}>" for number in range(len(trees))]
+    imports = {
+        (file, node.lineno)
+        for file, tree in zip(files, trees, strict=True)
+        for node in _walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) or _imports_constant(node)
+    }
     setup = trees.pop(0)
-    exec(compile(setup, "<setup>", "exec"), namespace)
+    exec(compile(setup, files.pop(0), "exec"), namespace)
     entry_point = examination["entry_point"]
     proxies = {name: Function(pipe, name) for name in examination["functions"]}
     proxies |= {name: Class(pipe, name) for name in examination["classes"]}
@@ -344,7 +368,17 @@ def _prepare(examination: dict, texts: list[str], pipe: Pipe) -> tuple[list, dic
             "the program in `functions`"
         )
     namespace.update({name: Function(pipe, name) for name in undefined})
-    return [compile(tree, "<tests>", "exec") for tree in trees], namespace
+    codes = [compile(tree, file, "exec") for tree, file in zip(trees, files, strict=True)]
+    return codes, namespace, imports
+
+
+def _imports_constant(node: Any) -> bool:
+    """Tells whether a node calls a function that imports a module whose name stands there."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    is_constant = all(isinstance(argument, ast.Constant) for argument in node.args)
+    return name in ("__import__", "import_module") and is_constant
 
 
 def _catch_stand_ins(tree: Any) -> None:
@@ -458,8 +492,13 @@ def equal(got: Any, expected: Any, tolerance: float) -> bool:
     return bool(got == expected)
 
 
-def _outcome(action: Any, pipe: Pipe) -> tuple[str, str]:
-    """Runs an action and returns `passed`, `failed` or `broken` with the reason."""
+def _outcome(action: Any, pipe: Pipe, imports: Any = ()) -> tuple[str, str]:
+    """Runs an action and returns `passed`, `failed` or `broken` with the reason.
+
+    Args:
+      imports: the places of imports in the tests' texts. A module that is missing elsewhere is the
+        test's fault as long as it has not asked the program, which may have named it.
+    """
     try:
         action()
     except BaseException as error:
@@ -467,13 +506,29 @@ def _outcome(action: Any, pipe: Pipe) -> tuple[str, str]:
             return "failed", pipe.fault
         if isinstance(error, TestError):
             return "broken", str(error)
-        if isinstance(error, ImportError) and error is not pipe.raised:
+        is_of_test = isinstance(error, ImportError) and not _is_among(error, pipe.raised)
+        if is_of_test and (not pipe.last or _place_of(error) in imports):
             return "broken", f"the test lacks a module: {error}"
         reason = _describe(error)
         if reason in pipe.last:
             return "failed", pipe.last
         return "failed", f"{pipe.last}; {reason}" if pipe.last and reason else pipe.last or reason
     return ("failed", pipe.fault) if pipe.fault else ("passed", "")
+
+
+def _is_among(error: BaseException, errors: list[BaseException]) -> bool:
+    return any(error is one for one in errors)
+
+
+def _place_of(error: BaseException) -> tuple[str, int] | None:
+    """Returns the file and the line of the tests' texts that an error comes from."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith("<test "):
+            found = file, trace.tb_lineno
+        trace = trace.tb_next
+    return found
 
 
 def _describe(error: BaseException) -> str:
