@@ -115,7 +115,7 @@ def test_an_alarm_about_completions_shows_three_of_them(tmp_path):
     for step in (9, 10):
         write_step(path, step, completion=HOSTILE, why="no number at the end")
     text = client_of(path).get("/").text
-    table = text[text.index('class="examples"') : text.index("</table>")]
+    table = text[text.index('class="examples ') : text.index("</table>")]
     assert table.count("<tr><td") == 3
     assert table.count("no number at the end") == 3
     assert "step=10" in table
