@@ -18,4 +18,5 @@ def get_config() -> ConfigDict:
     config.algorithm.name = "reward_model"
     config.trainer.update({"steps": 400, "groups_per_step": 128, "group_size": 2})
     config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine", "updates_per_batch": 1})
+    config.evaluation.every_steps = 100
     return config

@@ -12,8 +12,10 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 360, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
 _BUCKETS = 160
+_DIGITS, _MOST_DIGITS = 4, 9
 _ROUNDING = 1e-6
-"""Numbers less far below 0 are 0: a share that is computed in float32 may be −3e-8."""
+"""Numbers less far below 0 are 0: a share that is computed in float32 may be −3e-8. Numbers that
+differ by a smaller part of themselves are a constant."""
 
 
 class Series(NamedTuple):
@@ -117,12 +119,13 @@ def chart(
 def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Returns round numbers, evenly spaced, that enclose two numbers.
 
-    Numbers that are below 0 by rounding alone are 0. A single number has an axis from 0.
+    Numbers that are below 0 by rounding alone are 0. A single number has an axis from 0, and so
+    have two that differ by rounding alone.
     """
     if -_ROUNDING < low < 0:
         low, high = 0.0, high if high > _ROUNDING else 0.0
-    if high <= low:
-        low, high = (min(low, 0.0), max(low, 0.0)) if low else (0.0, 1.0)
+    if high - low <= _ROUNDING * max(abs(low), abs(high)):
+        low, high = (min(low, 0.0), max(high, 0.0)) if low or high else (0.0, 1.0)
     rough = (high - low) / (most - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
@@ -173,11 +176,11 @@ def _finite(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, f
 
 def _axes(x: _Scale, y: _Scale, ticks: Sequence[float], x_unit: str) -> str:
     lines = []
-    for tick in ticks:
+    for tick, mark in zip(ticks, _marks(ticks), strict=True):
         lines.append(
             f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>'
             f'<text class="tick" x="{_LEFT - 4}" y="{y(tick) + 3}" text-anchor="end">'
-            f"{short(tick)}</text>"
+            f"{mark}</text>"
         )
     for value, anchor in ((x.low, "start"), (x.high, "end")):
         lines.append(
@@ -190,6 +193,16 @@ def _axes(x: _Scale, y: _Scale, ticks: Sequence[float], x_unit: str) -> str:
         f"{escape(x_unit)}</text>"
     )
     return "".join(lines)
+
+
+def _marks(ticks: Sequence[float]) -> list[str]:
+    """Writes the numbers of an axis with as many digits as tell them apart."""
+    marks = [short(tick) for tick in ticks]
+    for digits in range(_DIGITS + 1, _MOST_DIGITS + 1):
+        if len(set(marks)) == len(marks):
+            break
+        marks = [short(tick, digits) for tick in ticks]
+    return marks
 
 
 def _area(area: Area, x: _Scale, y: _Scale) -> str:
@@ -218,11 +231,12 @@ def _curve(series: Series, x: _Scale, y: _Scale) -> str:
     )
 
 
-def short(value: float) -> str:
-    """Writes a number in few characters."""
+def short(value: float, digits: int = _DIGITS) -> str:
+    """Writes a number in few characters; whole where its digits end before the point."""
     if abs(value) < _ROUNDING**2:
         return "0"
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        mantissa, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else ("", "")
-        return f"{mantissa}e{int(exponent)}" if mantissa else f"{value:.3g}"
-    return f"{value:.4g}"
+        mantissa, _, exponent = f"{value:.{digits - 1}g}".partition("e")
+        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e" in text else text

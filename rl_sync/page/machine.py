@@ -57,6 +57,11 @@ class Machine:
                 lines.append((secs, cpu_secs, int(memory_bytes)))
 
     @property
+    def last_secs(self) -> float:
+        """The time of the newest line, in Unix seconds; 0 without any."""
+        return max((lines[-1][0] for lines in self._lines.values() if lines), default=0.0)
+
+    @property
     def now(self) -> list[Usage]:
         """The use of each process at its last line, by name."""
         found = []

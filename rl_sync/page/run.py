@@ -16,6 +16,7 @@ from rl_sync.page.flow import Flow
 from rl_sync.page.machine import Machine
 from rl_sync.page.progress import Progress
 from rl_sync.page.samples import Samples
+from rl_sync.page.text import duration
 from rl_sync.workdir import Workdir
 
 _SILENT_SECS = 120.0
@@ -81,10 +82,10 @@ class Run:
             if outcome.failed is not None:
                 return "failed"
             return "finished" if outcome.stopped is None else "stopped"
-        silent_secs = time.time() - self.last_secs
+        silent_secs = time.time() - max(self.last_secs, self.machine.last_secs)
         if silent_secs < _SILENT_SECS:
             return "live"
-        return f"no record for {silent_secs / 60:.0f} minutes"
+        return f"no record for {duration(silent_secs)}"
 
     @property
     def left_secs(self) -> float | None:
@@ -96,16 +97,19 @@ class Run:
             return None
         return pace.left_secs(steps, time.time())
 
-    def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Returns sizes and times of the files, which change when there is something new."""
-        return tuple(_sizes(self._workdir))
+    def stamp(self) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """Returns the state, and sizes and times of the files: they change with what is shown.
+
+        No file tells that a run was killed.
+        """
+        return self.state, tuple(_sizes(self._workdir))
 
 
 def _sizes(workdir: Path) -> Iterator[tuple[int, int]]:
     at = Workdir(workdir)
     last_part = [part.path for part in parts(workdir)][-1:]
     paths = [at.outcome, at.metrics, at.ledger, at.consumed, at.restarts, at.config, *last_part]
-    for path in [*paths, *sorted(at.spans.glob("*.jsonl"))]:
+    for path in [*paths, *sorted(at.spans.glob("*.jsonl")), *sorted(at.usage.glob("*.jsonl"))]:
         try:
             found = path.stat()
             yield found.st_size, found.st_mtime_ns

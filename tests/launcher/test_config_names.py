@@ -38,3 +38,9 @@ def test_all_files_in_configs_have_a_name_and_a_description():
     assert set(packaged.names()) == files
     assert all(packaged.description(name) for name in files)
     assert packaged.path_of("__init__") is None
+
+
+@pytest.mark.parametrize("name", sorted({*packaged.names()} - {"base"}))
+def test_a_config_of_the_package_evaluates_between_its_first_step_and_its_last(name):
+    config = config_file.load(name)
+    assert 0 < 2 * config.evaluation.every_steps <= config.trainer.steps

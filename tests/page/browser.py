@@ -8,6 +8,7 @@ SERVER is the number of the process that serves the page.
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -15,8 +16,21 @@ from pathlib import Path
 from playwright.sync_api import expect, sync_playwright
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-VIEWS = ("", "curves", "rollouts", "group?step={}&lease={}", "timeline", "flow")
+VIEWS = (
+    "",
+    "curves?x=seconds&smooth=0.6",
+    "rollouts",
+    "group?step={}&lease={}",
+    "timeline",
+    "flow",
+    "settings",
+    "logs",
+)
 QUICK_SECS = 1.0
+CONNECTED = re.compile("live|finished|stopped|failed|no record")
+CUT = """[...document.querySelectorAll("nav a, td, th")]
+    .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+    .map((one) => one.innerText)"""
 BOTTOM = "Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)"
 
 
@@ -38,10 +52,11 @@ def main(address: str, server: str, workdir: str, pictures: str, *group: str) ->
                 view = name.format(*group or ("2", "4"))
                 before = cpu_secs(int(server))
                 page.goto(address + view)
-                expect(page.locator("#live.on")).to_be_visible(timeout=30_000)
+                expect(page.locator("#live")).to_have_text(CONNECTED, timeout=30_000)
                 assert cpu_secs(int(server)) - before < QUICK_SECS, view
                 wide = page.evaluate("document.documentElement.scrollWidth")
                 assert wide <= width, f"{view} is {wide} px wide"
+                assert page.evaluate(CUT) == [], f"{view} hides cells at {width} px"
                 if view.startswith("group"):
                     page.click("button[data-colour=ratio]")
                 page.wait_for_timeout(300)
@@ -71,6 +86,7 @@ def check(page, address: str, workdir: Path) -> None:
     with open(workdir / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
     expect(page.locator("#step0")).to_have_text("1001", timeout=8000)
+    expect(page.locator("#live.on")).to_have_text("● live")
     # The table is filtered without a reload.
     page.goto(address + "rollouts")
     page.fill("[name=text]", "2000+1")

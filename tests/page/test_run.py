@@ -229,6 +229,22 @@ def test_axes_of_constants_begin_at_0_and_rounding_is_no_negative_share():
     assert short(-0.0) == "0"
 
 
+def test_a_constant_with_errors_of_rounding_has_the_axis_of_a_constant():
+    rounded = 0.7, 0.7 + 1e-16
+    assert nice_ticks(*rounded)[0] == 0.0
+    assert nice_ticks(-3.0, -3.0 + 1e-9)[-1] == 0.0
+    smooth = smoothed([(x, 0.0014) for x in range(12)], 0.6)
+    assert len({y for _, y in smooth}) > 1
+    assert "<polyline" in chart([Series("a", smooth)])
+
+
+def test_the_marks_of_an_axis_differ_and_thousands_are_whole():
+    svg = chart([Series("a", [(8, 0.99991), (82090, 0.99995)])])
+    marks = re.findall(r'text-anchor="end">([^<]*)<', svg)
+    assert len(set(marks)) == len(marks)
+    assert marks[-1] == "82090"
+
+
 def test_a_log_axis_has_powers_of_ten_and_leaves_out_what_is_not_positive():
     assert log_ticks(0.003, 40.0) == [0.001, 0.1, 10.0, 1000.0]
     assert log_ticks(1.0, 1.0) == [1.0, 10.0]

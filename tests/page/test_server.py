@@ -118,7 +118,7 @@ def test_an_alarm_about_completions_shows_three_of_them(tmp_path):
     for step in (9, 10):
         write_step(path, step, completion=HOSTILE, why="no number at the end")
     text = client_of(path).get("/").text
-    table = text[text.index('class="examples"') : text.index("</table>")]
+    table = text[text.index('class="examples ') : text.index("</table>")]
     assert table.count("<tr><td") == 3
     assert table.count("no number at the end") == 3
     assert "step=10" in table
@@ -131,7 +131,9 @@ def test_metrics_are_found_by_words_of_their_names_and_meanings(client):
     assert ">reward_mean</figcaption>" in named
     assert ">reward_min</figcaption>" not in named
     assert ">staleness_max</figcaption>" in client.get("/curves?find=greatest staleness").text
-    assert "<figcaption" not in client.get("/curves?find=no such thing").text
+    nothing = client.get("/curves?find=no such thing").text
+    assert "<figcaption" not in nothing
+    assert "No metric has these words." in nothing
 
 
 def test_a_smoothed_curve_stands_before_the_faint_one_of_its_numbers(client):
@@ -167,6 +169,32 @@ def test_a_run_that_has_ended_or_gone_silent_does_not_count_as_live(tmp_path):
     live = client_of(path).get("/")
     assert live.headers["x-state"] == "live"
     assert " left" in live.text
+
+
+def test_an_open_page_is_told_when_a_run_goes_silent(tmp_path, monkeypatch):
+    path = write_run(tmp_path / "run")
+    append(Workdir(path).metrics, metrics(5, time=time.time()))
+    (run,) = open_runs([path])
+    run.refresh()
+    before, now = run.stamp(), time.time()
+    assert (run.state, run.stamp()) == ("live", before)
+    monkeypatch.setattr("rl_sync.page.run.time.time", lambda: now + 310)
+    assert run.state == "no record for 5 minutes"
+    assert run.stamp() != before
+    monkeypatch.setattr("rl_sync.page.run.time.time", lambda: now + 86400)
+    assert run.state == "no record for 24 hours"
+
+
+def test_a_run_whose_processes_record_their_use_of_the_machine_is_live(tmp_path):
+    path = write_run(tmp_path / "run")
+    usage = Workdir(path).usage / "trainer.jsonl"
+    append(usage, {"time": time.time(), "cpu_secs": 1.0, "memory_bytes": 1})
+    (run,) = open_runs([path])
+    run.refresh()
+    assert run.state == "live", "it may compile for long"
+    before = run.stamp()
+    append(usage, {"time": time.time(), "cpu_secs": 2.0, "memory_bytes": 1})
+    assert run.stamp() != before
 
 
 def test_the_use_of_the_machine_is_shown_for_each_process(tmp_path):
