@@ -138,7 +138,9 @@ class Delivery:
                 self._explorer.rewarded(group, row)
                 for group, row in zip(groups, by_group, strict=True)
             ]
-            self._session.facts["reward"] = float(np.mean([group.rewards for group in groups]))
+            known = [group.rewards[group.completion_mask.any(axis=1)] for group in groups]
+            scores = np.concatenate(known)
+            self._session.facts["reward"] = float(scores.mean()) if scores.size else None
             return self._screened(groups)
 
     def _written(self, group: Group) -> list[Written]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -177,7 +178,7 @@ class Stepping:
         self._session.facts.update(
             step=step,
             version=step,
-            reward=values["reward_mean"],
+            reward=values["reward_mean"] if math.isfinite(values["reward_mean"]) else None,
             tokens_per_sec=values["tokens_per_sec"],
             staleness=values["staleness_mean"],
         )

@@ -96,7 +96,9 @@ class Replay:
 
 def rewarded(group, rewards):
     new = Group(group.lease_id)
-    new.rewards, new.endings = rewards, group.endings
+    known = ~np.isnan(rewards)
+    new.rewards, new.endings = np.where(known, rewards, 0), group.endings
+    new.completion_mask = group.completion_mask & known[:, None]
     return new
 
 
@@ -141,6 +143,15 @@ def test_the_master_is_told_of_every_failed_beginning_and_decides_about_the_grou
     )
     assert decode(encode(screened.event.failed)) == screened.event.failed
     assert [items for _, items, _ in one._replay.inserted] == [[{"n": 8}]]
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean"), [([1.0, None, 0.5, None], 0.75), ([None, None, None, None], None)]
+)
+def test_the_reward_that_an_explorer_shows_is_of_what_was_judged(scores, mean):
+    session = Session(scores)
+    delivery(session).deliver([Group(7), Group(8)])
+    assert session.facts["reward"] == mean
 
 
 def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_off():

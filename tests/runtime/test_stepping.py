@@ -263,3 +263,13 @@ def test_steps_in_whose_batch_nothing_was_judged_are_counted_and_said_once_a_row
     said = [text for text in caplog.messages if "could be judged" in text]
     assert [text.partition(":")[0] for text in said] == ["Trainer step 1", "Trainer step 4"]
     assert run.failures == []
+    assert run.facts["reward"] == 1.0
+
+
+def test_a_step_of_which_nothing_was_judged_shows_no_reward(run):
+    run.arrays = {"reward_mean": float("nan")}
+    run.stepping.take(0, 1, _groups(1), [])
+    run.computations[-1].done.set()
+    run.stepping.settle()
+    assert run.facts["step"] == 1
+    assert run.facts["reward"] is None

@@ -32,7 +32,8 @@ _REWRITES: _Rules = [
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"\*\*(?=\S)(.*?)(?<=\S)\*\*(?![\w(])", r"\1"),  # Bold in Markdown.
         (r"\\(?:displaystyle|textstyle|limits|nolimits)(?![A-Za-z])", ""),
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?", ""),
+        (r"\\[lr]?vert(?![A-Za-z])", "|"),
         (r"\\[!]", ""),
         (r"(?<!\\)\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~", " "),
         (r"\{,\}", ","),
@@ -54,6 +55,7 @@ _REWRITES: _Rules = [
         (r"(\\(?:frac|binom)\s*\{(?:[^{}]|\{[^{}]*\})*\})\s*"
          r"(\d|[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}"),
         (r"(\\sqrt)\s*(\d|[A-Za-z](?![A-Za-z]))", r"\1{\2}"),
+        (r"\^\s*(\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\})", r"^{\1}"),
         (r"\\text\{\s*\}", ""),
         (r"\s+", " "),
     ]
@@ -121,6 +123,9 @@ _TO_LATEX: _Rules = [
     (re.compile(pattern), to)
     for pattern, to in [
         (r"\*\*", "^"),
+        (r"(\\?(?:sin|cos|tan|cot|sec|csc) ?)"
+         r"(?:(\d+(?:\.\d+)?) ?°|([({]) ?(\d+(?:\.\d+)?) ?° ?([)}]))",
+         r"\1(\2\4 \\cdot \\frac{\\pi}{180})"),
         (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (rf"(?<![\\A-Za-z])({_WORDS})(?![A-Za-z])", r"\\\1 "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),

@@ -42,7 +42,10 @@ _NUMBER = re.compile(
     r")(?P<rest>(?: ?%)?.*)$"
 )
 _LIKELY_VARIABLES = {"n", "j", "w", "v"}  # `5 n` is 5 times n, but `5 m` is five metres.
-CURRENCY_RATIO = {("$", "¢"): 100, ("€", "¢"): 100, ("£", "pence"): 100}
+CURRENCY_RATIO = dict.fromkeys(
+    (("$", "¢"), ("$", "pence"), ("€", "¢"), ("£", "pence")),
+    100,  # Cents are called pennies, too.
+)
 """By a currency and its hundredth: how many of these are one of that."""
 
 

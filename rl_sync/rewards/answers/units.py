@@ -6,7 +6,7 @@ import re
 
 _ALIASES = {
     "°": "degree degrees deg", "$": "dollar dollars usd bucks", "¢": "cent cents",
-    "€": "euro euros eur", "£": "pound_sterling gbp quid", "pence": "penny",
+    "€": "euro euros eur", "£": "pound_sterling gbp quid", "pence": "penny pennies",
     "¥": "yen yuan rmb cny jpy",
     "₹": "rupee rupees rs inr",
     "m": "meter meters metre metres", "cm": "centimeter centimeters centimetre centimetres",
@@ -59,7 +59,7 @@ class UnitError(ValueError):
 
 def scale(word: str) -> int | None:
     """Returns the number that a word such as `million` multiplies by; None for another word."""
-    return _SCALES.get(word.lower())
+    return _SCALES.get(word.lower().removesuffix("s"))
 
 
 def unit(text: str, is_marked: bool) -> str:

@@ -136,7 +136,7 @@ _CLOSINGS = {r"\}": "}", r"\rangle": ")", ")": ")", "]": "]", "}": "}", "[": ")"
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|lt|gt)(?![A-Za-z])")
 _BUILDER = re.compile(
     r" ?[A-Za-z] ?(?:\\in ?\\mathbb ?\{? ?R ?\}? ?)?(?:\\mid(?![A-Za-z])|\||:|\\colon)"
-    r"(.*(?:[<>]|\\(?:le|ge|lt|gt)(?![A-Za-z])).*)"
+    r"(.*(?:[<>]|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])).*)"
 )
 """`x \\mid x > 3`, between the braces of a set."""
 _MEASURED = re.compile(

@@ -24,12 +24,15 @@ from rl_sync.rewards.school.question import (
 _TITLE = re.compile("[A-Z][a-z]{2,}")
 WAY_OUT = 'pip install "rl_sync[k12]"'
 _NUMBER = re.compile(
-    r"([-+]? ?\$?)((?:[-+]? ?(?:\d[\d,]*(?: \d{3})*\.?\d*|\.\d+)(?: ?\d+ ?/ ?\d+| ?/ ?\d+)?"
+    r"([-+]? ?[$€£¥₹]?)((?:[-+]? ?(?:\d[\d,]*(?: \d{3})*\.?\d*|\.\d+)(?: ?\d+ ?/ ?\d+| ?/ ?\d+)?"
     r"|(?:\d+ ?)?\\frac ?\{[^{}]*\} ?\{[^{}]*\})"
     r"(?: ?(?:\\times|\\cdot|x|\*) ?10 ?\^ ?\{?-?\d+\}?|[eE][-+]?\d+(?![\w]))?)\s*(.*)$"
 )
 # Powers have one digit and no power of their own, so that reading a unit costs nothing.
-_FACTOR = r"\(?[A-Za-zµμΩ°$%€£¢]+\.?(?:\^?\{?-?[1-9]\}?(?![\d^]))?\)?"
+_FACTOR = r"\(?[A-Za-zµμΩ°$%€£¢¥₹]+\.?(?:\^?\{?-?[1-9]\}?(?![\d^]))?\)?"
+_SIGNS = "$€£¥₹ "
+_JOINED = re.compile(r"\b([kmM]?[NVWA])(m|s)\b")
+"""Products that are written without a sign, such as `Nm`; pint has other units of these names."""
 _UNIT = re.compile(rf"{_FACTOR}(?:(?: ?[*·/] ?| ){_FACTOR}){{0,6}}$")
 
 
@@ -115,12 +118,13 @@ def quantity(text: str) -> Quantity | None:
     """Reads a number and its unit; None if the text is something else."""
     plain = without_text_commands(re.sub(r"^[^=]{0,40}=(?!.*=)", "", unified(text))).strip()
     match = _NUMBER.match(plain)
-    if match is None or (found := number(match[1].replace("$", "") + match[2])) is None:
+    if match is None or (found := number(match[1].strip(_SIGNS) + match[2])) is None:
         return None
-    name, value = match[3].rstrip(" .") or ("$" if "$" in match[1] else ""), found.value
+    money = match[1].lstrip("+- ")
+    name, value = match[3].rstrip(" .") or money, found.value
     while name and (factor := scale(name.split()[0])) is not None:
         name, value = name.partition(" ")[2].strip(), value * factor
-        name = name or ("$" if "$" in match[1] else "")
+        name = name or money
     if name in {"%", "percent", "per cent"}:
         return Quantity(value / 100, "")
     if name and not _UNIT.match(name):
@@ -174,16 +178,20 @@ def _parsed(name: str) -> Any:
     spelled = re.sub(r"\bdeg\s*([CF])\b", r"deg\1", spelled)
     spelled = re.sub(r"\bsq(?:uare|\.)?\s+(\w+)", r"\1^2", spelled)
     spelled = re.sub(r"\bcu(?:bic|\.)?\s+(\w+)", r"\1^3", spelled)
-    spelled = re.sub(r"\bkmh\b", "km/h", spelled)
+    spelled = _JOINED.sub(r"\1*\2", re.sub(r"\bkmh\b", "km/h", spelled))
     spellings = [spelled.strip(), spelled.strip().lower()]
     if _TITLE.fullmatch(spellings[0]):
         spellings.reverse()  # `Min` at the start of a line is no megainch.
-    for one in spellings:
-        try:
-            return _registry().parse_units(one)
-        except Exception:  # pint raises errors of its tokenizer, of Python's, and its own.
-            continue
-    return None
+    return next((found for one in spellings if (found := _known(one)) is not None), None)
+
+
+@functools.lru_cache(maxsize=256)
+def _known(spelled: str) -> Any:
+    """Returns pint's unit of a name as it is spelled, with case; None if it has none."""
+    try:
+        return _registry().parse_units(spelled)
+    except Exception:  # pint raises errors of its tokenizer, of Python's, and its own.
+        return None
 
 
 def _in_unit(given: Quantity, to: str) -> Fraction | None:
@@ -203,11 +211,21 @@ def _in_unit(given: Quantity, to: str) -> Fraction | None:
         if (ratio := CURRENCY_RATIO.get(names)) is not None:
             return given.value * ratio
         return given.value if names[0] == names[1] else None
-    is_same = names[0] == names[1]
+    is_same = names[0] == names[1] and not _differ_by_case(given.unit, to)
     if is_same and not is_installed():
         return given.value
     converted = _converted(given, to)
     return given.value if converted is None and is_same else converted
+
+
+def _differ_by_case(one: str, other: str) -> bool:
+    """Says whether two spellings differ in case alone, and pint knows both as they are."""
+    return (
+        is_installed()
+        and one != other
+        and one.lower() == other.lower()
+        and all(_known(_JOINED.sub(r"\1*\2", each)) is not None for each in (one, other))
+    )
 
 
 def _converted(given: Quantity, to: str) -> Fraction | None:

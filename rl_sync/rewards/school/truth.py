@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from rl_sync.rewards.answers.notation import unified
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import Marks, refuse
 from rl_sync.rewards.school.wording import tokens
 
 _END = re.compile(r"[.,;:!\n]|\s(?:because|since|as|for)\s|\s[-–—]\s", re.IGNORECASE)
+_QUOTED = re.compile(r'"[^"]*"')
 _ADVERB = re.compile(r"(?:so|thus|hence|therefore)[,\s]\s*", re.IGNORECASE)
 _LEAD = re.compile(
-    r"(?:it's|(?:it|this|that|(?:(?:this|that|given|above) )*"
+    r"(?:(?:it|that)'s|(?:it|this|that|(?:(?:this|that|given|above) )*"
     r"(?:statement|claim|sentence|assertion|proposition)(?: (?:given|above))?)"
     r" (?:is|was|must be)) "
 )
@@ -66,6 +68,11 @@ class TruthQuestion:
 
 def truth(text: str) -> bool | None:
     """Reads true or false, which may be followed by a reason behind a comma or a full stop."""
-    head = _END.split(_ADVERB.sub("", text.strip()), maxsplit=1)[0]
+    head = _END.split(_ADVERB.sub("", _unquoted(text)), maxsplit=1)[0]
     words = " ".join(tokens(head))
     return _MEANINGS.get(_LEAD.sub("", words) if words not in _MEANINGS else words)
+
+
+def _unquoted(text: str) -> str:
+    """Leaves out the statement itself: `The statement "…" is false`."""
+    return _QUOTED.sub("", unified(text)) if "statement" in text.lower() else text.strip()

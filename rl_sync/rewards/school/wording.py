@@ -20,7 +20,7 @@ _NUMBERING = re.compile(r"(?:^|(?<=[\s,;]))\(?(\d{1,2})[.):](?=\s)\s*")
 
 def tokens(text: str) -> list[str]:
     """Returns the words and numbers of a text in lower case, without articles and accents."""
-    plain = without_text_commands(unified(text))
+    plain = re.sub(r"(?<=\s)\\?&(?=\s)", "and", without_text_commands(unified(text)))
     folded = unicodedata.normalize("NFKD", plain.casefold())
     folded = "".join(one for one in folded if not unicodedata.combining(one))
     found = _TOKEN.findall(folded)
