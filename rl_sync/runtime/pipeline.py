@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -202,8 +203,12 @@ def _applied(
         found = function([*given])
         left = given if found is None else list(found)
     except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename != __file__]
+        place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         raise RunError(
-            f"The function {name} of experience.pipeline failed: {type(error).__name__}: {error}"
+            f"The function {name} of experience.pipeline failed: {type(error).__name__}:"
+            f" {error}{place}"
         ) from error
     known = {id(one) for one in given}
     if any(id(one) not in known for one in left):

@@ -226,7 +226,11 @@ def test_a_batch_has_its_groups_as_the_functions_leave_them(make):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("broken", "failed: AttributeError: 'Experience' object has no attribute 'nowhere'"),
+        (
+            "broken",
+            r"failed: AttributeError: 'Experience' object has no attribute 'nowhere' \(.*own\.py,"
+            r" line \d+\)",
+        ),
         ("infinite", r"set reward=inf in a sample of problem 0: it must be a finite number"),
         ("noted", r"set x='much' in a sample of problem 0"),
         ("strange", "returned something that it was not given"),
