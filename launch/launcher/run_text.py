@@ -20,7 +20,7 @@ from rl_sync.observe.spans import read_spans
 from rl_sync.processes import compilation_cache
 from rl_sync.processes.results import Balance, Result, Summary
 from rl_sync.runtime import unsolved
-from rl_sync.runtime.skipped import PHASES, UNJUDGED
+from rl_sync.runtime.skipped import PHASES, UNJUDGED, why_unjudged
 from rl_sync.settings.run import RunSettings
 from rl_sync.workdir import Workdir
 
@@ -102,10 +102,10 @@ def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
                 f" {found.last_step}, were skipped, as they were NaN or infinite."
             )
     if found := result.skipped.get(UNJUDGED):
+        why = why_unjudged(has_pipeline="pipeline/left_out" in (result.rl or {}))
         lines.append(
             f"ALARM: {found.updates} updates, from {PHASES['rl']} {found.first_step} to"
-            f" {found.last_step}, were not taken, as none of their completions could be judged:"
-            " judgements.jsonl says why."
+            f" {found.last_step}, were not taken, as {why}."
         )
     if result.transfer is not None:
         lines.append(result.transfer)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
 from rl_sync.environments.hosts.construction import Construction
-from rl_sync.environments.interface import Message, Outcome, Reply, Turn
+from rl_sync.environments.interface import Message, Outcome, Reply, Turn, players_of
 from rl_sync.spelling import require_one_of
 
 _SET = "task_set"  # As in rl_sync.rewards.by_set.
@@ -36,14 +36,18 @@ class BySet:
         Raises:
           ValueError: one cannot be made, or cannot run on this machine.
         """
-        for maker in constructions(environments).values():
-            maker.check()
+        for part in cls.parts_of(**environments):
+            part.check()
 
     @classmethod
-    def charset_of(cls, **environments: str) -> str:
-        """Returns the characters that the environments of the sets write."""
-        makers = constructions(environments).values()
-        return "".join(getattr(one.maker, "charset", "") for one in makers)
+    def parts_of(cls, **environments: str) -> Collection[Construction]:
+        """Returns the constructors of the sets' environments."""
+        return constructions(environments).values()
+
+    @property
+    def players(self) -> int:
+        """The number of players of the episode's game."""
+        return 1 if self._env is None else players_of(self._env)
 
     def reset(self, task: Mapping[str, Any], seed: int) -> Any:
         """Begins an episode of the row's set."""
@@ -59,11 +63,10 @@ class BySet:
             return Outcome({}, why=_JUDGED)
         return self._env.step(reply)
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Closes the environment of the last episode."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        env, self._env = self._env, None
+        return None if env is None else env.close()
 
 
 def constructions(environments: Mapping[str, str]) -> dict[str, Construction]:

@@ -114,10 +114,11 @@ _OPTIMIZATION = (
     ),
     Metric(
         "unjudged_updates",
-        "Updates that changed nothing, since none of their completions could be judged.",
+        "Updates that changed nothing, since none of their completions could be judged, or"
+        " `experience.pipeline` left all out.",
         unit="updates",
         normal="0",
-        alarm="above 0: judgements.jsonl says why",
+        alarm="above 0: judgements.jsonl and `pipeline/left_out` say why",
     ),
 )
 

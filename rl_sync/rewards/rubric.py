@@ -352,13 +352,21 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def example_rows(rows: Sequence[Mapping[str, Any]], count: int) -> list[Judgeable]:
+def example_rows(
+    rows: Sequence[Mapping[str, Any]],
+    count: int,
+    encode: Callable[[str], Sequence[int]] = lambda text: (),
+) -> list[Judgeable]:
     """Returns the first rows with their own answers as completions, to try a rubric with.
 
     Each is as if it were the end of an episode without rewards.
+
+    Args:
+      encode: from an answer to the tokens of such a completion, the end of sequence included.
     """
     ending = Ending({}, {}, "done", "", turns=1)
+    answers = [str(row.get("answer", "")) for row in rows[:count]]
     return [
-        Judgeable(row, Completion(str(row.get("answer", "")), ending=ending))
-        for row in rows[:count]
+        Judgeable(row, Completion(answer, encode(answer), ending=ending))
+        for row, answer in zip(rows, answers, strict=False)
     ]

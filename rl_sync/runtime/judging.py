@@ -338,8 +338,17 @@ class Judging:
                 f" reward.unjudged_limit={limit:g} allows. The last ones:\n  {examples}"
             )
 
+    def _encoded(self, answer: str) -> list[int]:
+        """Encodes an answer as a completion; none where the policy has no tokens for it."""
+        tokenizer = self._task.tokenizer
+        try:
+            return [*tokenizer.encode(answer), tokenizer.eos_id]
+        except ValueError:
+            return []
+
     def _try(self) -> None:
-        items = example_rows([prompt.fields for prompt in self._task.train], _TRIED_ROWS)
+        rows = [prompt.fields for prompt in self._task.train[:_TRIED_ROWS]]
+        items = example_rows(rows, _TRIED_ROWS, self._encoded)
         try:
             judged = self._judge.judge(items)
         except (TimeoutError, OSError, RuntimeError, TypeError) as error:

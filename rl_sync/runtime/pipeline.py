@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
-import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +23,10 @@ from rl_sync.settings.records import require
 from rl_sync.spelling import hint
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group
+
+_NUMBERS = (int, float, np.number, np.bool_)
+_GREATEST = float(np.finfo(np.float32).max)
+"""The greatest reward, which is kept in 32 bits."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -90,7 +94,7 @@ class Pipeline:
           RunError: a function failed, or returned what it must not.
         """
         given = [self._experience(step, group) for group in groups]
-        all_samples = [[*one.samples] for one in given]
+        all_samples = {one: [*one.samples] for one in given}
         left = [*given]
         for name, function in self.functions.items():
             left = _applied(name, function, left, all_samples)
@@ -98,14 +102,14 @@ class Pipeline:
         there = {id(one) for one in left}
         masks = [
             np.array([id(one) in there and id(sample) in kept for sample in samples])
-            for one, samples in zip(given, all_samples, strict=True)
+            for one, samples in all_samples.items()
         ]
         made = [
             _changed(group, samples, mask)
-            for group, samples, mask in zip(groups, all_samples, masks, strict=True)
+            for group, samples, mask in zip(groups, all_samples.values(), masks, strict=True)
         ]
         notes = collections.defaultdict[str, list[float]](list)
-        for samples in all_samples:
+        for samples in all_samples.values():
             for sample in samples:
                 for name, value in sample.notes.items():
                     notes[f"pipeline/{name}"].append(float(value))
@@ -154,13 +158,22 @@ def _made(name: str, options: Mapping[str, Any]) -> Function:
     """Makes a function of a reference; a class is called with the options, and keeps a state."""
     found = resolve(name)
     is_class = inspect.isclass(found)
-    names = list(inspect.signature(found).parameters)[0 if is_class else 1 :]
-    if not is_class and not inspect.signature(found).parameters:
+    signature = inspect.signature(found)
+    if not is_class and not signature.parameters:
         raise ValueError(f"{name} takes nothing, and must take the list of experiences.")
-    for option in options:
-        if option not in names:
-            has = f"it has {', '.join(names)}" if names else "it has none"
-            raise ValueError(f"{name} has no option {option!r}: {has}{hint(option, names)}")
+    given = [*signature.parameters.values()][0 if is_class else 1 :]
+    names = [one.name for one in given if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    try:
+        signature.bind(*(() if is_class else (None,)), **options)
+    except TypeError as error:
+        has = f"it has {', '.join(names)}" if names else "it has none"
+        for option in options:
+            if option not in names:
+                raise ValueError(
+                    f"{name} has no option {option!r}: {has}{hint(option, names)}"
+                ) from error
+        takes = "its options" if is_class else "the list of experiences, and then its options"
+        raise ValueError(f"{name} takes {takes}: {error}; {has}.") from error
     if not is_class:
         return lambda experiences: found(experiences, **options)
     try:
@@ -176,38 +189,63 @@ def _applied(
     name: str,
     function: Function,
     given: list[Experience],
-    all_samples: Sequence[Sequence[Sample]],
+    all_samples: Mapping[Experience, Sequence[Sample]],
 ) -> list[Experience]:
-    """Calls a function; returns the experiences that it leaves."""
+    """Calls a function; returns the experiences that it leaves.
+
+    Args:
+      all_samples: the samples that each experience of the step began with.
+
+    Raises:
+      RunError: the function failed, or returned or left what it must not.
+    """
     try:
         found = function([*given])
         left = given if found is None else list(found)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename != __file__]
+        place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         raise RunError(
-            f"The function {name} of experience.pipeline failed: {type(error).__name__}: {error}"
+            f"The function {name} of experience.pipeline failed: {type(error).__name__}:"
+            f" {error}{place}"
         ) from error
     known = {id(one) for one in given}
-    samples = {id(sample) for of in all_samples for sample in of}
     if any(id(one) not in known for one in left):
         raise RunError(
             f"The function {name} of experience.pipeline returned something that it was not given:"
             " it must return those of its experiences that are to be trained on."
         )
-    for one in left:
-        if any(id(sample) not in samples for sample in one.samples):
+    for one, its in all_samples.items():
+        if left.count(one) > 1:
+            raise RunError(
+                f"The function {name} of experience.pipeline returned problem {one.prompt_id}"
+                f" {left.count(one)} times: experiences can be left out, not repeated."
+            )
+        added = collections.Counter(map(id, one.samples)) - collections.Counter(map(id, its))
+        if added:
             raise RunError(
                 f"The function {name} of experience.pipeline put a sample into problem"
-                f" {one.prompt_id} that was not there: samples can be left out, not added."
+                f" {one.prompt_id} that was not there, or was there already: samples can be left"
+                " out, not added or repeated."
             )
-        for sample in one.samples:
+        for sample in its:
             numbers = {"reward": sample.reward, **sample.notes}
             for what, value in numbers.items():
-                if not isinstance(value, int | float | np.number) or not math.isfinite(value):
+                if not isinstance(value, _NUMBERS) or not abs(value) <= _GREATEST:
                     raise RunError(
-                        f"The function {name} of experience.pipeline set {what}={value!r} in a"
-                        f" sample of problem {one.prompt_id}: it must be a finite number."
+                        f"The function {name} of experience.pipeline set {what}={_shown(value)} in"
+                        f" a sample of problem {one.prompt_id}: it must be a finite number, of at"
+                        f" most {_GREATEST:.2g}."
                     )
     return left
+
+
+def _shown(value: object) -> str:
+    """Shows a value; a whole number of many digits, which Python does not print, by its size."""
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)[:80]
 
 
 def _changed(group: Group, samples: Sequence[Sample], kept: np.ndarray) -> Group:

@@ -19,6 +19,21 @@ PHASES = {"warm_up": "warm-up step", "rl": "trainer step"}
 """By the metrics' name of a phase: what its steps are called."""
 
 
+def why_unjudged(has_pipeline: bool) -> str:
+    """Says why updates had nothing to learn from.
+
+    Args:
+      has_pipeline: whether functions of the user's may have left completions out.
+    """
+    none = "none of their completions could be judged"
+    if not has_pipeline:
+        return f"{none}: judgements.jsonl says why"
+    return (
+        f"{none}, or experience.pipeline left out those that were: see judgements.jsonl, and"
+        " pipeline/left_out in metrics.jsonl"
+    )
+
+
 class SkippedUpdates:
     """Counts the skipped updates of one phase of a run.
 
@@ -71,12 +86,13 @@ class SkippedUpdates:
         """Takes note of the updates of a step that had no judged completion, and were not taken."""
         if updates:
             if self._unjudged is None or self._unjudged.last_step < step - 1:
+                has_pipeline = self._session.settings.experience.pipeline is not None
                 _log.warning(
-                    "%s %d: none of the completions of %d updates could be judged, so they were"
-                    " not taken. judgements.jsonl says why.",
+                    "%s %d: %d updates were not taken, as %s.",
                     PHASES[self._phase].capitalize(),
                     step,
                     updates,
+                    why_unjudged(has_pipeline),
                 )
             found = self._unjudged or Skipped(0, step, step)
             self._unjudged = found._replace(updates=found.updates + updates, last_step=step)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_sync.environments.interface import Message, Outcome, Reply, Turn
+from rl_sync.environments.interface import Message, Outcome, Reply, Standing, Turn
 
 
 def user(text: str, **fields) -> Turn:
@@ -215,3 +215,27 @@ def _to_all_sockets(data: bytes) -> None:
     for descriptor in range(3, 100):
         with contextlib.suppress(OSError):
             os.write(descriptor, data)
+
+
+class Race:
+    """Two players add to a total by turns; who reaches 4 wins. Its methods are async."""
+
+    closed = 0
+
+    async def reset(self, task, seed):
+        self.players, self.total, self.at = 2, 0, 0
+        return self.turn()
+
+    async def step(self, reply):
+        self.total += int(reply.text)
+        if self.total >= 4:
+            standings = (Standing({"won": float(player == self.at)}) for player in range(2))
+            return Outcome({}, standings=tuple(standings))
+        self.at = 1 - self.at
+        return self.turn()
+
+    async def close(self):
+        type(self).closed += 1
+
+    def turn(self):
+        return Turn((Message("user", f"{self.total}:"),), player=self.at, moves=("1", "2"))

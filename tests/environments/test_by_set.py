@@ -1,5 +1,6 @@
 """Environments of the sets of a mixture."""
 
+import asyncio
 import time
 
 import pytest
@@ -9,8 +10,10 @@ from rl_sync.environments.hosts.choice import host_of
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.inline import InlineHost
 from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.interface import Reply
+from rl_sync.environments.interface import Reply, Turn, players_of
+from rl_sync.environments.opponents import Seating
 from rl_sync.settings.records import ConfigError
+from tests.environments.own import Race
 from tests.settings.changed import settings_with
 
 NAME = "by_set(guesses='guess', tools='calculator')"
@@ -89,6 +92,43 @@ def test_worker_processes_play_the_sets_side_by_side():
         assert {one.reason for one in found.values()} == {"done"}
     finally:
         host.close()
+
+
+RACE = "rl_sync.environments.by_set:BySet(race='tests.environments.own:Race', sums='calculator')"
+
+
+def test_the_players_and_the_close_of_a_set_s_game_are_those_of_its_environment():
+    made = Construction.of(RACE).make()
+    asyncio.run(made.reset({"task_set": "race"}, 1))
+    assert players_of(made) == 2
+    before = Race.closed
+    asyncio.run(made.close())
+    assert Race.closed == before + 1
+    made.reset({"task_set": "sums", "prompt": "1+1", "answer": "2"}, 1)
+    assert players_of(made) == 1
+    assert made.close() is None
+
+
+@pytest.mark.parametrize(("seat", "shown", "won"), [(0, "0:", 0.0), (1, "1:", 1.0)])
+def test_a_set_may_be_a_game_of_several_players(seat, shown, won):
+    host = host_of(RACE, Limits(workers=1, limit_secs=30.0))
+    try:
+        host.begin(1, {"task_set": "race"}, 1, Seating(seat, None, "first"))
+        turn = _answers(host, 1)[1]
+        assert (turn.messages[0].content, turn.seat, turn.learns) == (shown, seat, True)
+        host.step(1, Reply("1"))
+        assert isinstance(_answers(host, 1)[1], Turn)
+        host.step(1, Reply("1" if seat == 0 else "2"))
+        outcome = _answers(host, 1)[1]
+        assert (outcome.rewards, outcome.metrics["won"]) == ({"won": won}, won)
+    finally:
+        host.close()
+
+
+def test_what_sets_need_of_prompts_is_needed_of_all():
+    one = "rl_sync.environments.by_set:BySet(sums='calculator', code='python')"
+    assert Construction.of(one).has_tools
+    assert not Construction.of(RACE).has_tools
 
 
 def _answers(host, count):

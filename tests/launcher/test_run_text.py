@@ -71,6 +71,12 @@ def test_the_final_report_says_what_was_not_judged():
         assert "RL: 2 steps; in the last one no completion could be judged" in told
         assert "Held-out accuracy after RL: not judged of 0 problems" in told
         assert "ALARM: 3 updates, from trainer step 1 to 2, were not taken, as none" in told
+        assert "judged: judgements.jsonl says why." in told
+        left = dataclasses.replace(
+            result, rl={**values, "reward_mean": 0.5, "pipeline/left_out": 1.0}
+        )
+        told = final_report(settings, Summary(left, balance))
+        assert "experience.pipeline left out those that were: see" in told
 
 
 def test_the_final_report_tells_of_a_policy_that_rl_has_wrecked(tmp_path):

@@ -66,3 +66,18 @@ def test_without_an_environment_nothing_is_judged():
 def test_a_run_s_trial_of_its_reward_has_an_example():
     (judged,) = Rubric("environment").judge(example_rows([{"prompt": "2+2=", "answer": "4"}], 1))
     assert judged.score == 0.0
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "environment(name='won')",
+        "exact + 0.1 * length_band(greatest=4)",
+        "exact + soft_overlong(max_tokens=8, cache_tokens=2)",
+        "by_set(sums='exact + 0.1 * length_band(greatest=4)')",
+    ],
+)
+def test_a_trial_judges_rewards_that_read_tokens(reward):
+    rows = [{"prompt": "2+2=", "answer": "4", "task_set": "sums"}]
+    (judged,) = Rubric(reward).judge(example_rows(rows, 1, lambda text: [7, 1]))
+    assert judged.is_known, judged.why

@@ -41,3 +41,20 @@ async def sdk(row, settings):
     again = [*first.to_input_list(), {"role": "user", "content": "="}]
     second = await agents.Runner.run(agent, again)
     return float(len(second.final_output) % 2)
+
+
+async def sdk_with_responses(row, settings):
+    """Holds a conversation of two turns with the Agents SDK as it is, by the Responses API."""
+    import agents
+
+    client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=settings.api_key)
+    provider = agents.OpenAIProvider(openai_client=client)
+    config = agents.RunConfig(model_provider=provider, tracing_disabled=True)
+    agent = agents.Agent(name="sums")
+    try:
+        first = await agents.Runner.run(agent, row["prompt"], run_config=config)
+        again = [*first.to_input_list(), {"role": "user", "content": "="}]
+        second = await agents.Runner.run(agent, again, run_config=config)
+    except agents.ModelBehaviorError:  # A reply reached its limit.
+        return {"ended": 0.0}
+    return {"ended": 1.0 + len(second.final_output) % 2}

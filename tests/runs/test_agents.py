@@ -52,12 +52,22 @@ CLIENTS = (
 )
 
 
+every_mode = pytest.mark.parametrize(
+    "mode", ["synchronous", "one_step_off_policy", "asynchronous", "multi_explorer"]
+)
+
+
+def mode_flags(mode):
+    several = {"count": 2} if mode == "multi_explorer" else {}
+    return flags(mode, steps=2, **several)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@every_mode
 def test_a_run_learns_from_an_agent_that_asks_several_things_at_once(runs, mode):
     run = runs.get(
         *CLIENTS,
-        *flags(mode, steps=2),
+        *mode_flags(mode),
         "--config.environment.name=agent(function='tests/runs/clients.py:fan_out')",
     )
     steps = read_metrics(run.workdir, "rl")
@@ -66,16 +76,16 @@ def test_a_run_learns_from_an_agent_that_asks_several_things_at_once(runs, mode)
         # Three helpers, two drafts, and what follows one of these in its segment.
         assert (step["episode/turns"], step["episode/segments"]) == (6.0, 5.0)
         assert step["episode/ended/done"] == 1.0
-        assert step["logprob_gap"] < 1e-3 or mode == "asynchronous"
+        assert step["logprob_gap"] < 1e-3 or mode != "synchronous"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["one_step_off_policy", "multi_explorer"])
+@every_mode
 def test_a_run_learns_from_an_agent_of_the_agents_sdk(runs, mode):
     pytest.importorskip("agents", reason="needs the Agents SDK: pip install openai-agents")
     run = runs.get(
         *CLIENTS,
-        *flags(mode, steps=2),
+        *mode_flags(mode),
         "--config.environment.name=agent(function='tests/runs/clients.py:sdk')",
     )
     steps = read_metrics(run.workdir, "rl")
@@ -83,3 +93,22 @@ def test_a_run_learns_from_an_agent_of_the_agents_sdk(runs, mode):
     for step in steps:
         assert (step["episode/turns"], step["episode/segments"]) == (2.0, 1.0)
         assert step["episode/ended/done"] == 1.0
+
+
+@pytest.mark.slow
+@every_mode
+def test_a_run_learns_from_an_agent_of_the_agents_sdk_over_responses(runs, mode):
+    pytest.importorskip("agents", reason="needs the Agents SDK: pip install openai-agents")
+    run = runs.get(
+        *CLIENTS,
+        *mode_flags(mode),
+        "--config.environment.name=agent(function='tests/runs/clients.py:sdk_with_responses')",
+    )
+    steps = read_metrics(run.workdir, "rl")
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert 1.0 <= step["episode/turns"] <= 2.0
+        assert step["episode/segments"] == 1.0
+        assert step["episode/ended/done"] == 1.0
+        assert step["reward/unjudged"] == 0.0
+        assert step["gradient_norm"] > 0

@@ -16,6 +16,7 @@ from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.roles import MASTER
 from rl_sync.runtime.judging import Judging, is_above
+from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
 
@@ -23,6 +24,7 @@ TASK = types.SimpleNamespace(
     train=[Prompt(0, "1+1=", "2", {"size": 3}), Prompt(1, "2+2=", "4")],
     held_out=[Prompt(0, "3+3=", "6")],
     reward="main + extra",
+    tokenizer=CharacterTokenizer("0123456789+=?"),
 )
 
 
@@ -31,9 +33,11 @@ class Scripted:
 
     def __init__(self):
         self.judged, self.rows = 0, []
+        self.tokens = []
 
     def judge(self, items, timeout_secs=None):
         self.rows += [item.row for item in items]
+        self.tokens += [item.completion.tokens for item in items]
         self.judged += len(items)
         return [self.one(item.completion.text) for item in items]
 
@@ -224,3 +228,5 @@ def test_a_reward_that_judges_none_of_the_first_problems_stops_the_run_before_it
         time.sleep(0.1)
         assert bool(desk.failures) is failed
         assert not failed or "judged none of the first problems" in desk.failures[0]
+        # Rewards of the length read tokens; an answer ends like a completion.
+        assert desk.judge.tokens == [[*TASK.tokenizer.encode(a), 1] for a in ("2", "4")]

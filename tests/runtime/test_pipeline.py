@@ -51,6 +51,43 @@ def adds(experiences):
     import copy
     experiences[0].samples.append(copy.copy(experiences[0].samples[0]))
 
+def again(experiences):
+    return experiences * 2
+
+def same_sample(experiences):
+    experiences[0].samples.append(experiences[0].samples[0])
+
+def moves(experiences):
+    experiences[0].samples.append(experiences[1].samples.pop())
+
+def beyond(experiences, reward=1e300):
+    experiences[0].samples[0].reward = reward
+
+def endless(experiences):
+    experiences[0].samples[0].reward = 10**5000
+
+def noted_and_left_out(experiences):
+    experiences[0].samples.pop(0).notes["x"] = "much"
+
+def rewarded_and_left_out(experiences):
+    experiences[1].samples.pop(0).reward = "good"
+    return experiences[:1]
+
+def exits(experiences):
+    raise SystemExit(3)
+
+def needs(experiences, price):
+    pass
+
+class Needs:
+    def __init__(self, price):
+        pass
+
+def open_to_all(experiences, **options):
+    for one in experiences:
+        for sample in one.samples:
+            sample.notes.update(options)
+
 def takes_nothing():
     pass
 
@@ -189,16 +226,28 @@ def test_a_batch_has_its_groups_as_the_functions_leave_them(make):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("broken", "failed: AttributeError: 'Experience' object has no attribute 'nowhere'"),
+        (
+            "broken",
+            r"failed: AttributeError: 'Experience' object has no attribute 'nowhere' \(.*own\.py,"
+            r" line \d+\)",
+        ),
         ("infinite", r"set reward=inf in a sample of problem 0: it must be a finite number"),
         ("noted", r"set x='much' in a sample of problem 0"),
         ("strange", "returned something that it was not given"),
         ("adds", "put a sample into problem 0 that was not there"),
+        ("again", "returned problem 0 2 times: experiences can be left out, not repeated"),
+        ("same_sample", "put a sample into problem 0 that was not there, or was there already"),
+        ("moves", "put a sample into problem 0 that was not there"),
+        ("beyond", r"set reward=1e\+300 in a sample of problem 0: .* at most 3\.4e\+38"),
+        ("endless", "set reward=a number of 16610 bits in a sample of problem 0"),
+        ("noted_and_left_out", r"set x='much' in a sample of problem 0"),
+        ("rewarded_and_left_out", r"set reward='good' in a sample of problem 1"),
+        ("exits", "failed: SystemExit: 3"),
     ],
 )
 def test_a_function_s_mistake_ends_the_run_with_its_name(make, call, message):
     with pytest.raises(RunError, match=rf"own\.py:{call} \(1\) of experience\.pipeline {message}"):
-        make(call)(1, [group(0, "1", "2")])
+        make(call)(1, [group(0, "1", "2"), group(1, "3", "4")])
 
 
 @pytest.mark.parametrize(
@@ -206,12 +255,19 @@ def test_a_function_s_mistake_ends_the_run_with_its_name(make, call, message):
     [
         ("frist", "did you mean 'first'"),
         ("first(cuont=2)", "has no option 'cuont': it has count"),
+        ("needs", "missing a required argument: 'price'; it has price"),
+        ("Needs", "missing a required argument: 'price'; it has price"),
         ("takes_nothing", "takes nothing, and must take the list of experiences"),
     ],
 )
 def test_a_mistake_in_the_setting_is_refused_before_the_run(make, call, message):
     with pytest.raises(ConfigError, match=rf"experience\.pipeline=.*{message}"):
         make(call)
+
+
+def test_a_function_may_take_any_options(make):
+    _, metrics = make("open_to_all(size=2, share=0.5)")(1, [group(0, "1", "2")])
+    assert metrics == {"pipeline/size": 2.0, "pipeline/share": 0.5, "pipeline/left_out": 0.0}
 
 
 def test_no_reference_is_refused():

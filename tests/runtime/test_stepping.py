@@ -45,6 +45,7 @@ class Run:
         self.settings = SimpleNamespace(
             optimizer=SimpleNamespace(updates_per_batch=2, max_skipped_updates=5),
             algorithm=SimpleNamespace(logprob_gap_alarm=0.0),
+            experience=SimpleNamespace(pipeline=None),
         )
         self.alarms, self.left_out, self.kept = [], [], []
         self.skipped, self.failures, self.unjudged = {}, [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from rl_sync.environments.interface import Environment
@@ -62,16 +62,22 @@ class Construction:
         )
 
     @property
+    def parts(self) -> Collection[Construction]:
+        """The constructors of the environments that it plays in turn; none for most."""
+        of = getattr(self.maker, "parts_of", None)
+        return of(**self.options) if callable(of) else ()
+
+    @property
     def has_tools(self) -> bool:
         """True where environments are known to have tools before one is made."""
-        return isinstance(self.maker, type) and issubclass(self.maker, ToolEnvironment)
+        is_known = isinstance(self.maker, type) and issubclass(self.maker, ToolEnvironment)
+        return is_known or any(part.has_tools for part in self.parts)
 
     @property
     def charset(self) -> str:
         """The characters that environments write, as far as their class says."""
-        if callable(of := getattr(self.maker, "charset_of", None)):
-            return str(of(**self.options))
-        return getattr(self.maker, "charset", "")
+        own: str = getattr(self.maker, "charset", "")
+        return own + "".join(part.charset for part in self.parts)
 
     def check(self) -> None:
         """Has the class method `check` of the class, if there is one, check the options.
@@ -89,6 +95,8 @@ class Construction:
         """Calls `warm_up()` of the class, if it has one: imports that its constructor would do."""
         if callable(warm_up := getattr(self.maker, "warm_up", None)):
             warm_up()
+        for part in self.parts:
+            part.warm_up()
 
     def make(self) -> Environment:
         """Makes an environment; a class in the shape of TRL's is adapted.
