@@ -22,7 +22,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from absl import app, flags
 
-from rl_sync.aot import estimate, programs, rollout_estimate
+from rl_sync.aot import estimate, programs
 from rl_sync.aot.reading import Reading
 from rl_sync.aot.roofline import decode_work, link_bytes, step_work
 from rl_sync.aot.targets import target
@@ -158,7 +158,7 @@ def planned(case: Case) -> dict[str, Any]:
     else:
         layout = settings.explorer_layout
         sizes = program_of(case, settings, task, layout).sizes
-        found = rollout_estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
+        found = estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
     parts = {**found.held, **found.made, **found.work}
     return {
         "case": str(case),

@@ -10,20 +10,18 @@ from typing import NamedTuple
 
 import jax
 
-from rl_sync.aot.estimate import Estimate, step_estimate
+from rl_sync.aot.estimate import ESTIMATES, Estimate, explorer_estimate, step_estimate
 from rl_sync.aot.programs import Program, rollout_programs, train_step
 from rl_sync.aot.reading import Collective, Reading
-from rl_sync.aot.rollout_estimate import ESTIMATES, explorer_estimate
 from rl_sync.aot.roofline import decode_work, step_work
 from rl_sync.aot.targets import Target, target
 from rl_sync.forecast import Durations, forecast
 from rl_sync.launcher.memory import format_bytes
 from rl_sync.models import memory
-from rl_sync.models.placement import like_cast, param_like
 from rl_sync.models.sharding import Layout
 from rl_sync.roles import TRAINER, explorer_name, split
-from rl_sync.runtime import wiring
 from rl_sync.runtime.colocation import allot
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -208,13 +206,13 @@ def _timeline(
     alone = settings.schedule.pull == "latest"
     share = 1 if alone else settings.explorers
     rollout = completions / share * task.max_drawn_tokens / rate
-    model = wiring.explorer_model(settings, task)
-    layout = settings.explorer_layout
-    weights = memory.device_bytes(like_cast(param_like(model, layout), model.dtype))
+    version = parameters_of(settings, task, settings.explorer_layout).travelling_like()
     # A collective transfer stays inside a slice or a host; other transfers cross the network.
     joint = settings.transfer == "collective" or settings.hands_over
     devices = sum(settings.mesh_of(role).devices for role in (TRAINER, *settings.roles[:-1]))
-    sync = weights / (where.rates(devices).link if joint else where.chip.network)
+    sync = memory.device_bytes(version) / (
+        where.rates(devices).link if joint else where.chip.network
+    )
     durations = Durations(lambda e, explorer: rollout, lambda t: step, sync)
     steps = max(_FORECAST_STEPS, 4 * settings.schedule.interval)
     found = forecast(settings.schedule, settings.explorers, settings.meets, durations, steps)

@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rl_sync.aot.estimate import Estimate, step_estimate
-from rl_sync.aot.rollout_estimate import explorer_estimate
+from rl_sync.aot.estimate import Estimate, explorer_estimate, step_estimate
 from rl_sync.aot.roofline import decode_work, step_work
 from rl_sync.aot.targets import Target, target
 from rl_sync.launcher.compiling import format_secs

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rl_sync.launcher.memory import format_bytes
-from rl_sync.runtime import wiring
-from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights import link
@@ -15,9 +14,8 @@ def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
     joint = settings.transfer == "collective" and not settings.launch.colocate
     if not settings.explorers or not joint:
         return []
-    model = wiring.model_config(settings, task)
     there, here = (
-        Parameters(model, None, 0, layout, settings.explorer_dtype).travelling_like()
+        parameters_of(settings, task, layout).travelling_like()
         for layout in (settings.trainer_layout, settings.explorer_layout)
     )
     plan = link.plan(there, here)
