@@ -11,8 +11,10 @@ from rl_sync.models.placement import undivided
 from rl_sync.models.platform import Platform
 from rl_sync.models.sharding import MeshShape
 from rl_sync.runtime import wiring
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
+from rl_sync.weights import link
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _PLATFORMS: tuple[Platform, ...] = ("tpu", "gpu", "cpu")
@@ -20,10 +22,11 @@ _INDENT = "\n" + " " * 13
 
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
-    """Describes the bytes that each role holds, and its most bytes on each platform."""
+    """Describes what each role holds, its most bytes on each platform, and the transfer's."""
     explorers = [describe_explorer(settings, task)] if settings.explorers else []
     roles = (describe_trainer(settings, task), *explorers, *_undivided(settings, task))
-    return "\n".join(["Memory per device, from shapes:", *roles])
+    moved = describe_transfer(settings, task)
+    return "\n".join(["Memory per device, from shapes:", *roles, *moved])
 
 
 def describe_trainer(settings: RunSettings, task: Task) -> str:
@@ -112,6 +115,25 @@ def _undivided(settings: RunSettings, task: Task) -> list[str]:
                 f"  {role:<10} cannot shard {line} evenly: that axis is whole on each device"
             )
     return lines
+
+
+def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
+    """Describes the collective transfer to an explorer; nothing for other ways of the weights."""
+    joint = settings.transfer == "collective" and not settings.launch.colocate
+    if not settings.explorers or not joint:
+        return []
+    there, here = (
+        parameters_of(settings, task, layout).travelling_like()
+        for layout in (settings.trainer_layout, settings.explorer_layout)
+    )
+    plan = link.plan(there, here)
+    programs, turns = len(plan.formats), plan.turns
+    most = 2 * max((form.nbytes for form in plan.formats), default=0)
+    return [
+        f"  transfer   {programs} program{'s' * (programs != 1)} move{'s' * (programs == 1)} the"
+        f" weights to an explorer, in {turns} turn{'s' * (turns != 1)}; besides the weights a"
+        f" device holds at most {format_bytes(most)}"
+    ]
 
 
 def _list(parts: dict[str, int]) -> str:
