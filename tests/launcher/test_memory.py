@@ -19,6 +19,8 @@ from rl_sync.aot.estimate import (
     explorer_estimate,
     step_estimate,
 )
+from rl_sync.aot.programs import layout_on, train_step
+from rl_sync.configs import base
 from rl_sync.launcher.memory import describe_explorer, describe_trainer, format_bytes
 from rl_sync.models.transformer import param_shapes
 from rl_sync.rollout import slots as core
@@ -283,6 +285,37 @@ def test_a_process_on_cpus_has_all_its_arrays_in_one_memory():
     parts = ({"a": 1}, {"b": 2}, {"c": 10, "d": 20}, {"e": 100})
     assert Estimate(*parts).peak == 1 + 2 + 20
     assert Estimate(*parts, process={"programs": 1000}).peak == 1 + 2 + 20 + 100 + 1000
+
+
+def test_a_process_on_cpus_has_the_arrays_of_all_its_devices():
+    one, two = (
+        on_cpus(trainer__mesh__data=2, trainer__processes=processes, sync__transfer="server")
+        for processes in (2, 1)
+    )
+    arrays = sum(one.held.values()) + sum(one.made.values()) + one.temporary
+    assert (
+        two.process["its other devices"]
+        == sum(two.held.values()) + sum(two.made.values()) + two.temporary
+    )
+    assert "its other devices" not in one.process
+    # A process of two has half of each version, and the other one has the other half.
+    assert one.process["published versions"] == two.process["published versions"] // 2
+    assert two.peak - one.peak == pytest.approx(arrays, rel=0.2)
+
+
+def test_a_step_on_cpus_takes_what_its_compiled_program_does():
+    config = base.get_config()
+    config.workdir, config.warm_up.steps = "/nowhere", 0
+    config.model.update({"embed_dim": 128, "num_layers": 8, "mlp_dim": 512, "remat": "full"})
+    config.trainer.update({"groups_per_step": 4, "group_size": 4})
+    settings = read_settings(config.to_dict())
+    task = wiring.load_task(settings)
+    layout = layout_on(settings, "trainer", jax.devices()[:1])
+    compiled = train_step(settings, task, layout).lower().compile()
+    step = step_estimate(settings, task, "cpu")
+    without = [of for name, of in step.work.items() if name != "a snapshot"]
+    taken = compiled.memory_analysis().temp_size_in_bytes
+    assert sum(step.made.values()) + max(without) == pytest.approx(taken, rel=0.15)
 
 
 def test_a_snapshot_may_take_more_than_a_step():
