@@ -103,20 +103,6 @@ def link_bytes(reading: Reading, unknown_trips: int = 1) -> tuple[float, float]:
     return alone, hidden
 
 
-class Passes(NamedTuple):
-    """Passes of a trainer step over its tokens.
-
-    Attributes:
-      learned: with gradients.
-      forward: without, such as the reference model's.
-      recomputed: forward passes that the backward pass takes again.
-    """
-
-    learned: float
-    forward: float
-    recomputed: float
-
-
 def step_work(settings: RunSettings, task: Task, reading: Reading | None = None) -> Work:
     """Counts the work of a device of the trainer in a step on the largest batch.
 
@@ -127,16 +113,12 @@ def step_work(settings: RunSettings, task: Task, reading: Reading | None = None)
     count, length = wiring.batching_of(settings, task).largest().rows.tokens.shape
     updates, algorithm = settings.optimizer.updates_per_batch, settings.algorithm
     microbatches = max(1, count // (settings.trainer.microbatch_rows or count // updates))
-    ahead = objective.needs_proximal(algorithm, updates)
-    passes = Passes(
-        learned=1.0,
-        forward=float(algorithm.needs_reference) + float(ahead),
-        recomputed=1.0 if model.remat == "full" else 0.0,
-    )
+    untrained = algorithm.needs_reference + objective.needs_proximal(algorithm, updates)
+    recomputed = int(model.remat == "full")
     # A pass of all rows, in each of which a token attends to half of them in the mean.
     forward = count * length * (block_flops(model, length / 2) + logit_flops(model))
-    trained = passes.learned * (1 + _BACKWARD)
-    sweeps = trained + passes.forward + passes.recomputed
+    trained = 1 + _BACKWARD
+    sweeps = trained + untrained + recomputed
     devices, width = layout.mesh.size, 2 if model.dtype != "float32" else 4
     # A device reads whole kernels in each pass, but for those that other devices compute with.
     like = param_like(model, layout)
@@ -146,7 +128,7 @@ def step_work(settings: RunSettings, task: Task, reading: Reading | None = None)
     held = memory.device_bytes(like) * (2 * microbatches + 6)
     traffic = sweeps * (microbatches * whole + activations) + held
     links = (
-        step_links(model, layout, (count, length), microbatches, passes)
+        step_links(model, layout, (count, length), microbatches, untrained, recomputed)
         if reading is None
         else link_bytes(reading)
     )
@@ -177,12 +159,23 @@ def decode_work(
 
 
 def step_links(
-    model: ModelConfig, layout: Layout, rows: tuple[int, int], microbatches: int, passes: Passes
+    model: ModelConfig,
+    layout: Layout,
+    rows: tuple[int, int],
+    microbatches: int,
+    untrained: int,
+    recomputed: int,
 ) -> tuple[float, float]:
     """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
 
     Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
     activations are summed over `tensor` twice a block, and gradients over `data` once a step.
+
+    Args:
+      rows: rows of the batch, and their tokens.
+      microbatches: parts that the rows are computed in.
+      untrained: passes without gradients, such as the reference model's.
+      recomputed: forward passes that the backward pass takes again.
 
     Returns:
       Those of the sums of activations, which the next product waits for, and those of the others,
@@ -193,12 +186,11 @@ def step_links(
     width = 2 if model.dtype != "float32" else 4
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_like(model, layout)))
     own = count / tensor
-    sweeps = passes.learned * 2 + passes.forward
-    gathers = microbatches * sweeps * width * own * (fsdp - 1) / fsdp
-    scatters = microbatches * passes.learned * 4 * own * (fsdp - 1) / fsdp
+    gathers = microbatches * (2 + untrained) * width * own * (fsdp - 1) / fsdp
+    scatters = microbatches * 4 * own * (fsdp - 1) / fsdp
     reduced = 2 * 4 * own / fsdp * (data - 1) / data
     tokens = math.prod(rows) / (data * fsdp)
-    sums = 2 * model.num_layers * (passes.learned * 2 + passes.forward + passes.recomputed)
+    sums = 2 * model.num_layers * (2 + untrained + recomputed)
     summed = tokens * model.embed_dim * width * sums * 2 * (tensor - 1) / tensor
     return summed, gathers + scatters + reduced
 

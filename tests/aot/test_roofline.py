@@ -3,7 +3,7 @@
 import pytest
 
 from rl_sync.aot.chips import Rates
-from rl_sync.aot.roofline import Passes, Work, step_links, step_work
+from rl_sync.aot.roofline import Work, step_links, step_work
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.runtime import wiring
@@ -13,13 +13,12 @@ from tests.launcher.test_memory import ATTENTION, EMBED, MLP, settings_with
 MODEL = ModelConfig(64, 32, 2, 4, 2, 8, 64, 16, dtype="bfloat16")
 ROWS = (8, 16)
 """Rows of a batch, and their tokens."""
-# With a reference model: its pass, and the policy's forward and backward passes.
-PASSES = Passes(learned=1.0, forward=1.0, recomputed=0.0)
 
 
 def links(**mesh):
     layout = Layout(MeshShape(**mesh).abstract(), ShardingSettings().rules)
-    return step_links(MODEL, layout, ROWS, 2, PASSES)
+    # With a reference model: its pass, and the policy's forward and backward passes.
+    return step_links(MODEL, layout, ROWS, microbatches=2, untrained=1, recomputed=0)
 
 
 def test_one_device_sends_nothing():
