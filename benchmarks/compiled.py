@@ -22,12 +22,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from absl import app, flags
 
-from rl_sync.aot import estimate, programs, rollout_estimate
+from rl_sync.aot import estimate, programs
 from rl_sync.aot.reading import Reading
-from rl_sync.aot.roofline import link_bytes
+from rl_sync.aot.roofline import decode_work, link_bytes, step_work
 from rl_sync.aot.targets import target
 from rl_sync.configs import base
-from rl_sync.launcher.compiling import decode_secs, step_secs
 from rl_sync.models.sharding import Layout
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
@@ -159,7 +158,7 @@ def planned(case: Case) -> dict[str, Any]:
     else:
         layout = settings.explorer_layout
         sizes = program_of(case, settings, task, layout).sizes
-        found = rollout_estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
+        found = estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
     parts = {**found.held, **found.made, **found.work}
     return {
         "case": str(case),
@@ -193,10 +192,12 @@ def compiled(case: Case) -> dict[str, Any]:
         "hidden_share": round(hidden / max(alone + hidden, 1.0), 2),
         "largest_mb": round(max((one.bytes for one in reading.collectives), default=0) / 1e6),
     }
+    rates = where.rates(layout.mesh.size)
     if trains:
-        line["step_s"] = step_secs(settings, task, layout, where, reading)[0]
+        line["step_s"] = step_work(settings, task, reading).secs(rates)
     elif case.program == "decode":
-        line["token_s"] = decode_secs(settings, task, layout, where, program, reading)[0]
+        slots, span = program.sizes
+        line["token_s"] = decode_work(settings, task, slots, span, reading).secs(rates)
     return line
 
 

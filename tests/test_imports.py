@@ -61,7 +61,7 @@ ALLOWED = {
     | SIDE
     | {"environments", "actors", "settings", "processes", "storage", "transfers"},
     "scoring": LOWEST | SIDE | {"settings", "runtime"},
-    "aot": LOWEST | {"tasks", "settings", "runtime"},
+    "aot": LOWEST | {"tasks", "settings", "runtime", "transfers"},
     "api": LOWEST | SIDE | {"settings", "runtime"},
 }
 

@@ -10,27 +10,24 @@ from typing import NamedTuple
 
 import jax
 
-from rl_sync.aot.estimate import Estimate, step_estimate
+from rl_sync.aot.estimate import ESTIMATES, Estimate, explorer_estimate, step_estimate
 from rl_sync.aot.programs import Program, rollout_programs, train_step
 from rl_sync.aot.reading import Collective, Reading
-from rl_sync.aot.rollout_estimate import ESTIMATES, explorer_estimate
-from rl_sync.aot.roofline import Passes, Work, decode_work, link_bytes, step_work
+from rl_sync.aot.roofline import decode_work, step_work
 from rl_sync.aot.targets import Target, target
 from rl_sync.forecast import Durations, forecast
 from rl_sync.launcher.memory import format_bytes
-from rl_sync.learning import objective
-from rl_sync.models import lora, memory
-from rl_sync.models.placement import like_cast, param_like
+from rl_sync.models import memory
 from rl_sync.models.sharding import Layout
 from rl_sync.roles import TRAINER, explorer_name, split
-from rl_sync.runtime import wiring
 from rl_sync.runtime.colocation import allot
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 
-HOST_GPUS = 8
 _FORECAST_STEPS = 64
+_FULL = 0.995  # An MFU that is written as 100 %.
 
 
 class _Compiled(NamedTuple):
@@ -69,12 +66,12 @@ def _step(
     lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
     if found.reading is None:
         return 0.0, lines
-    secs, work = step_secs(settings, task, layout, where, found.reading)
-    link = link_rate(where, layout)
-    lines.append(
-        f"    at least {format_secs(secs)} a step, limited by {work.limit(where.chip, link)}:"
-        f" MFU at most {work.utilization(where.chip, link):.0%}"
-    )
+    work, rates = step_work(settings, task, found.reading), where.rates(layout.mesh.size)
+    secs, mfu = work.secs(rates), work.mfu(rates)
+    # Where nothing else is computed or waited for, the least time says nothing of MFU.
+    bound = f": MFU at most {mfu:.0%}" if mfu < _FULL else " of the model's FLOPs alone"
+    limit = work.limit(rates)
+    lines.append(f"    at least {format_secs(secs)} a step, limited by {limit}{bound}")
     return secs, lines
 
 
@@ -91,12 +88,14 @@ def _engine(
         planned = ESTIMATES[program.name](settings, task, platform, program.sizes)
         lines += _describe(found, where, planned)
         if program.name == "decode" and found.reading is not None:
-            secs, work = decode_secs(settings, task, layout, where, program, found.reading)
-            link, slots = link_rate(where, layout), program.sizes[0]
+            slots, span = program.sizes
+            work = decode_work(settings, task, slots, span, found.reading)
+            rates = where.rates(layout.mesh.size)
+            secs = work.secs(rates)
             rate = slots / secs
             lines.append(
                 f"    at least {format_secs(secs)} for a token of each of {slots:,} slots, limited"
-                f" by {work.limit(where.chip, link)}: at most {rate:,.0f} tokens/s"
+                f" by {work.limit(rates)}: at most {rate:,.0f} tokens/s"
             )
     whole = explorer_estimate(settings, task, platform).peak
     lines.append(
@@ -199,57 +198,6 @@ def _collectives(found: Iterable[Collective]) -> list[str]:
     return lines
 
 
-def link_rate(where: Target, layout: Layout) -> float:
-    """Returns the bytes a second over which a role's devices are connected."""
-    gpu = where.chip.platform == "gpu"
-    return where.chip.network if gpu and layout.mesh.size > HOST_GPUS else where.chip.link
-
-
-def step_shape(settings: RunSettings, task: Task) -> tuple[tuple[int, int], int, Passes]:
-    """Returns the rows of the largest batch and their tokens, its microbatches, and its passes."""
-    model = wiring.trainer_model(settings, task)
-    rows, tokens = wiring.batching_of(settings, task).largest().rows.tokens.shape
-    updates = settings.optimizer.updates_per_batch
-    micro = settings.trainer.microbatch_rows or rows // updates
-    algorithm = settings.algorithm
-    ahead = objective.needs_proximal(algorithm, updates)
-    passes = Passes(
-        learned=1.0,
-        forward=float(algorithm.needs_reference) + float(ahead),
-        recomputed=1.0 if model.remat == "full" else 0.0,
-    )
-    return (rows, tokens), max(1, rows // micro), passes
-
-
-def step_secs(
-    settings: RunSettings, task: Task, layout: Layout, where: Target, reading: Reading
-) -> tuple[float, Work]:
-    """Returns the least time of a compiled trainer step, and its work."""
-    model = wiring.trainer_model(settings, task)
-    alone, hidden = link_bytes(reading)
-    work = step_work(model, layout, *step_shape(settings, task))
-    work = work._replace(links=alone, hidden_links=hidden)
-    return work.secs(where.chip, link_rate(where, layout)), work
-
-
-def decode_secs(
-    settings: RunSettings,
-    task: Task,
-    layout: Layout,
-    where: Target,
-    program: Program,
-    reading: Reading,
-) -> tuple[float, Work]:
-    """Returns the least time of a compiled decode step, and its work."""
-    model = lora.merged_config(wiring.explorer_model(settings, task))
-    rows, span = program.sizes
-    chunk = settings.rollout.chunk_tokens
-    alone, hidden = link_bytes(reading, unknown_trips=chunk)
-    work = decode_work(model, layout, rows, span)
-    work = work._replace(links=alone / chunk, hidden_links=hidden / chunk)
-    return work.secs(where.chip, link_rate(where, layout)), work
-
-
 def _timeline(
     settings: RunSettings, task: Task, where: Target, step: float, rate: float
 ) -> list[str]:
@@ -258,14 +206,13 @@ def _timeline(
     alone = settings.schedule.pull == "latest"
     share = 1 if alone else settings.explorers
     rollout = completions / share * task.max_drawn_tokens / rate
-    model = wiring.explorer_model(settings, task)
-    layout = settings.explorer_layout
-    weights = memory.device_bytes(like_cast(param_like(model, layout), model.dtype))
+    version = parameters_of(settings, task, settings.explorer_layout).travelling_like()
     # A collective transfer stays inside a slice or a host; other transfers cross the network.
     joint = settings.transfer == "collective" or settings.hands_over
     devices = sum(settings.mesh_of(role).devices for role in (TRAINER, *settings.roles[:-1]))
-    within = joint and (where.chip.platform == "tpu" or devices <= HOST_GPUS)
-    sync = weights / (where.chip.link if within else where.chip.network)
+    sync = memory.device_bytes(version) / (
+        where.rates(devices).link if joint else where.chip.network
+    )
     durations = Durations(lambda e, explorer: rollout, lambda t: step, sync)
     steps = max(_FORECAST_STEPS, 4 * settings.schedule.interval)
     found = forecast(settings.schedule, settings.explorers, settings.meets, durations, steps)

@@ -7,13 +7,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rl_sync.aot.estimate import Estimate, step_estimate
-from rl_sync.aot.rollout_estimate import explorer_estimate
-from rl_sync.aot.roofline import decode_links, decode_work, step_links, step_work
+from rl_sync.aot.estimate import Estimate, explorer_estimate, step_estimate
+from rl_sync.aot.roofline import decode_work, step_work
 from rl_sync.aot.targets import Target, target
-from rl_sync.launcher.compiling import format_secs, link_rate, step_shape
+from rl_sync.launcher.compiling import format_secs
 from rl_sync.launcher.memory import format_bytes
-from rl_sync.models import lora
 from rl_sync.models.sharding import MeshShape
 from rl_sync.runtime import wiring
 from rl_sync.settings.meshes import ExplorerMesh, TrainerMesh
@@ -22,7 +20,7 @@ from rl_sync.tasks.task import Task
 
 _SHOWN = 5
 _ROOM = 0.92
-"""Share of a chip's memory that a program may take: the runtime needs the rest."""
+"""Share of a device's memory that a program may take: the runtime needs the rest."""
 
 
 class Proposal(NamedTuple):
@@ -85,17 +83,12 @@ def trainers(settings: RunSettings, task: Task, where: Target) -> Iterator[Propo
             estimate = step_estimate(tried, task, where.chip.platform)
             if estimate.peak > _ROOM * where.chip.memory:
                 continue
-            model, layout = wiring.trainer_model(tried, task), tried.trainer_layout
-            shape = step_shape(tried, task)
-            work = step_work(model, layout, *shape)
-            alone, hidden = step_links(model, layout, *shape)
-            work = work._replace(links=alone, hidden_links=hidden)
             yield Proposal(
                 f"--config.trainer.mesh.data={mesh.data} --config.trainer.mesh.fsdp={mesh.fsdp}"
                 f" --config.trainer.mesh.tensor={mesh.tensor}"
                 f" --config.trainer.microbatch_rows={micro} --config.model.remat={remat}",
                 estimate,
-                work.secs(where.chip, link_rate(where, layout)),
+                step_work(tried, task).secs(where.rates(mesh.devices)),
             )
 
 
@@ -111,14 +104,11 @@ def explorers(settings: RunSettings, task: Task, where: Target) -> Iterator[Prop
         estimate = explorer_estimate(tried, task, where.chip.platform)
         if estimate.peak > _ROOM * where.chip.memory:
             continue
-        model = lora.merged_config(wiring.explorer_model(tried, task))
-        layout = tried.explorer_layout
-        work = decode_work(model, layout, settings.slots, model.max_length)
-        work = work._replace(links=decode_links(model, layout, settings.slots))
+        span = wiring.explorer_model(tried, task).max_length
         yield Proposal(
             f"--config.explorer.mesh.data={mesh.data} --config.explorer.mesh.tensor={mesh.tensor}",
             estimate,
-            work.secs(where.chip, link_rate(where, layout)),
+            decode_work(tried, task, tried.slots, span).secs(where.rates(mesh.devices)),
         )
 
 

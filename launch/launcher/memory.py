@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from rl_sync.aot.estimate import Estimate, rows_at_once, step_estimate
-from rl_sync.aot.rollout_estimate import explorer_estimate
-from rl_sync.launcher import resident
-from rl_sync.launcher.resident import Resident
+from rl_sync.aot.estimate import Estimate, explorer_estimate, rows_at_once, step_estimate
 from rl_sync.models.config import Remat
 from rl_sync.models.placement import undivided
 from rl_sync.models.platform import Platform
 from rl_sync.models.sharding import MeshShape
 from rl_sync.runtime import wiring
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
+from rl_sync.weights import link
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _PLATFORMS: tuple[Platform, ...] = ("tpu", "gpu", "cpu")
@@ -23,10 +22,11 @@ _INDENT = "\n" + " " * 13
 
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
-    """Describes the bytes that each role holds, and its most bytes on each platform."""
+    """Describes what each role holds, its most bytes on each platform, and the transfer's."""
     explorers = [describe_explorer(settings, task)] if settings.explorers else []
     roles = (describe_trainer(settings, task), *explorers, *_undivided(settings, task))
-    return "\n".join(["Memory per device, from shapes:", *roles])
+    moved = describe_transfer(settings, task)
+    return "\n".join(["Memory per device, from shapes:", *roles, *moved])
 
 
 def describe_trainer(settings: RunSettings, task: Task) -> str:
@@ -34,39 +34,28 @@ def describe_trainer(settings: RunSettings, task: Task) -> str:
     rows, row_tokens = rows_at_once(settings, task)
     remat = settings.model.remat
     others = [policy for policy in get_args(Remat) if policy != remat]
-    step = step_estimate(settings, task, "cpu")
-    apart = [f"in the host's memory: {_list(step.offloaded)}"] if step.offloaded else []
-    lines = [
-        _held("trainer", settings.trainer.mesh.shape, step),
-        *apart,
-        f"and for a step, {rows} rows of {row_tokens} tokens at once, model.remat={remat}"
-        f" ({', '.join(others)}):",
-    ]
-    for platform in _PLATFORMS:
-        by_policy = [
+    steps = {
+        platform: [
             step_estimate(_with_remat(settings, policy), task, platform)
             for policy in (remat, *others)
         ]
-        if platform != "cpu":
-            peaks = [one.peak for one in by_policy]
-            lines.append(_on_device(platform, by_policy[0]))
-        else:
-            processes = [resident.trainer(settings, task, one) for one in by_policy]
-            pairs = zip(processes, by_policy, strict=True)
-            peaks = [process.with_arrays(one) for process, one in pairs]
-            lines.append(_on_cpus(step, processes[0]))
-        lines[-1] += f" ({', '.join(map(format_bytes, peaks[1:]))})"
-    return _INDENT.join(_merged(lines))
-
-
-def _merged(lines: list[str]) -> list[str]:
-    """Writes what is the same on TPUs and GPUs once."""
-    on_tpus, on_gpus = lines[-3:-1]
-    tpus, gpus = "on TPUs: ", "on GPUs: "
-    if on_tpus.removeprefix(tpus) != on_gpus.removeprefix(gpus):
-        return lines
-    both = on_tpus.replace(tpus, "on TPUs and GPUs: ")
-    return [*lines[:-3], both, lines[-1]]
+        for platform in _PLATFORMS
+    }
+    step = steps["cpu"][0]
+    return _INDENT.join(
+        [
+            _held("trainer", settings.trainer.mesh.shape, step),
+            *([f"in the host's memory: {_list(step.offloaded)}"] if step.offloaded else []),
+            f"and for a step, {rows} rows of {row_tokens} tokens at once, model.remat={remat}"
+            f" ({', '.join(others)}):",
+            *_on_platforms(
+                {
+                    platform: f"{_besides(one)} ({', '.join(format_bytes(x.peak) for x in more)})"
+                    for platform, (one, *more) in steps.items()
+                }
+            ),
+        ]
+    )
 
 
 def _with_remat(settings: RunSettings, policy: str) -> RunSettings:
@@ -75,19 +64,20 @@ def _with_remat(settings: RunSettings, policy: str) -> RunSettings:
 
 def describe_explorer(settings: RunSettings, task: Task) -> str:
     """Describes an explorer's weights, and its engine on each platform."""
-    of = {platform: explorer_estimate(settings, task, platform) for platform in _PLATFORMS}
+    engines = {platform: explorer_estimate(settings, task, platform) for platform in _PLATFORMS}
+    engine = engines["cpu"]
     slots = settings.slots // settings.explorer_layout.batch_shards
-    on_host = dict(of["cpu"].offloaded)
+    on_host = dict(engine.offloaded)
     if settings.plays and settings.environment.aside_bytes:
         on_host["caches set aside"] = settings.environment.aside_bytes
-    lines = [
-        _held("explorer", settings.explorer.mesh.shape, of["cpu"]),
-        *([f"in the host's memory, at most: {_list(on_host)}"] if on_host else []),
-        f"and for {slots} slots of {wiring.explorer_model(settings, task).max_length} tokens:",
-        *(_on_device(platform, of[platform]) for platform in _PLATFORMS if platform != "cpu"),
-        _on_cpus(of["cpu"], resident.explorer(settings, task, of["cpu"])),
-    ]
-    return _INDENT.join(_merged(lines))
+    return _INDENT.join(
+        [
+            _held("explorer", settings.explorer.mesh.shape, engine),
+            *([f"in the host's memory, at most: {_list(on_host)}"] if on_host else []),
+            f"and for {slots} slots of {wiring.explorer_model(settings, task).max_length} tokens:",
+            *_on_platforms({platform: _besides(one) for platform, one in engines.items()}),
+        ]
+    )
 
 
 def _held(role: str, mesh: MeshShape, estimate: Estimate) -> str:
@@ -96,22 +86,20 @@ def _held(role: str, mesh: MeshShape, estimate: Estimate) -> str:
     return f"  {role:<10} {shape}{_list(estimate.held)}: {total}"
 
 
-def _on_device(platform: Platform, estimate: Estimate) -> str:
-    """Describes the memory of an accelerator, but for what its role always holds."""
-    parts = {**estimate.made, "temporary arrays": max(estimate.work.values(), default=0)}
-    return f"on {platform.upper()}s: {_list(parts)}: {format_bytes(estimate.peak)} a device"
+def _besides(estimate: Estimate) -> str:
+    """Describes what a program takes besides what its role always holds, and its most bytes."""
+    parts = {**estimate.made, "temporary arrays": estimate.temporary, **estimate.process}
+    peak = format_bytes(estimate.peak)
+    most = f"about {peak} resident" if estimate.process else f"{peak} a device"
+    return f"{_list({name: size for name, size in parts.items() if size})}: {most}"
 
 
-def _on_cpus(estimate: Estimate, process: Resident) -> str:
-    """Describes the memory of a process whose devices are CPUs, but for what it always holds."""
-    weights = {"published versions": process.weights} if process.weights else {}
-    parts = {
-        **estimate.made,
-        "temporary arrays": process.work,
-        **weights,
-        "programs": process.program,
-    }
-    return f"on CPUs: {_list(parts)}: about {format_bytes(process.with_arrays(estimate))} resident"
+def _on_platforms(texts: dict[Platform, str]) -> list[str]:
+    """Writes what is the same on several platforms once."""
+    names: dict[str, list[str]] = {}
+    for platform, text in texts.items():
+        names.setdefault(text, []).append(f"{platform.upper()}s")
+    return [f"on {' and '.join(of)}: {text}" for text, of in names.items()]
 
 
 def _undivided(settings: RunSettings, task: Task) -> list[str]:
@@ -127,6 +115,25 @@ def _undivided(settings: RunSettings, task: Task) -> list[str]:
                 f"  {role:<10} cannot shard {line} evenly: that axis is whole on each device"
             )
     return lines
+
+
+def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
+    """Describes the collective transfer to an explorer; nothing for other ways of the weights."""
+    joint = settings.transfer == "collective" and not settings.launch.colocate
+    if not settings.explorers or not joint:
+        return []
+    there, here = (
+        parameters_of(settings, task, layout).travelling_like()
+        for layout in (settings.trainer_layout, settings.explorer_layout)
+    )
+    plan = link.plan(there, here)
+    programs, turns = len(plan.formats), plan.turns
+    most = 2 * max((form.nbytes for form in plan.formats), default=0)
+    return [
+        f"  transfer   {programs} program{'s' * (programs != 1)} move{'s' * (programs == 1)} the"
+        f" weights to an explorer, in {turns} turn{'s' * (turns != 1)}; besides the weights a"
+        f" device holds at most {format_bytes(most)}"
+    ]
 
 
 def _list(parts: dict[str, int]) -> str:

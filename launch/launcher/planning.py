@@ -25,7 +25,6 @@ def execute(arguments: Arguments) -> int:
     from rl_sync.launcher.memory import describe_memory
     from rl_sync.launcher.plan import describe
     from rl_sync.launcher.programs import describe_programs
-    from rl_sync.launcher.transfer import describe_transfer
     from rl_sync.runtime import wiring
     from rl_sync.runtime.pipeline import pipeline_of
 
@@ -38,7 +37,7 @@ def execute(arguments: Arguments) -> int:
     more = [
         lambda: describe(settings),
         task.describe,
-        lambda: "\n".join([describe_memory(settings, task), *describe_transfer(settings, task)]),
+        lambda: describe_memory(settings, task),
         lambda: describe_programs(settings, task),
     ]
     if judging := _judging(settings, task):

@@ -1,7 +1,12 @@
-"""Memory of a program on an accelerator, estimated from shapes: nothing is compiled.
+"""Memory of a run's programs on accelerators and on CPUs, estimated from shapes.
 
-The parts are those that the compiled programs were seen to have (`benchmarks/compiled.py`); the
-factors of working memory were fitted to them.
+Nothing is compiled or allocated. The parts of a program are those that compiled programs were seen
+to have, and the factors of working memory were fitted to them (`benchmarks/compiled.py`). Where a
+role's devices are CPUs, its process has the arrays of all of them, and needs more: libraries,
+compiled programs, and versions of the weights in transfer. Their constants were measured
+(`benchmarks/memory.py`) in runs of models of 8 to 135 million parameters. Most estimates were
+within a fifth of the measurements; a trainer of 34 million parameters took 3.0 GB while it saved a
+snapshot, where 1.9 GB are estimated, since the memory that its steps had freed was kept.
 """
 
 from __future__ import annotations
@@ -9,23 +14,43 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
+from rl_sync.aot.programs import rollout_programs
 from rl_sync.learning.critic import Critic
 from rl_sync.learning.opt_state import opt_state_like
 from rl_sync.models import lora, memory
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.lines import line_shape
 from rl_sync.models.placement import like_cast, param_like
-from rl_sync.models.platform import Platform, compiling_for
+from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.vocabulary_blocks import plan_of
 from rl_sync.runtime import wiring
+from rl_sync.runtime.parameters import Parameters
+from rl_sync.runtime.programs import parameters_of
 from rl_sync.sampling_masks import word_count
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
+from rl_sync.transfers.ends import ends_of
 from rl_sync.types import Params
+
+EXPLORER_PROGRAM_BYTES = 480_000_000
+"""An explorer's process on CPUs: libraries, compiled programs, and half of the memory of their
+compilation, which a cache of programs saves. (Freed memory is kept: `processes.allocator`.)
+"""
+
+TRAINER_PROGRAM_BYTES = 750_000_000
+
+SAMPLING_ARRAYS: dict[Platform, float] = {"cpu": 6.4, "gpu": 4.0, "tpu": 4.0}
+"""Number of float32 arrays of slots by vocabulary in a decode step."""
+
+_COPIED_GRADIENTS = 1.5  # Of deep models XLA copies the gradients of all layers on CPUs.
+_SNAPSHOT_SHARE = 1.5  # Share of a state that saving takes on CPUs: copies for host and files.
+_CACHE, _PROMPTS = "KV cache", "keys and values of prompts"
 
 _LOGITS_ARRAYS = 3
 """Number of chunks of logits in a backward pass that recomputes them."""
@@ -38,30 +63,36 @@ _NEVER_WHOLE = 1
 """Bound of the logits on several devices, which compute them by blocks and keep none."""
 
 
-class Estimate(NamedTuple):
-    """Bytes of a program on each device.
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Bytes of a program on each device; on CPUs, of a role's process.
 
     Attributes:
       held: arrays that are there before and after it, by name.
       made: arrays that it makes and that last as long as it does, by name.
       work: temporary arrays of each phase, by name; phases are not at the same time.
       offloaded: arrays in the memory of the device's host, by name.
+      process: what a process has besides arrays, by name; nothing unless its devices are CPUs.
     """
 
     held: dict[str, int]
     made: dict[str, int]
     work: dict[str, int]
-    offloaded: dict[str, int]
+    offloaded: dict[str, int] = dataclasses.field(default_factory=dict)
+    process: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def temporary(self) -> int:
+        """Returns the bytes of the largest phase."""
+        return max(self.work.values(), default=0)
 
     @property
     def peak(self) -> int:
         """Returns the most bytes at any time."""
-        return sum(self.held.values()) + self.temporary
-
-    @property
-    def temporary(self) -> int:
-        """Returns the most bytes at any time of arrays that it makes."""
-        return sum(self.made.values()) + max(self.work.values(), default=0)
+        parts = [self.held, self.made]
+        if self.process:  # Offloaded arrays are in the same memory.
+            parts += [self.offloaded, self.process]
+        return sum(sum(part.values()) for part in parts) + self.temporary
 
 
 def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Estimate:
@@ -72,8 +103,7 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Esti
     made = {"gradients": memory.device_bytes(_trained(model, layout))}
     if settings.algorithm.needs_values:
         made["critic gradients"] = held["critic"]
-    # Those of a microbatch are added to those of the earlier ones.
-    fresh = sum(made.values()) if settings.trainer.microbatch_rows else 0
+    gradients = sum(made.values())
     batch = wiring.batching_of(settings, task).largest()
     made["batch"] = memory.tree_bytes(batch) // layout.batch_shards
     shard = _shard_of(model, layout)
@@ -81,10 +111,40 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Esti
     if batch.rows.sampling_masks is not None:
         made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
     work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
-    if platform != "cpu":  # There XLA was seen to need no more than what is kept.
+    if platform != "cpu":
+        # Gradients of a microbatch are added to those of the earlier ones.
+        fresh = gradients if settings.trainer.microbatch_rows else 0
         block = _block_bytes(platform, shard, rows, row_tokens)
         work["a block"] = fresh + block + _LAYERS_AHEAD * _layer_weights(model, layout)
-    return Estimate(held, made, work, offloaded)
+        return Estimate(held, made, work, offloaded)
+    work["a block"] = round(_COPIED_GRADIENTS * gradients)
+    devices = settings.trainer.mesh.shape.devices // settings.trainer.processes
+    published = 0
+    if settings.explorers:
+        version = memory.tree_bytes(parameters_of(settings, task, layout).travelling_like())
+        ends = ends_of(settings.transfer, settings.launch.colocate)
+        published = ends.published_bytes(version // settings.trainer.processes, settings.schedule)
+    # When a snapshot is saved, no version is in transfer any more, and no step is taken.
+    state = sum(held.values()) + sum(offloaded.values())
+    saved = round(_SNAPSHOT_SHARE * state) - published // devices
+    work["a snapshot"] = saved - sum(made.values())
+    more = {"published versions": published, "programs": TRAINER_PROGRAM_BYTES}
+    return _process(Estimate(held, made, work, offloaded), devices, more)
+
+
+def _process(estimate: Estimate, devices: int, more: dict[str, int]) -> Estimate:
+    """Returns the estimate of a process on CPUs, which has the arrays of all its devices.
+
+    Args:
+      estimate: of one of them.
+      more: what the process has besides.
+    """
+    parts = (estimate.held, estimate.made, estimate.offloaded)
+    arrays = sum(sum(part.values()) for part in parts) + estimate.temporary
+    process = more | {"its other devices": (devices - 1) * arrays}
+    return dataclasses.replace(
+        estimate, process={name: size for name, size in process.items() if size}
+    )
 
 
 def _activations(
@@ -222,3 +282,113 @@ def _loss_bytes(
     # The matrix's gradient is accumulated over the chunks, beside that of the current chunk.
     copy = 0 if platform == "cpu" else width
     return math.prod(matrix) * (copy + 4) + _LOGITS_ARRAYS * chunk
+
+
+def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> Estimate:
+    """Estimates an explorer's engine with all slots in use, and weights that arrive."""
+    policy = _policy(settings, task)
+    weights = memory.device_bytes(policy.held_like)
+    held = {"parameters": weights, "parameters that arrive": weights}
+    adapters, base = lora.split(policy.like)
+    if adapters:
+        held |= {"base": memory.device_bytes(base), "adapters": memory.device_bytes(adapters)}
+    work: dict[str, int] = {}
+    cache = 0
+    for one in rollout_programs(settings, task, settings.explorer_layout):
+        found = ESTIMATES[one.name](settings, task, platform, one.sizes)
+        cache = max(cache, found.held.get(_CACHE, 0))
+        work[one.name] = sum(found.made.values()) + found.temporary + found.held.get(_PROMPTS, 0)
+    made, offloaded = {_CACHE: cache}, {}
+    if count := settings.environment.older_versions if settings.plays else 0:
+        held["parameters of opponents"] = weights
+        made["KV cache of opponents"] = cache
+        # The policy's version is kept, too: it is older than the next.
+        offloaded["older versions"] = (count + 1) * weights
+    if platform != "cpu":
+        return Estimate(held, made, work, offloaded)
+    if not settings.launch.colocate:
+        version = memory.device_bytes(policy.travelling_like())
+        work["weights that arrive"] = ends_of(settings.transfer).arriving_bytes(version)
+    devices = settings.explorer.mesh.shape.devices // settings.explorer.processes
+    estimate = Estimate(held, made, work, offloaded)
+    return _process(estimate, devices, {"programs": EXPLORER_PROGRAM_BYTES})
+
+
+def _policy(settings: RunSettings, task: Task) -> Parameters:
+    """Returns the policy's parameters as explorers have them, as shapes alone."""
+    return parameters_of(settings, task, settings.explorer_layout)
+
+
+def decode_estimate(
+    settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
+) -> Estimate:
+    """Estimates an explorer's decode steps.
+
+    Args:
+      sizes: the slots in use, and the positions that are read.
+    """
+    rows, _ = sizes
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    weights = memory.device_bytes(_policy(settings, task).held_like)
+    cache = _cache_bytes(platform, model, layout, rows, model.max_length)
+    # On CPUs devices along `tensor` were not measured.
+    shards = layout.batch_shards if platform == "cpu" else layout.mesh.size
+    logits = 4 * math.ceil(rows / shards) * model.vocab_size
+    work = {"sampling": round(SAMPLING_ARRAYS[platform] * logits)}
+    return Estimate({"parameters": weights, _CACHE: cache}, {}, work)
+
+
+def prefill_estimate(
+    settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
+) -> Estimate:
+    """Estimates an explorer's prefill of prompts, without its slots.
+
+    Args:
+      sizes: the number of prompts, and of the tokens of each.
+    """
+    rows, tokens = sizes
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    held = {"parameters": memory.device_bytes(_policy(settings, task).held_like)}
+    made = {_PROMPTS: _cache_bytes(platform, model, layout, rows, tokens)}
+    # Gate and up are the largest arrays of a forward pass.
+    width = 2 * model.mlp_dim * jax.numpy.dtype(model.dtype).itemsize
+    mlp = math.ceil(rows * tokens / layout.mesh.size) * width
+    return Estimate(held, made, {"a block": mlp})
+
+
+def insert_estimate(
+    settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
+) -> Estimate:
+    """Estimates the insertion of prefilled prompts into an explorer's slots.
+
+    Args:
+      sizes: the slots in use, the number of prompts, and of the tokens of each.
+    """
+    slots, rows, tokens = sizes
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    prompts = _cache_bytes(platform, model, layout, rows, tokens)
+    cache = _cache_bytes(platform, model, layout, slots, model.max_length)
+    gathered = prompts * layout.batch_shards if layout.batch_shards > 1 else 0
+    return Estimate({_CACHE: cache, _PROMPTS: prompts}, {}, {"gathered prompts": gathered})
+
+
+ESTIMATES: dict[str, Callable[[RunSettings, Task, Platform, Sequence[int]], Estimate]] = {
+    "prefill": prefill_estimate,
+    "insert": insert_estimate,
+    "decode": decode_estimate,
+}
+"""The estimate of each of an explorer's programs."""
+
+
+def _cache_bytes(
+    platform: Platform, model: ModelConfig, layout: Layout, rows: int, tokens: int
+) -> int:
+    with compiling_for(platform):
+        size = memory.cache_bytes(model, rows, tokens, layout)
+        width = line_shape(model, tokens)[1]
+    # A TPU pads lines that hold one token of a head of another width.
+    return size * (-(-width // TPU_LANES) * TPU_LANES) // width if platform == "tpu" else size
+
+
+def _engine_model(settings: RunSettings, task: Task) -> ModelConfig:
+    return lora.merged_config(wiring.explorer_model(settings, task))

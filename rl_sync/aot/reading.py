@@ -26,7 +26,6 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-_KINDS = "|".join(sorted(COLLECTIVES, key=len, reverse=True))
 _HEAD = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
 _LINE = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[([0-9,]*)\]")
@@ -58,7 +57,7 @@ class Operation(NamedTuple):
       kind: its opcode, such as `all-gather-start`.
       shapes: the arrays that it makes.
       loops: the loops around it, outermost first, by their trip counts; 0 where XLA knows none.
-      fused: whether it is a part of a fusion, so that its result need not exist in memory.
+      computation: the name of the computation that it is in.
       line: its whole text.
     """
 
@@ -66,8 +65,13 @@ class Operation(NamedTuple):
     kind: str
     shapes: tuple[Shape, ...]
     loops: tuple[int, ...]
-    fused: bool
+    computation: str
     line: str
+
+    @property
+    def fused(self) -> bool:
+        """Says whether it is a part of a fusion, so that its result need not exist in memory."""
+        return "fused" in self.computation or "fusion" in self.computation
 
     @property
     def bytes(self) -> float:
@@ -152,7 +156,7 @@ class Reading:
                 kind=found[3],
                 shapes=_shapes(found[2]),
                 loops=around[name],
-                fused=_is_fused(name),
+                computation=name,
                 line=line,
             )
             for name, lines in parts.items()
@@ -164,24 +168,23 @@ class Reading:
     def collectives(self) -> list[Collective]:
         """Returns the collectives, each once, however many parts the compiler made of it."""
         found: dict[str, Collective] = {}
-        parts = dict(_computations(self.text))
-        around = _loops(parts)
-        for name, lines in parts.items():
-            for line in lines:
-                match = re.search(rf"%?([\w.-]+) = (.*?) ({_KINDS})(-start|-done)?\(", line)
-                if match is None or match[4] == "-done":
-                    continue
-                kind = "reduce-scatter" if "all-reduce-scatter" in name else match[3]
-                channel = re.search(r"channel_id=(\d+)", line)
-                key = f"{match[3]} {channel[1] if channel else match[1]}"
-                if channel and channel[1] == "1" and (source := _SOURCE.search(line)):
-                    key += source[1]  # All collectives that JAX writes itself have channel 1.
-                shapes = _results(match[3], _shapes(match[2]), starts=bool(match[4]))
-                is_async = bool(match[4]) or "async" in name
-                one = Collective(kind, shapes, around[name], is_async, _group(line))
-                if key in found:
-                    one = _joined(found[key], one)
-                found[key] = one
+        for made in self.operations:
+            kind = made.kind.removesuffix("-start")
+            if kind not in COLLECTIVES:
+                continue
+            starts = kind != made.kind
+            channel = re.search(r"channel_id=(\d+)", made.line)
+            key = f"{kind} {channel[1] if channel else made.name}"
+            if channel and channel[1] == "1" and (source := _SOURCE.search(made.line)):
+                key += source[1]  # All collectives that JAX writes itself have channel 1.
+            one = Collective(
+                kind="reduce-scatter" if "all-reduce-scatter" in made.computation else kind,
+                shapes=_results(kind, made.shapes, starts=starts),
+                loops=made.loops,
+                asynchronous=starts or "async" in made.computation,
+                group=_group(made.line),
+            )
+            found[key] = _joined(found[key], one) if key in found else one
         return list(found.values())
 
     @property
@@ -253,10 +256,6 @@ def _group(line: str) -> int:
         return int(counted[1])
     listed = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
     return len(listed[1].split(",")) if listed else 0
-
-
-def _is_fused(computation: str) -> bool:
-    return "fused" in computation or "fusion" in computation
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -13,13 +13,17 @@ from typing import NamedTuple
 
 import jax
 
-from rl_sync.aot.chips import Chip
+from rl_sync.aot.chips import Rates
 from rl_sync.aot.reading import Collective, Reading
-from rl_sync.models import memory
+from rl_sync.learning import objective
+from rl_sync.models import lora, memory
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flops import block_flops, block_traffic, logit_flops
 from rl_sync.models.placement import like_cast, param_like
 from rl_sync.models.sharding import Layout
+from rl_sync.runtime import wiring
+from rl_sync.settings.run import RunSettings
+from rl_sync.tasks.task import Task
 
 _BACKWARD = 2  # Products of a backward pass, for each of the forward pass.
 
@@ -29,39 +33,44 @@ class Work(NamedTuple):
 
     Attributes:
       flops: floating-point operations of matrix products.
-      useful: those among them that the mathematics needs, so without recomputing.
+      model_flops: those among them that count for MFU: of the forward and the backward pass of what
+        is trained. Neither recomputing nor a pass of the reference model counts.
       traffic: bytes from and to its memory.
       links: bytes over its links in collectives during which nothing else goes on.
       hidden_links: bytes over its links in asynchronous collectives.
     """
 
     flops: float
-    useful: float
+    model_flops: float
     traffic: float
     links: float = 0.0
     hidden_links: float = 0.0
 
-    def secs(self, chip: Chip, link: float) -> float:
-        """Returns the least time in seconds, over links of so many bytes a second."""
+    def secs(self, rates: Rates) -> float:
+        """Returns the least time in seconds."""
         together = (
-            self.flops / chip.flops,
-            self.traffic / chip.bandwidth,
-            self.hidden_links / link,
+            self.flops / rates.flops,
+            self.traffic / rates.bandwidth,
+            self.hidden_links / rates.link,
         )
-        return max(together) + self.links / link
+        return max(together) + self.links / rates.link
 
-    def limit(self, chip: Chip, link: float) -> str:
+    def limit(self, rates: Rates) -> str:
         """Names what takes most of the time."""
         times = {
-            "computing": self.flops / chip.flops,
-            "memory": self.traffic / chip.bandwidth,
-            "links": (self.links + self.hidden_links) / link,
+            "computing": self.flops / rates.flops,
+            "memory": self.traffic / rates.bandwidth,
+            "links": (self.links + self.hidden_links) / rates.link,
         }
         return max(times, key=lambda name: times[name])
 
-    def utilization(self, chip: Chip, link: float) -> float:
-        """Returns the model FLOPs utilization, MFU, that the least time makes."""
-        return self.useful / (chip.flops * self.secs(chip, link))
+    def mfu(self, rates: Rates) -> float:
+        """Returns the model FLOPs utilization in the least time.
+
+        It is 6 operations a token and parameter, and those of attention, over what the device could
+        do in that time. (PaLM, arXiv:2204.02311, appendix B. A token attends to those before it.)
+        """
+        return self.model_flops / (rates.flops * self.secs(rates))
 
 
 def travelled(one: Collective) -> float:
@@ -94,67 +103,79 @@ def link_bytes(reading: Reading, unknown_trips: int = 1) -> tuple[float, float]:
     return alone, hidden
 
 
-class Passes(NamedTuple):
-    """Passes of a trainer step over its tokens.
-
-    Attributes:
-      learned: with gradients.
-      forward: without, such as the reference model's.
-      recomputed: forward passes that the backward pass takes again.
-    """
-
-    learned: float
-    forward: float
-    recomputed: float
-
-
-def step_work(
-    model: ModelConfig, layout: Layout, rows: tuple[int, int], microbatches: int, passes: Passes
-) -> Work:
-    """Counts a trainer step without its collectives.
+def step_work(settings: RunSettings, task: Task, reading: Reading | None = None) -> Work:
+    """Counts the work of a device of the trainer in a step on the largest batch.
 
     Args:
-      rows: rows of the batch, and their tokens.
-      microbatches: parts that the rows are computed in.
+      reading: the compiled step, whose collectives are counted; without it those that shapes say.
     """
-    devices = layout.mesh.size
-    count, length = rows
-    each = block_flops(model, length / 2) + logit_flops(model)
-    useful = count * length * each * (passes.learned * (1 + _BACKWARD) + passes.forward)
-    again = count * length * each * passes.recomputed
-    width = 2 if model.dtype != "float32" else 4
+    model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
+    count, length = wiring.batching_of(settings, task).largest().rows.tokens.shape
+    updates, algorithm = settings.optimizer.updates_per_batch, settings.algorithm
+    microbatches = max(1, count // (settings.trainer.microbatch_rows or count // updates))
+    untrained = algorithm.needs_reference + objective.needs_proximal(algorithm, updates)
+    recomputed = int(model.remat == "full")
+    # A pass of all rows, in each of which a token attends to half of them in the mean.
+    forward = count * length * (block_flops(model, length / 2) + logit_flops(model))
+    trained = 1 + _BACKWARD
+    sweeps = trained + untrained + recomputed
+    devices, width = layout.mesh.size, 2 if model.dtype != "float32" else 4
     # A device reads whole kernels in each pass, but for those that other devices compute with.
-    split = layout.tensor_shards
-    whole = memory.tree_bytes(like_cast(param_like(model, layout), model.dtype)) / split
-    sweeps = passes.learned * (1 + _BACKWARD) + passes.forward + passes.recomputed
+    like = param_like(model, layout)
+    whole = memory.tree_bytes(like_cast(like, model.dtype)) / layout.tensor_shards
     activations = count * length * block_traffic(model, width) / devices
-    state = memory.device_bytes(param_like(model, layout))
     # Gradients are added to once a microbatch; parameters and both moments are read and written.
-    held = state * (2 * microbatches + 6)
+    held = memory.device_bytes(like) * (2 * microbatches + 6)
     traffic = sweeps * (microbatches * whole + activations) + held
-    return Work((useful + again) / devices, useful / devices, traffic)
+    links = (
+        step_links(model, layout, (count, length), microbatches, untrained, recomputed)
+        if reading is None
+        else link_bytes(reading)
+    )
+    return Work(forward * sweeps / devices, forward * trained / devices, traffic, *links)
 
 
-def decode_work(model: ModelConfig, layout: Layout, rows: int, span: int) -> Work:
-    """Counts one decode step of all rows, without its collectives.
+def decode_work(
+    settings: RunSettings, task: Task, rows: int, span: int, reading: Reading | None = None
+) -> Work:
+    """Counts the work of a device of an explorer in one decode step of all rows.
 
     Args:
       span: positions of the cache that are read.
+      reading: the compiled chunk of steps, whose collectives are counted; without it those that
+        shapes say.
     """
-    devices = layout.mesh.size
-    flops = rows * (block_flops(model, span) + logit_flops(model)) / devices
+    model = lora.merged_config(wiring.explorer_model(settings, task))
+    layout = settings.explorer_layout
+    flops = rows * (block_flops(model, span) + logit_flops(model)) / layout.mesh.size
     weights = memory.device_bytes(like_cast(param_like(model, layout), model.dtype))
     cache = memory.cache_bytes(model, rows, span, layout)
-    return Work(flops, flops, float(weights + cache))
+    if reading is None:
+        alone, hidden = decode_links(model, layout, rows), 0.0
+    else:
+        chunk = settings.rollout.chunk_tokens
+        alone, hidden = (sent / chunk for sent in link_bytes(reading, unknown_trips=chunk))
+    return Work(flops, 0.0, float(weights + cache), alone, hidden)
 
 
 def step_links(
-    model: ModelConfig, layout: Layout, rows: tuple[int, int], microbatches: int, passes: Passes
+    model: ModelConfig,
+    layout: Layout,
+    rows: tuple[int, int],
+    microbatches: int,
+    untrained: int,
+    recomputed: int,
 ) -> tuple[float, float]:
     """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
 
     Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
     activations are summed over `tensor` twice a block, and gradients over `data` once a step.
+
+    Args:
+      rows: rows of the batch, and their tokens.
+      microbatches: parts that the rows are computed in.
+      untrained: passes without gradients, such as the reference model's.
+      recomputed: forward passes that the backward pass takes again.
 
     Returns:
       Those of the sums of activations, which the next product waits for, and those of the others,
@@ -165,12 +186,11 @@ def step_links(
     width = 2 if model.dtype != "float32" else 4
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_like(model, layout)))
     own = count / tensor
-    sweeps = passes.learned * 2 + passes.forward
-    gathers = microbatches * sweeps * width * own * (fsdp - 1) / fsdp
-    scatters = microbatches * passes.learned * 4 * own * (fsdp - 1) / fsdp
+    gathers = microbatches * (2 + untrained) * width * own * (fsdp - 1) / fsdp
+    scatters = microbatches * 4 * own * (fsdp - 1) / fsdp
     reduced = 2 * 4 * own / fsdp * (data - 1) / data
     tokens = math.prod(rows) / (data * fsdp)
-    sums = 2 * model.num_layers * (passes.learned * 2 + passes.forward + passes.recomputed)
+    sums = 2 * model.num_layers * (2 + untrained + recomputed)
     summed = tokens * model.embed_dim * width * sums * 2 * (tensor - 1) / tensor
     return summed, gathers + scatters + reduced
 

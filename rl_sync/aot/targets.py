@@ -15,12 +15,14 @@ import re
 import jax
 from jax.experimental import topologies
 
-from rl_sync.aot.chips import CHIPS, Chip
+from rl_sync.aot.chips import CHIPS, Chip, Rates
 from rl_sync.aot.gpus import DESCRIPTIONS
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
 
-_HOST_GPUS = 8
+HOST_GPUS = 8
+_POD_SIDE = 16  # Chips along each axis of a pod of v5e or v6e.
+_CUBE_SIDE = 4  # Of v4, v5p and tpu7x switches join cubes of chips.
 _EXAMPLES = "v5e:4x4, v5p:2x2x1 or h100:8"
 
 
@@ -50,8 +52,34 @@ class Target:
 
     @property
     def count(self) -> int:
-        """Number of chips."""
-        return math.prod(self.shape)
+        """Number of devices, as JAX counts them."""
+        return math.prod(self.shape) * self.chip.devices
+
+    @property
+    def links(self) -> int:
+        """Number of links to neighbours of the TPU chip that has fewest in the slice.
+
+        A collective of many chips waits for that one. Along an axis the last chip is linked to the
+        first only if the axis spans a pod (v5e, v6e), or if the slice is made of whole cubes (v4,
+        v5p, tpu7x); otherwise the chips at both ends have one link along it.
+        (jax-ml.github.io/scaling-book/tpus, "TPU Networking".)
+        """
+        cubes = self.chip.axes == 3 and all(size % _CUBE_SIDE == 0 for size in self.shape)
+        return sum(
+            2 if cubes or (self.chip.axes == 2 and size == _POD_SIDE) else 1
+            for size in self.shape
+            if size > 1
+        )
+
+    def rates(self, devices: int) -> Rates:
+        """Returns the rates of a device of a role that has so many."""
+        chip, link = self.chip, self.chip.link
+        if chip.platform == "tpu":
+            # The devices of a single chip are connected as if by all links that a chip can have.
+            link *= self.links or 2 * chip.axes
+        elif devices > HOST_GPUS:
+            link = chip.network
+        return Rates(chip.flops, chip.bandwidth, link)
 
     def devices(self) -> list[jax.Device]:
         """Returns the devices, which programs can be compiled for, but not run on.
@@ -113,8 +141,8 @@ def _tpus(wanted: Target) -> list[jax.Device]:
 
 def _gpus(wanted: Target) -> list[jax.Device]:
     hosts, each = 1, wanted.count
-    if each > _HOST_GPUS:
-        hosts, each = each // _HOST_GPUS, _HOST_GPUS
+    if each > HOST_GPUS:
+        hosts, each = each // HOST_GPUS, HOST_GPUS
     found = topologies.get_topology_desc(
         platform="cuda",
         topology=f"1x{hosts}x{each}",

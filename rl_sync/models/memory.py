@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
 
 from rl_sync.models.cache import empty_cache, map_with_axes
-from rl_sync.models.config import ModelConfig, Remat
+from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import KERNELS
 from rl_sync.models.heads import HEAD, blank_scalar_head, token_scalars
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
 from rl_sync.models.sharding import Layout
-from rl_sync.models.transformer import init_params
+from rl_sync.models.transformer import param_shapes
 
 
 def tree_bytes(tree: Any) -> int:
@@ -31,11 +31,6 @@ def device_bytes(tree: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def param_shapes(config: ModelConfig) -> Any:
-    """Returns the tree of `init_params`, as shapes."""
-    return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
 def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout) -> int:
@@ -76,22 +71,6 @@ def activation_bytes(
     policy = param_shapes(config)
     critic = {**policy, HEAD: jax.eval_shape(lambda: blank_scalar_head(config))}
     return _residual_bytes(loss, [policy, critic] if own_critic else [policy], tokens)
-
-
-def activation_bytes_by_policy(
-    config: ModelConfig,
-    rows: int,
-    length: int,
-    logits_bytes: int = LOGITS_BYTES,
-    own_critic: bool = False,
-) -> dict[str, int]:
-    """Returns `activation_bytes` under every policy of `config.remat`."""
-    return {
-        policy: activation_bytes(
-            dataclasses.replace(config, remat=policy), rows, length, logits_bytes, own_critic
-        )
-        for policy in get_args(Remat)
-    }
 
 
 def _residual_bytes(loss: Callable[[Any, Any], Any], params: Any, tokens: Any) -> int:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
+from rl_sync.aot.estimate import decode_estimate
 from rl_sync.aot.programs import layout_on, rollout_programs
 from rl_sync.aot.reading import Reading
-from rl_sync.aot.rollout_estimate import decode_estimate
 from rl_sync.configs import base
 from rl_sync.settings.reading import read_settings
 

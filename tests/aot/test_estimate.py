@@ -2,8 +2,7 @@
 
 import pytest
 
-from rl_sync.aot.estimate import step_estimate
-from rl_sync.aot.rollout_estimate import prefill_estimate
+from rl_sync.aot.estimate import prefill_estimate, step_estimate
 from rl_sync.aot.targets import target
 from rl_sync.runtime import wiring
 from tests.launcher.test_memory import PARAMETERS, settings_with

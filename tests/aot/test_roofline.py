@@ -1,22 +1,24 @@
-"""The bytes that devices exchange in a trainer step, counted from shapes."""
+"""Work of a trainer step, counted from shapes: operations, and bytes that devices exchange."""
 
 import pytest
 
-from rl_sync.aot.roofline import Passes, step_links
+from rl_sync.aot.chips import Rates
+from rl_sync.aot.roofline import Work, step_links, step_work
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.runtime import wiring
 from rl_sync.settings.meshes import ShardingSettings
+from tests.launcher.test_memory import ATTENTION, EMBED, MLP, settings_with
 
 MODEL = ModelConfig(64, 32, 2, 4, 2, 8, 64, 16, dtype="bfloat16")
 ROWS = (8, 16)
 """Rows of a batch, and their tokens."""
-# With a reference model: its pass, and the policy's forward and backward passes.
-PASSES = Passes(learned=1.0, forward=1.0, recomputed=0.0)
 
 
 def links(**mesh):
     layout = Layout(MeshShape(**mesh).abstract(), ShardingSettings().rules)
-    return step_links(MODEL, layout, ROWS, 2, PASSES)
+    # With a reference model: its pass, and the policy's forward and backward passes.
+    return step_links(MODEL, layout, ROWS, microbatches=2, untrained=1, recomputed=0)
 
 
 def test_one_device_sends_nothing():
@@ -37,3 +39,32 @@ def test_sums_of_activations_are_waited_for():
     # Two sums a block and pass, each way of a ring of two: 8 · 16 tokens of 32 bfloat16 numbers.
     assert alone == pytest.approx(3 * 2 * 2 * 8 * 16 * 32 * 2)
     assert hidden == 0
+
+
+def step(**fields):
+    settings = settings_with(**fields)
+    return step_work(settings, wiring.load_task(settings))
+
+
+def test_model_flops_are_six_a_token_and_parameter_and_those_of_attention():
+    tokens = 12 * 10  # Trajectories, and tokens of each.
+    # Scores and their products with values, of 4 heads of 8, for 5 tokens in the mean.
+    attention = 3 * 2 * 2 * (4 * 8) * 5
+    assert step().model_flops == tokens * (6 * (EMBED + ATTENTION + MLP) + attention)
+    assert step(trainer__mesh__fsdp=2).model_flops == step().model_flops / 2
+
+
+def test_passes_that_train_nothing_are_computed_and_do_not_count_for_mfu():
+    plain = step(algorithm__name="grpo", algorithm__kl_coefficient=0.0, model__remat="none")
+    reference = step(algorithm__name="grpo", algorithm__kl_coefficient=0.1, model__remat="none")
+    again = step(algorithm__name="grpo", algorithm__kl_coefficient=0.1, model__remat="full")
+    assert plain.model_flops == reference.model_flops == again.model_flops
+    one = plain.model_flops / 3
+    assert reference.flops - plain.flops == pytest.approx(one)
+    assert again.flops - reference.flops == pytest.approx(one)
+
+
+def test_mfu_is_model_flops_over_those_of_the_least_time():
+    work = Work(flops=400.0, model_flops=300.0, traffic=0.0, links=20.0)
+    # 4 s of computing and then 1 s of links, in which a device could do 500 operations.
+    assert work.mfu(Rates(flops=100.0, bandwidth=1.0, link=20.0)) == 300 / 500

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from rl_sync.aot.programs import Program
+from rl_sync.aot.reading import MemoryUse, Reading
+from rl_sync.aot.targets import Target
 from rl_sync.launcher import compiling
+from rl_sync.runtime import wiring
+from tests.launcher.test_memory import settings_with
 
 
 def test_a_program_is_named_before_it_is_compiled(capsys):
@@ -29,3 +34,24 @@ def test_a_program_that_does_not_compile_was_named_too(capsys):
     found = compiling._compiled(Program("trainer", "train_step", (4,), lower))
     assert "compiling trainer train_step [4] …" in capsys.readouterr().err
     assert (found.reading, "RESOURCE_EXHAUSTED" in found.why) == (None, True)
+
+
+class Slow(Target):
+    """A target on which computing takes nearly all the time."""
+
+    @property
+    def chip(self):
+        return super().chip._replace(flops=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kl", "says"), [(0.1, ": MFU at most 75%"), (0.0, " of the model's FLOPs")]
+)
+def test_a_bound_of_mfu_is_named_where_it_says_something(monkeypatch, kl, says):
+    read = Reading("", MemoryUse(0, 0, 0, 0, 0))
+    monkeypatch.setattr(compiling, "_compiled", lambda one: compiling._Compiled(one, read, 1.0))
+    settings = settings_with(algorithm__name="grpo", algorithm__kl_coefficient=kl)
+    task, where = wiring.load_task(settings), Slow("v5e", (1, 1))
+    _, lines = compiling._step(settings, task, where, settings.trainer_layout)
+    assert f"limited by computing{says}" in lines[-1]
+    assert "100%" not in lines[-1]

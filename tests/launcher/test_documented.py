@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.aot.estimate import step_estimate
-from rl_sync.aot.rollout_estimate import explorer_estimate
+from rl_sync.aot.estimate import explorer_estimate, step_estimate
 from rl_sync.aot.targets import target
 from rl_sync.launcher import command_line, workdir
 from rl_sync.runtime import wiring

@@ -27,6 +27,14 @@ def test_all_meshes_of_the_target_are_tried_and_the_fastest_come_first(run):
     assert fastest.settings in text.splitlines()[1]
 
 
+def test_each_device_of_a_chip_has_a_place_in_a_mesh(run):
+    found = {one.settings for one in explorers(*run, target("tpu7x:1x2x1"))}
+    assert found == {
+        f"--config.explorer.mesh.data={data} --config.explorer.mesh.tensor={4 // data}"
+        for data in (1, 2, 4)
+    }
+
+
 def test_what_does_not_fit_is_not_proposed(run):
     room = target("v5e:1x2")
     found = list(explorers(*run, room))

@@ -11,15 +11,18 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.aot.estimate import Estimate, step_estimate
-from rl_sync.aot.rollout_estimate import SAMPLING_ARRAYS
-from rl_sync.launcher.memory import describe_explorer, describe_trainer, format_bytes
-from rl_sync.launcher.resident import (
+from rl_sync.aot.estimate import (
     EXPLORER_PROGRAM_BYTES,
+    SAMPLING_ARRAYS,
     TRAINER_PROGRAM_BYTES,
-    trainer,
+    Estimate,
+    explorer_estimate,
+    step_estimate,
 )
-from rl_sync.models import memory
+from rl_sync.aot.programs import layout_on, train_step
+from rl_sync.configs import base
+from rl_sync.launcher.memory import describe_explorer, describe_trainer, format_bytes
+from rl_sync.models.transformer import param_shapes
 from rl_sync.rollout import slots as core
 from rl_sync.runtime import wiring
 from rl_sync.settings.reading import read_settings
@@ -265,26 +268,73 @@ def test_a_process_on_cpus_holds_more_than_its_devices_arrays():
     ],
 )
 def test_versions_that_travel_take_what_their_transfer_does(mode, transfer, versions):
-    settings = settings_with(sync__mode=mode, sync__transfer=transfer)
+    process = on_cpus(sync__mode=mode, sync__transfer=transfer).process
+    assert process == {
+        "published versions": versions * PARAMETERS,
+        "programs": TRAINER_PROGRAM_BYTES,
+    }
+
+
+def on_cpus(**fields: object) -> Estimate:
+    """Returns the estimate of a trainer's process on CPUs."""
+    settings = settings_with(**fields)
+    return step_estimate(settings, wiring.load_task(settings), "cpu")
+
+
+def test_a_process_on_cpus_has_all_its_arrays_in_one_memory():
+    parts = ({"a": 1}, {"b": 2}, {"c": 10, "d": 20}, {"e": 100})
+    assert Estimate(*parts).peak == 1 + 2 + 20
+    assert Estimate(*parts, process={"programs": 1000}).peak == 1 + 2 + 20 + 100 + 1000
+
+
+def test_a_process_on_cpus_has_the_arrays_of_all_its_devices():
+    one, two = (
+        on_cpus(trainer__mesh__data=2, trainer__processes=processes, sync__transfer="server")
+        for processes in (2, 1)
+    )
+    arrays = sum(one.held.values()) + sum(one.made.values()) + one.temporary
+    assert (
+        two.process["its other devices"]
+        == sum(two.held.values()) + sum(two.made.values()) + two.temporary
+    )
+    assert "its other devices" not in one.process
+    # A process of two has half of each version, and the other one has the other half.
+    assert one.process["published versions"] == two.process["published versions"] // 2
+    assert two.peak - one.peak == pytest.approx(arrays, rel=0.2)
+
+
+def test_a_step_on_cpus_takes_what_its_compiled_program_does():
+    config = base.get_config()
+    config.workdir, config.warm_up.steps = "/nowhere", 0
+    config.model.update({"embed_dim": 128, "num_layers": 8, "mlp_dim": 512, "remat": "full"})
+    config.trainer.update({"groups_per_step": 4, "group_size": 4})
+    settings = read_settings(config.to_dict())
     task = wiring.load_task(settings)
-    process = trainer(settings, task, Estimate({}, {}, {}, {}))
-    assert process.weights == versions * PARAMETERS
+    layout = layout_on(settings, "trainer", jax.devices()[:1])
+    compiled = train_step(settings, task, layout).lower().compile()
+    step = step_estimate(settings, task, "cpu")
+    without = [of for name, of in step.work.items() if name != "a snapshot"]
+    taken = compiled.memory_analysis().temp_size_in_bytes
+    assert sum(step.made.values()) + max(without) == pytest.approx(taken, rel=0.15)
 
 
 def test_a_snapshot_may_take_more_than_a_step():
-    settings = settings_with(sync__mode="asynchronous", sync__transfer="server")
+    fields = {"sync__mode": "asynchronous", "sync__transfer": "server"}
+    offloading = {**fields, "trainer__offload_optimizer": True}
+    for step in (on_cpus(**fields), on_cpus(**offloading)):
+        # Parameters and both moments, half of them twice; no version is in transfer then.
+        saving = 1.5 * (3 * PARAMETERS + 8)
+        arrays = sum(step.made.values()) + step.work["a snapshot"]
+        assert arrays + step.process["published versions"] == saving
+    few = on_cpus(**fields, trainer__microbatch_rows=1, model__remat="full")
+    assert few.temporary == few.work["a snapshot"] > few.work["the logits"]
+
+
+def test_weights_that_arrive_are_no_array_of_an_explorer_yet():
+    settings = settings_with(sync__transfer="checkpoint")
     task = wiring.load_task(settings)
-    least = Estimate(held={"parameters": PARAMETERS}, made={}, work={}, offloaded={})
-    stepping = trainer(
-        settings, task, least._replace(made={"gradients": PARAMETERS}, work={"": 4 * PARAMETERS})
-    )
-    saving = trainer(
-        settings,
-        task,
-        least._replace(work={"": 2 * PARAMETERS}, offloaded={"optimizer": 3 * PARAMETERS}),
-    )
-    assert stepping.weights + stepping.work == 5 * PARAMETERS  # The gradients are apart.
-    assert saving.weights + saving.work == 6 * PARAMETERS
+    assert explorer_estimate(settings, task, "cpu").work["weights that arrive"] == PARAMETERS
+    assert "weights that arrive" not in explorer_estimate(settings, task, "gpu").work
 
 
 def test_sampling_takes_as_much_as_the_compiled_program_does():
@@ -294,7 +344,7 @@ def test_sampling_takes_as_much_as_the_compiled_program_does():
     slots = jax.eval_shape(lambda: core.empty_slots(model, 64, model.max_length, 4))
     compiled = core.decode_chunk.lower(
         model,
-        memory.param_shapes(model),
+        param_shapes(model),
         slots,
         jax.ShapeDtypeStruct((64,), bool),
         jax.ShapeDtypeStruct((), np.int32),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rl_sync.launcher.transfer import describe_transfer
+from rl_sync.launcher.memory import describe_transfer
 from rl_sync.runtime import wiring
 from tests.launcher.test_memory import PARAMETERS, settings_with, size
 

@@ -1,13 +1,15 @@
 """Memory from shapes: exact for arithmetic, and the residuals of differentiation."""
 
 import dataclasses
+from typing import get_args
 
 import jax
 import numpy as np
 
 from rl_sync.models import memory
-from rl_sync.models.config import ModelConfig
+from rl_sync.models.config import ModelConfig, Remat
 from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import param_shapes
 from tests.models import tiny
 
 HUGE = ModelConfig(
@@ -17,7 +19,7 @@ HUGE = ModelConfig(
 
 def test_parameters_and_cache_are_counted_to_the_byte():
     counted = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tiny.params()))
-    assert memory.tree_bytes(memory.param_shapes(tiny.CONFIG)) == counted
+    assert memory.tree_bytes(param_shapes(tiny.CONFIG)) == counted
     # Keys and values, 2 layers, 3 rows, 2 heads, 10 slots of 4 float32.
     assert memory.cache_bytes(tiny.CONFIG, 3, 10, Layout.single()) == 2 * 2 * 3 * 2 * 10 * 4 * 4
     half = dataclasses.replace(tiny.CONFIG, dtype="bfloat16")
@@ -25,9 +27,12 @@ def test_parameters_and_cache_are_counted_to_the_byte():
 
 
 def test_a_model_far_beyond_this_machine_is_counted():
-    parameters = memory.tree_bytes(memory.param_shapes(HUGE))
+    parameters = memory.tree_bytes(param_shapes(HUGE))
     assert 4 * 70e9 < parameters < 4 * 75e9
-    by_policy = memory.activation_bytes_by_policy(HUGE, 1, 4096)
+    by_policy = {
+        remat: memory.activation_bytes(dataclasses.replace(HUGE, remat=remat), 1, 4096)
+        for remat in get_args(Remat)
+    }
     assert by_policy["full"] < by_policy["dots_no_batch"] < by_policy["dots"] < by_policy["none"]
 
 
@@ -48,4 +53,4 @@ def test_activations_grow_with_rows_and_parameters_are_not_among_them():
     assert 1.9 < two / one <= 2.0
     wide = dataclasses.replace(tiny.CONFIG, vocab_size=100_000)
     capped = memory.activation_bytes(wide, 1, 2, logits_bytes=1)
-    assert capped < memory.tree_bytes(memory.param_shapes(wide)) / 4
+    assert capped < memory.tree_bytes(param_shapes(wide)) / 4
