@@ -5,8 +5,8 @@ to have, and the factors of working memory were fitted to them (`benchmarks/comp
 role's devices are CPUs, its process has the arrays of all of them, and needs more: libraries,
 compiled programs, and versions of the weights in transfer. Their constants were measured
 (`benchmarks/memory.py`) in runs of models of 8 to 135 million parameters. Most estimates were
-within a fifth of the measurements; a trainer of 34 million parameters took 3.0 GB while it saved a
-snapshot, where 1.9 GB are estimated, since the memory that its steps had freed was kept.
+within a fifth of the measurements. The greatest gap: a trainer of 34 million parameters took 2.5 GB
+in its steps and 3.0 to 3.3 GB at its end, where 1.9 GB are estimated.
 """
 
 from __future__ import annotations
