@@ -27,9 +27,9 @@ def execute(arguments: Arguments) -> int:
     if arguments.flags.get("json") == "True":
         print(json.dumps([_record(one, only is not None) for one in found], indent=1))
     elif only is not None:
-        _show_one(Page(), catalog, only)
+        _page_of_one(catalog, only).show()
     else:
-        _show_all(Page(), catalog, found)
+        _page_of_all(catalog, found).show()
     return 0
 
 
@@ -61,37 +61,39 @@ def fits(text: str, pattern: str) -> bool:
     )
 
 
-def _show_all(page: Page, catalog: Catalog, entries: Sequence[Entry]) -> None:
+def _page_of_all(catalog: Catalog, entries: Sequence[Entry]) -> Page:
+    page = Page()
     for heading, group in itertools.groupby(entries, lambda one: one.of):
-        if heading:
-            page.heading(heading)
-        page.entries((one.name, one.meaning) for one in group)
-        page.paragraph("")
-    page.paragraph(f"To choose one: {catalog.choose}" if entries[0].choose else catalog.choose)
-    page.paragraph(f"More: {catalog.page}, or the same command with the name of one.")
+        with page.section(heading) if heading else page.indentation():
+            page.write_dl((one.name, one.meaning) for one in group)
+    page.write_paragraph()
+    page.write_text(f"To choose one: {catalog.choose}" if entries[0].choose else catalog.choose)
+    page.write_text(f"More: {catalog.page}, or the same command with the name of one.")
+    return page
 
 
-def _show_one(page: Page, catalog: Catalog, entry: Entry) -> None:
-    page.heading(entry.name)
-    page.paragraph(entry.meaning)
-    page.paragraph("")
-    page.entries((name, fact) for name, fact in entry.facts.items() if fact and "\n" not in fact)
+def _page_of_one(catalog: Catalog, entry: Entry) -> Page:
+    page = Page()
+    page.write_heading(entry.name)
+    page.write_text(entry.meaning)
+    page.write_paragraph()
+    with page.indentation():
+        facts = entry.facts.items()
+        page.write_dl((name, fact) for name, fact in facts if fact and "\n" not in fact)
     for fact in entry.facts.values():
         if "\n" in fact:
-            page.paragraph("")
-            page.plain(fact)
+            page.write(f"\n{fact}\n")
     settings = entry.settings()
     if settings:
-        page.paragraph("")
-        page.heading("Settings" if any("." in name for name in settings) else "Options")
-        page.entries(settings.items())
-    page.paragraph("")
+        with page.section("Settings" if any("." in name for name in settings) else "Options"):
+            page.write_dl(settings.items())
     if entry.choose:
-        page.heading("Example")
         config = "" if entry.choose.startswith("--config=") else f"{_EXAMPLE} "
-        page.command(f"{program()} {config or 'plan '}{entry.choose}")
-    page.paragraph(f"To choose one: {catalog.choose}" if entry.choose else catalog.choose)
-    page.paragraph(f"More: {catalog.page}")
+        with page.section("Example"):
+            page.write_command(f"{program()} {config or 'plan '}{entry.choose}")
+    page.write_text(f"To choose one: {catalog.choose}" if entry.choose else catalog.choose)
+    page.write_text(f"More: {catalog.page}")
+    return page
 
 
 def _record(entry: Entry, is_only: bool) -> dict[str, object]:

@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rl_sync.launcher.command import Command, Flag
-
 
 class Entry(NamedTuple):
     """A thing to choose.
@@ -147,12 +145,12 @@ def _metrics() -> Iterator[Entry]:
 
 
 def _configs() -> Iterator[Entry]:
-    from rl_sync.launcher import packaged
+    from rl_sync.launcher import config_file
 
-    for name in packaged.names():
-        text = packaged.description(name)
+    for name in config_file.names():
+        text = config_file.description(name)
         first = re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
-        facts = {"file": str(packaged.path_of(name)), "about": text}
+        facts = {"file": str(config_file.path_of(name)), "about": text}
         yield Entry(name, " ".join(first.split()), facts, choose=f"--config={name}")
 
 
@@ -258,21 +256,3 @@ CATALOGS = {
     ),
 }
 """By the name of the command that prints one."""
-
-
-def commands() -> dict[str, Command]:
-    """Makes the command of each list."""
-    return {
-        name: Command(
-            "list",
-            "rl_sync.launcher.catalog_view",
-            one.summary,
-            "Prints a line for each. A pattern is one word or several, each of which begins a word"
-            f" of the name or the text. Where it fits one {one.noun} alone, there is more.",
-            {"json": Flag("", "Prints a JSON list of objects, for scripts.")},
-            {"": "All.", one.example: "Those with a word.", f"{one.example} --json": "The same."},
-            one.page,
-            words="a PATTERN",
-        )
-        for name, one in CATALOGS.items()
-    }

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import cast
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +20,6 @@ from rl_sync.page.comparison import VALUES, Group, Spread, Value
 from rl_sync.page.facts import Facts, read_all
 from rl_sync.page.reach import By, cut
 from rl_sync.settings.records import ConfigError
-from rl_sync.spelling import hint
 
 _PLAIN_COLUMNS = 200  # Of an output that is no terminal.
 _KINDS = (".html", ".png")
@@ -52,7 +51,7 @@ def show(flags: Mapping[str, str], words: Sequence[str]) -> int:
     empty = [str(path) for path, one in zip(paths, runs, strict=True) if one.is_empty]
     if empty:
         raise ConfigError(f"These runs have recorded nothing yet: {', '.join(empty)}.")
-    point = cut(runs, _measure(flags.get("at", "steps")))
+    point = cut(runs, cast("By", flags.get("at", "steps")))
     groups = comparison.group(point.runs)
     notes = [*filter(None, [point.said]), *_digests(groups)]
     if flags.get("json") == "True":
@@ -62,15 +61,6 @@ def show(flags: Mapping[str, str], words: Sequence[str]) -> int:
     if out is not None:
         _draw(groups, notes, out, quiet=flags.get("json") == "True")
     return 0
-
-
-def _measure(given: str) -> By:
-    for one in get_args(By):
-        if given == one:
-            return one
-    raise ConfigError(
-        f"--at={given} must be one of {', '.join(get_args(By))}{hint(given, get_args(By))}"
-    )
 
 
 def _print(groups: Sequence[Group], notes: Sequence[str]) -> None:

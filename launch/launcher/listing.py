@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from rl_sync.launcher.catalog_view import fits
 from rl_sync.launcher.command import Arguments
-from rl_sync.launcher.suggestions import settings_meant
+from rl_sync.launcher.mistakes import settings_meant
 from rl_sync.setting import Entry, Section, sections
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings

@@ -22,9 +22,7 @@ def serve(flags: Mapping[str, str]) -> int:
     Raises:
       ConfigError: a flag makes no sense, or nothing can be served there.
     """
-    workdirs = [os.path.expanduser(one) for one in flags.get("workdir", "").split(",") if one]
-    if not workdirs:
-        raise ConfigError("page shows the runs of work directories: give --workdir=runs/….")
+    workdirs = [os.path.expanduser(one) for one in flags["workdir"].split(",")]
     for workdir in workdirs:
         if not os.path.isdir(workdir):
             raise ConfigError(f"--workdir={workdir} is not a directory.")

@@ -176,9 +176,7 @@ def _alarms(workdir: Workdir) -> list[str]:
 
 
 def _workdir(flags: Mapping[str, str]) -> Workdir:
-    path = flags.get("workdir")
-    if not path:
-        raise ConfigError("rollouts shows those of a work directory: give --workdir=runs/….")
+    path = flags["workdir"]
     if not os.path.isdir(path):
         raise ConfigError(f"--workdir={path} is not a directory.")
     workdir = Workdir(path)

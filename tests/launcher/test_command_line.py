@@ -41,7 +41,7 @@ def test_a_mistake_ends_the_process_with_status_2_and_one_line():
 
 
 def test_help_comes_before_any_mistake(capsys):
-    assert said_here(capsys, "plane", "--zzz=1", "--help").out.startswith("usage: ")
+    assert said_here(capsys, "plan", "--zzz=1", "--help").out.startswith("Usage: rl-sync plan")
 
 
 def test_the_version_is_the_packages_in_every_place_that_says_it(capsys):
