@@ -24,7 +24,7 @@ def execute(arguments: Arguments) -> int:
     """
     catalog = CATALOGS[arguments.command]
     found, only = find(arguments.command, catalog, arguments.text)
-    if arguments.flags.get("json") == "True":
+    if "json" in arguments.flags:
         print(json.dumps([_record(one, only is not None) for one in found], indent=1))
     elif only is not None:
         _page_of_one(catalog, only).show()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -29,14 +29,14 @@ class Arguments(NamedTuple):
     Attributes:
       command: its name.
       config: the config with the settings that were given; None where there is none.
-      flags: the values of the other flags that were given, paths with their home directory; `True`
-        for those that take none, and lines of one text for one that was given several times.
+      flags: the values of the other flags that were given, as their types read them: text, whole
+        numbers, paths with their home directory, `True`, or a tuple for a flag of several values.
       words: those after the command.
     """
 
     command: str
     config: ConfigDict | None
-    flags: Mapping[str, str]
+    flags: Mapping[str, Any]
     words: tuple[str, ...]
 
     @property
@@ -109,13 +109,10 @@ class Command(click.Command):
         words = ctx.params["words"]
         if words and not self.takes:
             raise click.NoSuchCommand(words[0], ctx=ctx)
-        given = {name: ctx.params[flag.name or ""] for name, flag in self.flags.items()}
-        flags = {
-            name: "\n".join(value) if isinstance(value, tuple) else str(value)
-            for name, value in given.items()
-            if name != CONFIG and value not in (None, False, ())
-        }
-        return Arguments(self.name, ctx.obj, flags, words)
+        values = {name: ctx.params[flag.name or ""] for name, flag in self.flags.items()}
+        values.pop(CONFIG, None)
+        given = {n: one for n, one in values.items() if one not in (None, ()) and one is not False}
+        return Arguments(self.name, ctx.obj, given, words)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Item]:
         """Returns the flags and settings that a text may become."""

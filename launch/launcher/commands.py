@@ -7,6 +7,7 @@ parser, the help and the completion of shells. A command line that names none me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -27,6 +28,7 @@ def _flag(
     path: Kind | None = None,
     offered: Sequence[str] = (),
     choices: Sequence[str] = (),
+    whole: tuple[int, int | None] | None = None,
     needed: bool = False,
     many: bool = False,
 ) -> click.Option:
@@ -39,15 +41,21 @@ def _flag(
       path: paths that it takes.
       offered: values that are offered; there are others.
       choices: the only values.
+      whole: the least and the greatest of whole numbers.
       needed: whether the command does nothing without it.
       many: whether it may be given more than once.
     """
+    type: click.ParamType[Any] | None = PathOf(path) if path else None
+    if choices:
+        type = click.Choice(choices)
+    elif whole:
+        type = click.IntRange(*whole)
     return click.Option(
         [f"--{name}"],
         metavar=value or None,
         help=f"{meaning} Default: {default}." if default else meaning,
         is_flag=None if value or choices else True,
-        type=PathOf(path) if path else click.Choice(choices) if choices else None,
+        type=type,
         shell_complete=(lambda *_: [*map(Item, offered)]) if offered else None,
         required=needed,
         multiple=many,
@@ -67,10 +75,11 @@ _SNAPSHOT = _flag(
     "step", "STEP", "Trainer step of the snapshot, or best.", "the newest", offered=["best"]
 )
 _HOST = _flag("host", "ADDRESS", "Address to serve at.", "127.0.0.1, for this machine alone")
-_PORT = _flag("port", "PORT", "Port to serve at.", "any free one")
+_PORT = _flag("port", "PORT", "Port to serve at.", "any free one", whole=(0, 65535))
 _CURVES = _flag(
     "out", "FILE", "Page (.html) or picture (.png) with curves.", "none is written", path="file"
 )
+_ORDERS = ("step", "reward", "advantage", "tokens", "staleness", "logprob")
 _JSON = _flag("json", "", "Prints a JSON list of objects, for scripts.")
 
 _COMMANDS = [
@@ -151,8 +160,13 @@ _COMMANDS = [
                 " has a comma stands in quotation marks.",
                 many=True,
             ),
-            _flag("parallel", "N", "Number of runs at the same time.", "1"),
-            _flag("index", "NUMBER", "Makes the run of this number alone; --list has the numbers."),
+            _flag("parallel", "N", "Number of runs at the same time.", "1", whole=(1, None)),
+            _flag(
+                "index",
+                "NUMBER",
+                "Makes the run of this number alone; --list has the numbers.",
+                whole=(0, None),
+            ),
             _flag("list", "", "Lists the runs with their numbers and states, and starts none."),
             _flag(
                 "into", "DIRECTORY", "Directory of the runs.", "runs/sweep-NAME", path="directory"
@@ -212,8 +226,20 @@ _COMMANDS = [
         [
             _run(),
             _flag("step", "STEP", "Trainer step, or FIRST:LAST.", "all"),
-            _flag("prompt", "ID", "Number of a problem, whose completions are shown.", "all"),
-            _flag("lease", "ID", "Lease of a group, whose completions are shown.", "all"),
+            _flag(
+                "prompt",
+                "ID",
+                "Number of a problem, whose completions are shown.",
+                "all",
+                whole=(0, None),
+            ),
+            _flag(
+                "lease",
+                "ID",
+                "Lease of a group, whose completions are shown.",
+                "all",
+                whole=(0, None),
+            ),
             _flag(
                 "reward", "LEAST:GREATEST", "Bounds of the reward, such as 0:0.5, 1: or :0.", "all"
             ),
@@ -226,9 +252,15 @@ _COMMANDS = [
                 "Order: step, reward, advantage, tokens, staleness or logprob; with a - in front"
                 " from the greatest on.",
                 "as trained on",
-                offered=["step", "reward", "advantage", "tokens", "staleness", "logprob"],
+                choices=[f"{sign}{key}" for sign in ("", "-") for key in _ORDERS],
             ),
-            _flag("limit", "N", "The most lines of a table, or completions.", "20, 40 or 10"),
+            _flag(
+                "limit",
+                "N",
+                "The most lines of a table, or completions.",
+                "20, 40 or 10",
+                whole=(1, None),
+            ),
             _flag("json", "", "Prints all records that fit as JSON lines."),
         ],
         {

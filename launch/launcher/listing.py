@@ -35,7 +35,7 @@ def execute(arguments: Arguments) -> int:
     Raises:
       ConfigError: there are none; names the nearest.
     """
-    if arguments.flags.get("json") == "True":
+    if "json" in arguments.flags:
         text(arguments.text)  # Or its error comes.
         print(json.dumps(records(arguments.text), indent=1))
     else:

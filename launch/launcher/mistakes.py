@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -115,9 +116,10 @@ def explained(error: click.UsageError, words: Sequence[str]) -> str:
             if any(flag in one.opts and one.is_flag for one in _all_flags()):
                 return f"{flag} takes no value."
             return f"Missing value for flag {flag}. {GIVE_VALUE}"
-        case click.NoSuchOption(ctx=click.Context(command=Command() as command, obj=config)):
-            flag = error.option_name
-            word = next((one for one in words if re.match(rf"{re.escape(flag)}(=|$)", one)), flag)
+        case click.NoSuchOption(
+            option_name=flag, ctx=click.Context(command=Command() as command, obj=config)
+        ):
+            word = next((one for one in words if one.startswith(flag)), flag)
             return _wrong_flag(word, command, has_config=config is not None)
         case click.MissingParameter(
             ctx=click.Context(command=Command(takes=""), params={"words": [word, *_]})
@@ -130,11 +132,26 @@ def explained(error: click.UsageError, words: Sequence[str]) -> str:
                       if one.required]  # fmt: skip
             example = f"{program()} {command.name} {next(iter(command.examples))}"
             return f"{command.name} needs {_listed(needed)}, as in: {example}"
-        case click.BadParameter(
-            param=click.Option(opts=[flag], type=click.Choice(choices=choices))
-        ) if match := re.match("'(.*?)'", error.message):
-            return f"{flag}: {error.message.rstrip('.')}{hint(match[1], choices)}"
+        case click.BadParameter(param=click.Option(opts=[flag], type=type)):
+            word = _given(flag, words)
+            match type:
+                case click.Choice(choices=choices):
+                    end = hint(word.partition("=")[2], choices)
+                    return f"{word} must be one of {', '.join(choices)}{end}"
+                case click.IntRange(min=least, max=most):
+                    end = f"of at least {least}" if most is None else f"from {least} to {most}"
+                    return f"{word} must be a whole number {end}."
     return error.format_message()
+
+
+def _given(flag: str, words: Sequence[str]) -> str:
+    """Returns a flag with the value that it was given."""
+    for word, after in itertools.pairwise([*words, ""]):
+        if word == flag:
+            return f"{flag}={after}"
+        if word.startswith(f"{flag}="):
+            return word
+    return flag
 
 
 def _all_flags() -> Iterator[click.Option]:

@@ -22,7 +22,7 @@ def execute(arguments: Arguments) -> int:
     return write(arguments.flags)
 
 
-def write(flags: Mapping[str, str]) -> int:
+def write(flags: Mapping[str, Any]) -> int:
     """Writes the page, prints its path, and returns the exit status.
 
     Raises:

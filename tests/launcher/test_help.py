@@ -10,7 +10,6 @@ import shlex
 from typing import get_args
 
 import pytest
-from click import Context
 from click.exceptions import Exit
 
 from rl_sync.launcher import command_line, rollouts
@@ -71,6 +70,7 @@ def test_an_example_of_the_help_is_a_command_line_that_makes_sense(name, words, 
         with pytest.raises(Exit):
             command_line.parse([name, *shlex.split(words)])
         return
+    words = words.replace("$SLURM_ARRAY_TASK_ID", "0")
     parsed = command_line.parse([name, *shlex.split(words)])
     assert parsed.command == name
     assert (parsed.config is not None) == (CONFIG in COMMANDS[name].flags)
@@ -89,12 +89,12 @@ def test_every_command_has_a_module_an_example_a_page_and_a_few_sentences():
 
 
 def test_offered_values_are_those_that_the_modules_take():
-    with Context(COMMANDS["rollouts"]) as context:
-        offered = COMMANDS["rollouts"].flags["sort"].shell_complete(context, "")
-    assert [one.value for one in offered] == [*rollouts.KEYS]
+    assert COMMANDS["rollouts"].flags["sort"].type.choices[: len(rollouts.KEYS)] == (
+        *rollouts.KEYS,
+    )
     assert COMMANDS["export"].flags["dtype"].type.choices == tuple(STORED)
     assert COMMANDS["compare"].flags["at"].type.choices == get_args(By)
-    assert all(one.value in COMMANDS["rollouts"].flags["sort"].help for one in offered)
+    assert all(key in COMMANDS["rollouts"].flags["sort"].help for key in rollouts.KEYS)
 
 
 def test_commands_agree_on_which_flags_take_a_value():

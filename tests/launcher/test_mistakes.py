@@ -84,7 +84,13 @@ FLAGS = [
     ("timeline --workdir=tests --steps=x", "--steps=x", "3:8"),
     ("timeline --workdir=tests --to=x", "--to=x is for export", "timeline takes --workdir, --out"),
     ("timeline --workdir=tests CONFIG", "--config=configs/arithmetic.py is for run, plan"),
-    ("compare one two --at=token", "--at: 'token' is not one of 'steps'", "did you mean 'tokens'?"),
+    (
+        "compare one two --at=token",
+        "--at=token must be one of steps",
+        "did you mean 'tokens'?",
+    ),
+    ("page --workdir=tests --port=70000", "--port=70000 must be a whole number from 0 to 65535."),
+    ("page --workdir=tests --port x", "--port=x must be a whole number from 0 to 65535."),
     ("rollouts --workdir=tests --json=yes", "--json takes no value"),
     ("timeline --workdir=tests --dtype=x", "--dtype=x is for export, not for timeline"),
     (
