@@ -81,9 +81,9 @@ def _changed(config: ConfigDict | None, words: Sequence[str]) -> list[str]:
 
 def _of_run(words: Sequence[str]) -> ConfigDict | None:
     """Returns the config of the run in `--workdir`, where a command takes it if none is given."""
-    named = [match[1] for match in map(re.compile(r"--workdir=(.+)").fullmatch, words) if match]
-    users = [name for name, command in PROGRAM.commands.items() if command.own_config]
-    if not named or not any(user in words for user in users):
+    named = re.findall(r"(?:^|\0)--workdir[=\0]([^\0]+)", "\0".join(words))
+    users = {name for name, command in PROGRAM.commands.items() if command.own_config}
+    if not named or users.isdisjoint(words):
         return None
     return config_file.of_run(Path(os.path.expanduser(named[-1])))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,8 +50,7 @@ def execute(arguments: Arguments) -> int:
         named = f"{shell!r} is not a shell that there is a script for" if shell else "Name a shell"
         end = hint(shell, SHELLS) if shell else "."
         raise ConfigError(f"{named}: completion takes {', '.join(SHELLS)}{end}")
-    script = resources.files("rl_sync.launcher") / "shells" / f"rl_sync.{shell}"
-    print(script.read_text(), end="")
+    print(Path(__file__).with_name("shells").joinpath(f"rl_sync.{shell}").read_text(), end="")
     return 0
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from rl_sync.launcher.command import Arguments
 from rl_sync.settings.records import ConfigError
@@ -13,16 +11,12 @@ IS_AT = "The page is at"
 
 
 def execute(arguments: Arguments) -> int:
-    """Serves the page until it is interrupted: see `serve`."""
-    return serve(arguments.flags)
-
-
-def serve(flags: Mapping[str, Any]) -> int:
     """Serves the page until it is interrupted.
 
     Raises:
       ConfigError: a flag makes no sense, or nothing can be served there.
     """
+    flags = arguments.flags
     workdirs = [os.path.expanduser(one) for one in flags["workdir"].split(",")]
     for workdir in workdirs:
         if not os.path.isdir(workdir):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from collections.abc import Iterable
 
 import click
@@ -31,16 +30,8 @@ class Page(click.HelpFormatter):
             super().write_dl(styled, MOST_COLUMNS // 3, 2)
 
     def write_command(self, command: str) -> None:
-        """Writes a command that can be pasted, over several lines if it is long."""
-        lines = textwrap.wrap(
-            command,
-            self.width - 2,
-            initial_indent="  ",
-            subsequent_indent="      ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        self.write(click.style(" \\\n".join(lines), fg="green") + "\n")
+        """Writes a command in one line, so that it can be pasted."""
+        self.write(click.style(f"  {command}", fg="green") + "\n")
 
     def show(self) -> None:
         """Prints what was written."""
