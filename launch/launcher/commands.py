@@ -6,78 +6,64 @@ parser, the help and the completion of shells. A command line that names none me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from rl_sync.launcher.catalogs import CATALOGS
 from rl_sync.launcher.command import CONFIG, Command, Program
-from rl_sync.launcher.completing import Item, Kind, PathOf
+from rl_sync.launcher.completing import Item, PathOf
 
 _TRAIN, _LOOK, _USE = "Train", "Look at runs", "Use a policy or a reward"
 _LIST, _LEARN = "List what there is", "Get on with the command line"
 
 
-def _flag(
-    name: str,
-    value: str,
-    meaning: str,
-    default: str = "",
-    *,
-    path: Kind | None = None,
-    offered: Sequence[str] = (),
-    choices: Sequence[str] = (),
-    whole: tuple[int, int | None] | None = None,
-    needed: bool = False,
-    many: bool = False,
-) -> click.Option:
+def _flag(name: str, value: str, meaning: str, default: str = "", **more: Any) -> click.Option:
     """Makes a flag of a command.
 
     Args:
       value: the name of its value in the help; empty for choices, and a flag that takes none.
       meaning: one sentence or two.
       default: what holds without it, in words.
-      path: paths that it takes.
-      offered: values that are offered; there are others.
-      choices: the only values.
-      whole: the least and the greatest of whole numbers.
-      needed: whether the command does nothing without it.
-      many: whether it may be given more than once.
+      more: arguments of `click.Option`.
     """
-    type: click.ParamType[Any] | None = PathOf(path) if path else None
-    if choices:
-        type = click.Choice(choices)
-    elif whole:
-        type = click.IntRange(*whole)
     return click.Option(
         [f"--{name}"],
         metavar=value or None,
         help=f"{meaning} Default: {default}." if default else meaning,
-        is_flag=None if value or choices else True,
-        type=type,
-        shell_complete=(lambda *_: [*map(Item, offered)]) if offered else None,
-        required=needed,
-        multiple=many,
+        is_flag=None if value or "type" in more else True,
+        **more,
     )
+
+
+def _offer(*values: str) -> Callable[..., list[Item]]:
+    """Completes a flag that takes some values besides others."""
+    return lambda *_: [*map(Item, values)]
 
 
 def _config(default: str = "") -> click.Option:
     meaning = "Config file, or the name of a config of the package, which `configs` lists."
-    return _flag(CONFIG, "FILE", meaning, default, path="config", needed=not default)
+    return _flag(CONFIG, "FILE", meaning, default, type=PathOf("config"), required=not default)
 
 
-def _run(meaning: str = "Work directory of the run.", needed: bool = True) -> click.Option:
-    return _flag("workdir", "DIRECTORY", meaning, path="run", needed=needed)
+def _run(meaning: str = "Work directory of the run.", required: bool = True) -> click.Option:
+    return _flag("workdir", "DIRECTORY", meaning, type=PathOf("run"), required=required)
 
 
+_FILE, _FOLDER = PathOf("file"), PathOf("directory")
+_FROM_0, _FROM_1 = click.IntRange(0), click.IntRange(1)
 _SNAPSHOT = _flag(
-    "step", "STEP", "Trainer step of the snapshot, or best.", "the newest", offered=["best"]
+    "step",
+    "STEP",
+    "Trainer step of the snapshot, or best.",
+    "the newest",
+    shell_complete=_offer("best"),
 )
 _HOST = _flag("host", "ADDRESS", "Address to serve at.", "127.0.0.1, for this machine alone")
-_PORT = _flag("port", "PORT", "Port to serve at.", "any free one", whole=(0, 65535))
+_PORT = _flag("port", "PORT", "Port to serve at.", "any free one", type=click.IntRange(0, 65535))
 _CURVES = _flag(
-    "out", "FILE", "Page (.html) or picture (.png) with curves.", "none is written", path="file"
+    "out", "FILE", "Page (.html) or picture (.png) with curves.", "none is written", type=_FILE
 )
 _ORDERS = ("step", "reward", "advantage", "tokens", "staleness", "logprob")
 _JSON = _flag("json", "", "Prints a JSON list of objects, for scripts.")
@@ -133,7 +119,7 @@ _COMMANDS = [
                 "DIRECTORY",
                 "Work directory of a run, from whose times the pace of this one is forecast.",
                 "no forecast",
-                path="run",
+                type=PathOf("run"),
             ),
         ],
         {
@@ -158,19 +144,12 @@ _COMMANDS = [
                 "SETTING=VALUES",
                 "Values of a setting, with commas; may be given for several settings. A value that"
                 " has a comma stands in quotation marks.",
-                many=True,
+                multiple=True,
             ),
-            _flag("parallel", "N", "Number of runs at the same time.", "1", whole=(1, None)),
-            _flag(
-                "index",
-                "NUMBER",
-                "Makes the run of this number alone; --list has the numbers.",
-                whole=(0, None),
-            ),
+            _flag("parallel", "N", "Number of runs at the same time.", "1", type=_FROM_1),
+            _flag("index", "NUMBER", "Makes this run alone; --list has the numbers.", type=_FROM_0),
             _flag("list", "", "Lists the runs with their numbers and states, and starts none."),
-            _flag(
-                "into", "DIRECTORY", "Directory of the runs.", "runs/sweep-NAME", path="directory"
-            ),
+            _flag("into", "DIRECTORY", "Directory of the runs.", "runs/sweep-NAME", type=_FOLDER),
             _CURVES,
         ],
         {
@@ -195,18 +174,14 @@ _COMMANDS = [
         [
             _run(),
             _flag(
-                "out",
-                "DIRECTORY",
-                "Directory of the files.",
-                "the work directory",
-                path="directory",
+                "out", "DIRECTORY", "Directory of the files.", "the work directory", type=_FOLDER
             ),
             _flag(
                 "steps",
                 "FIRST:LAST",
                 "Trainer steps to draw, such as 3:8, 3: or all.",
                 "six early ones",
-                offered=["all"],
+                shell_complete=_offer("all"),
             ),
         ],
         {
@@ -231,14 +206,10 @@ _COMMANDS = [
                 "ID",
                 "Number of a problem, whose completions are shown.",
                 "all",
-                whole=(0, None),
+                type=_FROM_0,
             ),
             _flag(
-                "lease",
-                "ID",
-                "Lease of a group, whose completions are shown.",
-                "all",
-                whole=(0, None),
+                "lease", "ID", "Lease of a group, whose completions are shown.", "all", type=_FROM_0
             ),
             _flag(
                 "reward", "LEAST:GREATEST", "Bounds of the reward, such as 0:0.5, 1: or :0.", "all"
@@ -252,14 +223,14 @@ _COMMANDS = [
                 "Order: step, reward, advantage, tokens, staleness or logprob; with a - in front"
                 " from the greatest on.",
                 "as trained on",
-                choices=[f"{sign}{key}" for sign in ("", "-") for key in _ORDERS],
+                type=click.Choice([*_ORDERS, *(f"-{key}" for key in _ORDERS)]),
             ),
             _flag(
                 "limit",
                 "N",
                 "The most lines of a table, or completions.",
                 "20, 40 or 10",
-                whole=(1, None),
+                type=_FROM_1,
             ),
             _flag("json", "", "Prints all records that fit as JSON lines."),
         ],
@@ -297,7 +268,7 @@ _COMMANDS = [
         [
             _run(),
             _flag(
-                "out", "FILE", "File of the page.", "report.html in the work directory", path="file"
+                "out", "FILE", "File of the page.", "report.html in the work directory", type=_FILE
             ),
         ],
         {
@@ -321,7 +292,7 @@ _COMMANDS = [
                 "",
                 "Measure of how far runs have come; end is the end of each.",
                 "steps",
-                choices=["steps", "tokens", "seconds", "end"],
+                type=click.Choice(["steps", "tokens", "seconds", "end"]),
             ),
             _CURVES,
             _flag("json", "", "Prints everything as JSON."),
@@ -344,15 +315,15 @@ _COMMANDS = [
         " is given. All completions and judgements are written to a file.",
         [
             _config("that of the run"),
-            _run("Work directory of the run whose snapshot is measured.", needed=False),
+            _run("Work directory of the run whose snapshot is measured.", required=False),
             _flag(
                 "model",
                 "DIRECTORY",
                 "Checkpoint to measure in place of a run's, as model.path takes it.",
-                path="directory",
+                type=_FOLDER,
             ),
             _SNAPSHOT,
-            _flag("out", "FILE", "File of the completions.", "evaluation.json", path="file"),
+            _flag("out", "FILE", "File of the completions.", "evaluation.json", type=_FILE),
         ],
         {
             "--workdir=runs/first --step=best --config.evaluation.samples=8": (
@@ -374,18 +345,14 @@ _COMMANDS = [
         [
             _run(),
             _flag(
-                "to",
-                "DIRECTORY",
-                "New directory for the checkpoint.",
-                path="directory",
-                needed=True,
+                "to", "DIRECTORY", "New directory for the checkpoint.", type=_FOLDER, required=True
             ),
             _flag(
                 "dtype",
                 "",
                 "Type of the stored parameters.",
                 "as imported, or float32",
-                choices=["float32", "bfloat16", "float16"],
+                type=click.Choice(["float32", "bfloat16", "float16"]),
             ),
             _SNAPSHOT,
         ],
@@ -412,7 +379,7 @@ _COMMANDS = [
                 "FILE",
                 "Secret that the runs share.",
                 "reward.secret_path",
-                path="file",
+                type=_FILE,
             ),
         ],
         {
@@ -441,7 +408,7 @@ _COMMANDS = [
         Command(
             name,
             _LIST,
-            "rl_sync.launcher.catalog_view",
+            "rl_sync.launcher.catalogs",
             one.summary,
             "Prints a line for each. A pattern is one word or several, each of which begins a word"
             f" of the name or the text. Where it fits one {one.noun} alone, there is more.",

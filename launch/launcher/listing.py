@@ -9,7 +9,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 
-from rl_sync.launcher.catalog_view import fits
+from rl_sync.launcher.catalogs import fits
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.mistakes import settings_meant
 from rl_sync.setting import Entry, Section, sections
