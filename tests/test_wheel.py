@@ -147,7 +147,7 @@ def test_commands_work_outside_the_clone(there):
     assert "Mode asynchronous" in there(
         "rl-sync", "plan", "--config=arithmetic", "--config.sync.mode=asynchronous"
     )
-    assert "_rl_sync_candidates" in there("rl-sync", "completion", "bash")
+    assert "complete -F _rl_sync rl-sync" in there("rl-sync", "completion", "bash")
 
 
 def test_configs_and_launcher_are_the_users_own(there):
