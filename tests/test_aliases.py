@@ -54,7 +54,7 @@ def test_both_names_give_the_same_modules_in_the_clone(first):
 @pytest.mark.parametrize("name", ["launcher", "rl_sync", "rl_sync.launcher"])
 def test_the_program_goes_by_each_of_its_names_in_the_clone(name):
     done = python("-m", name, "--help", at=ROOT)
-    assert done.stdout.startswith(f"usage: python -m {name} [COMMAND]")
+    assert done.stdout.startswith(f"Usage: python -m {name} [COMMAND]")
     assert done.stderr == ""
 
 

@@ -135,8 +135,8 @@ def test_the_wheel_has_every_file_of_its_packages_and_no_other(wheel):
 
 
 def test_commands_work_outside_the_clone(there):
-    assert there("rl-sync", "--help").startswith("usage: rl-sync [COMMAND]")
-    assert there("python", "-m", "rl_sync", "--help").startswith("usage: python -m rl_sync")
+    assert there("rl-sync", "--help").startswith("Usage: rl-sync [COMMAND]")
+    assert there("python", "-m", "rl_sync", "--help").startswith("Usage: python -m rl_sync")
     assert "optimizer.learning_rate: number" in there("python", "-m", "rl_sync", "settings", "lea")
     names = [one["name"] for one in json.loads(there("rl-sync", "configs", "--json"))]
     assert "arithmetic" in names
@@ -147,7 +147,7 @@ def test_commands_work_outside_the_clone(there):
     assert "Mode asynchronous" in there(
         "rl-sync", "plan", "--config=arithmetic", "--config.sync.mode=asynchronous"
     )
-    assert "_rl_sync_candidates" in there("rl-sync", "completion", "bash")
+    assert "complete -F _rl_sync rl-sync" in there("rl-sync", "completion", "bash")
 
 
 def test_configs_and_launcher_are_the_users_own(there):

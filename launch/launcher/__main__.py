@@ -12,8 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import rl_sync
-
 FAILED = 1
 MISTAKE = 2
 INTERRUPTED = 130
@@ -22,24 +20,16 @@ INTERRUPTED = 130
 def main(words: Sequence[str]) -> int:
     """Runs one command, without the program's name; returns the exit status."""
     if words[:1] == ["complete"]:  # A shell asks at each Tab: nothing else is loaded.
-        from rl_sync.launcher import completing
+        from rl_sync.launcher.commands import PROGRAM
+        from rl_sync.launcher.completing import Tab
 
-        return completing.answer(words[1:])
-    from rl_sync.launcher import help
-
-    if help.asked(words):
-        help.show_for(words)
-        return 0
-    if any(word in ("-version", "--version") for word in words):
-        print(f"rl_sync {rl_sync.__version__}")
+        print(Tab(PROGRAM, words[1:]).complete())
         return 0
     sys.path.insert(0, os.getcwd())  # So that config files may import each other.
-    return _execute(words)
 
-
-def _execute(words: Sequence[str]) -> int:
     # What each command needs loads only once the command line is known to make sense.
     from absl import logging
+    from click.exceptions import Exit
 
     from rl_sync.launcher import command_line
     from rl_sync.launcher.commands import COMMANDS
@@ -53,6 +43,8 @@ def _execute(words: Sequence[str]) -> int:
             module = importlib.import_module(COMMANDS[arguments.command].module)
         status: int = module.execute(arguments)
         return status
+    except Exit as end:  # Help, or the version.
+        return end.exit_code
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,9 +18,8 @@ from rl_sync.launcher.report import check_run, write_page
 from rl_sync.page import comparison
 from rl_sync.page.comparison import VALUES, Group, Spread, Value
 from rl_sync.page.facts import Facts, read_all
-from rl_sync.page.reach import By, cut
+from rl_sync.page.reach import cut
 from rl_sync.settings.records import ConfigError
-from rl_sync.spelling import hint
 
 _PLAIN_COLUMNS = 200  # Of an output that is no terminal.
 _KINDS = (".html", ".png")
@@ -31,7 +30,7 @@ def execute(arguments: Arguments) -> int:
     return show(arguments.flags, arguments.words)
 
 
-def show(flags: Mapping[str, str], words: Sequence[str]) -> int:
+def show(flags: Mapping[str, Any], words: Sequence[str]) -> int:
     """Compares the runs in some directories; returns the exit status.
 
     Raises:
@@ -52,25 +51,16 @@ def show(flags: Mapping[str, str], words: Sequence[str]) -> int:
     empty = [str(path) for path, one in zip(paths, runs, strict=True) if one.is_empty]
     if empty:
         raise ConfigError(f"These runs have recorded nothing yet: {', '.join(empty)}.")
-    point = cut(runs, _measure(flags.get("at", "steps")))
+    point = cut(runs, flags.get("at", "steps"))
     groups = comparison.group(point.runs)
     notes = [*filter(None, [point.said]), *_digests(groups)]
-    if flags.get("json") == "True":
+    if "json" in flags:
         print(json.dumps(comparison.record(groups, point), indent=2))
     else:
         _print(groups, notes)
     if out is not None:
-        _draw(groups, notes, out, quiet=flags.get("json") == "True")
+        _draw(groups, notes, out, quiet="json" in flags)
     return 0
-
-
-def _measure(given: str) -> By:
-    for one in get_args(By):
-        if given == one:
-            return one
-    raise ConfigError(
-        f"--at={given} must be one of {', '.join(get_args(By))}{hint(given, get_args(By))}"
-    )
 
 
 def _print(groups: Sequence[Group], notes: Sequence[str]) -> None:

@@ -1,156 +1,190 @@
 """Answers to the Tab key: what may stand at the end of an unfinished command line.
 
 The scripts of the shells in `launcher/shells` ask this module in a process of its own at each Tab.
-So it loads little, and keeps the names of settings in a file that is made anew when the source has
-changed.
+click finds the flag or the word that is unfinished, and asks its type. All of this loads little:
+the names of settings come from a file (`known`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
 from rl_sync.launcher import known
-from rl_sync.launcher.command import CONFIG, MODULES, SCRIPT, Command, Flag, Kind
-from rl_sync.launcher.commands import COMMANDS, DEFAULT
+from rl_sync.settings.records import ConfigError
+from rl_sync.spelling import hint
 
+if TYPE_CHECKING:
+    from rl_sync.launcher.command import Arguments
+
+Item = CompletionItem[str]
 SHELLS = ("bash", "zsh", "fish")
-_SETTING = "config."
+SETTING = "--config."
+SCRIPT = "rl-sync"
+"""The console script of an installed package."""
+
+MODULES = ("launcher", "rl_sync", "rl_sync.launcher")
+"""Modules that are the same program by `python -m`; the first is there in the clone alone."""
+
+NAMED = "rl_sync.named"
+"""Key of a context's `meta`: whether the command line names its command."""
+
 _RUNS = "runs"
+_CURSOR = "\0"
 
 
-class Candidate(NamedTuple):
-    """A way to go on: the whole last word, and what it means.
+def execute(arguments: Arguments) -> int:
+    """Prints the script by which a shell completes command lines.
 
-    A word that ends with one of `OPEN` is not finished.
+    Raises:
+      ConfigError: there is none for the shell that is named.
     """
-
-    text: str
-    meaning: str = ""
-
-
-OPEN = ("=", "/", ".", ",")
-
-
-def answer(words: Sequence[str]) -> int:
-    """Prints the candidates, a line each, with a tab before the meaning.
-
-    Args:
-      words: `--line` and the command line up to the cursor, or `--words` and its words, of which
-        the last one is unfinished and may be empty.
-    """
-    kind, *rest = words or [""]
-    given = _split(rest[0]) if kind == "--line" and rest else rest
-    for one in candidates(_without_program(given)):
-        print(f"{one.text}\t{one.meaning}" if one.meaning else one.text)
+    shell = arguments.text
+    if shell not in SHELLS:
+        named = f"{shell!r} is not a shell that there is a script for" if shell else "Name a shell"
+        end = hint(shell, SHELLS) if shell else "."
+        raise ConfigError(f"{named}: completion takes {', '.join(SHELLS)}{end}")
+    print(Path(__file__).with_name("shells").joinpath(f"rl_sync.{shell}").read_text(), end="")
     return 0
 
 
-def candidates(words: Sequence[str]) -> list[Candidate]:
-    """Returns the ways to go on from an unfinished command line, without the program's name."""
-    *before, last = words or [""]
-    given = next((word for word in before if word in COMMANDS), None)
-    command = COMMANDS[given or DEFAULT]
-    flag = before[-1].lstrip("-") if before and re.fullmatch(r"--?[^=]+", before[-1]) else ""
-    if _takes_value(command, flag) and not last.startswith("-"):
-        found = _values(command, flag, last)
-    elif match := re.fullmatch(r"(--?([^=]+)=)(.*)", last, re.DOTALL):
-        head, name, value = match.groups()
-        found = (
-            Candidate(f"{head}{one.text}", one.meaning) for one in _values(command, name, value)
-        )
-    elif last.startswith("-"):
-        found = _flags(command, last, is_first=given is None)
-    else:
-        found = _words(given, last)
-    unique = {one.text: one for one in found if one.text.startswith(last)}
-    return [*unique.values()]
+class Tab(ShellComplete):
+    """Completes the command line that a shell gives.
+
+    A completion is the whole last word; one that ends with `=`, `/`, `.` or `,` is not finished.
+    """
+
+    def __init__(self, cli: click.Command, words: Sequence[str]) -> None:
+        super().__init__(cli, {}, SCRIPT, "")
+        self._words = words
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Returns the words before the unfinished one, and that one, which may be empty.
+
+        Given are `--line` and the command line up to the cursor, or `--words` and its words.
+        """
+        kind, *given = self._words or [""]
+        if kind == "--line" and given:
+            given = split_arg_string(given[0] + _CURSOR)
+            given[-1] = given[-1].removesuffix(_CURSOR)
+        *before, last = _without_program(given) or [""]
+        return before, last
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[Item]:
+        """Returns the ways to go on after some words from an unfinished one."""
+        match = re.fullmatch(r"(-[^=]*=)(.*)", incomplete, re.DOTALL)
+        head, value = match.groups() if match else ("", incomplete)
+        flag = head[:-1] if head else args[-1] if args and incomplete[:1] != "-" else ""
+        if flag.startswith(SETTING):
+            found = [*_values_of(flag.removeprefix(SETTING), value)]
+        else:
+            found = super().get_completions([*args], incomplete)
+        items = [Item(f"{head}{one.value}", help=one.help) for one in found]
+        return [*{one.value: one for one in items if one.value.startswith(incomplete)}.values()]
+
+    def format_completion(self, item: Item) -> str:
+        """Returns a line, with a tab before the meaning."""
+        return f"{item.value}\t{item.help}" if item.help else item.value
 
 
-def _takes_value(command: Command, name: str) -> bool:
-    if name.startswith(_SETTING):
-        return name.removeprefix(_SETTING) in known.settings()
-    return name in command.flags and bool(command.flags[name].value)
+def _without_program(words: Sequence[str]) -> list[str]:
+    """Returns the words after `rl-sync`, or `python -m` and a name of the program."""
+    for at, word in enumerate(words):
+        if os.path.basename(word) == SCRIPT:
+            return [*words[at + 1 :]]
+        if word == "-m" and words[at + 1 : at + 2] in [[name] for name in MODULES]:
+            return [*words[at + 2 :]]
+    return [*words]
 
 
-def _words(given: str | None, last: str) -> Iterator[Candidate]:
-    if given in (None, "help"):
-        yield from (Candidate(name, one.summary) for name, one in COMMANDS.items())
-    elif given == "completion":
-        yield from map(Candidate, SHELLS)
-    elif given == "settings":
-        yield from (Candidate(name, one.meaning) for name, one in known.settings().items())
-    else:
-        yield from (Candidate(*one) for one in known.names(given or ""))
-
-
-def _flags(command: Command, last: str, *, is_first: bool) -> Iterator[Candidate]:
-    for name, flag in command.flags.items():
-        yield Candidate(f"--{name}{'=' if flag.value else ''}", flag.meaning)
-    yield Candidate("--help", "Explains the command." if not is_first else "Names all commands.")
-    if is_first:
-        yield Candidate("--version", "Prints the version.")
-    if CONFIG not in command.flags:
+def flags_after(options: Mapping[str, click.Option], typed: str) -> Iterator[Item]:
+    """Yields the flags of a command, and where it takes a config the settings, a section a step."""
+    for name, option in options.items():
+        yield Item(f"--{name}{'' if option.is_flag else '='}", help=option.help)
+    yield Item("--help", help="Explains the command.")
+    if "config" not in options:
         return
-    typed = last.removeprefix(f"--{_SETTING}")
-    if typed == last:
-        yield Candidate(f"--{_SETTING}", "Changes a setting.")
+    section = typed.removeprefix(SETTING)
+    if section == typed:
+        yield Item(SETTING, help="Changes a setting.")
         return
     for name, one in known.settings().items():
-        if name.startswith(typed):
-            section = re.match(r"[^.]*\.", name[len(typed) :])
-            whole = f"{typed}{section[0]}" if section else f"{name}="
-            yield Candidate(f"--{_SETTING}{whole}", "" if section else one.meaning)
+        if name.startswith(section):
+            inner = re.match(r"[^.]*\.", name[len(section) :])
+            whole = f"{section}{inner[0]}" if inner else f"{name}="
+            yield Item(f"{SETTING}{whole}", help=None if inner else one.meaning)
 
 
-def _values(command: Command, name: str, last: str) -> Iterable[Candidate]:
-    if name.startswith(_SETTING):
-        return _values_of_setting(name.removeprefix(_SETTING), last)
-    flag = command.flags.get(name)
-    return [] if flag is None else _values_of_flag(flag, last)
+def words_after(ctx: click.Context, _: click.Parameter, typed: str) -> list[Item]:
+    """Returns the words that a command takes, or the commands before one is named."""
+    name, root = ctx.command.name, ctx.find_root().command
+    assert isinstance(root, click.Group)
+    if name == "help" or not ctx.meta[NAMED]:
+        return [Item(name, help=one.short_help) for name, one in root.commands.items()]
+    if name == "completion":
+        return [*map(Item, SHELLS)]
+    if name == "settings":
+        return [Item(name, help=one.meaning) for name, one in known.settings().items()]
+    return [Item(value, help=meaning) for value, meaning in known.names(name or "")]
 
 
-def _values_of_setting(name: str, last: str) -> Iterator[Candidate]:
-    one = known.settings().get(name)
+def _values_of(setting: str, typed: str) -> Iterator[Item]:
+    one = known.settings().get(setting)
     if one is None:
         return
-    yield from map(Candidate, one.choices)
-    chosen = known.chosen_by(f"--{_SETTING}{name}=")
-    yield from (Candidate(value, meaning) for value, meaning in chosen if value not in one.choices)
+    yield from map(Item, one.choices)
+    chosen = known.chosen_by(f"{SETTING}{setting}=")
+    yield from (Item(value, help=text) for value, text in chosen if value not in one.choices)
     if one.is_path:
-        yield from _paths("run" if name == "workdir" else "file", last)
+        yield from _paths("run" if setting == "workdir" else "file", typed)
 
 
-def _values_of_flag(flag: Flag, last: str) -> Iterator[Candidate]:
-    yield from map(Candidate, flag.choices)
-    if flag.kind == "config":
-        yield from (Candidate(*one) for one in known.names("configs"))
-    if flag.kind:
-        done, comma, rest = last.rpartition(",")
-        for one in _paths(flag.kind, rest):
-            yield Candidate(f"{done}{comma}{one.text}", one.meaning)
+Kind = Literal["config", "directory", "file", "run"]
+"""Paths that a flag takes: a config, a directory, a file, or a run's work directory."""
 
 
-def _paths(kind: Kind, typed: str) -> Iterator[Candidate]:
+class PathOf(click.ParamType[str]):
+    """The path of a thing of some kind, or several with commas between them."""
+
+    name = "path"
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Returns the path with the user's home directory in place of `~`."""
+        if not value and param is not None and param.required:
+            raise click.MissingParameter(ctx=ctx, param=param)
+        return os.path.expanduser(value)
+
+    def shell_complete(self, ctx: click.Context, param: object, incomplete: str) -> list[Item]:
+        """Returns the paths that begin with a text, and the names of configs."""
+        names = known.names("configs") if self._kind == "config" else ()
+        done, comma, rest = incomplete.rpartition(",")
+        paths = (Item(f"{done}{comma}{one.value}") for one in _paths(self._kind, rest))
+        return [*(Item(name, help=meaning) for name, meaning in names), *paths]
+
+
+def _paths(kind: Kind, typed: str) -> Iterator[Item]:
     """Yields the paths that begin with some text: directories, and files if they may be meant."""
     shown, slash, begin = typed.rpartition("/")
     folder = Path(os.path.expanduser(shown + slash) or ".")
     if kind == "run" and not slash and (Path(_RUNS)).is_dir():
-        yield from (
-            Candidate(f"{_RUNS}/{one.name}") for one in _inside(Path(_RUNS)) if _is_run(one)
-        )
+        yield from (Item(f"{_RUNS}/{one.name}") for one in _inside(Path(_RUNS)) if _is_run(one))
     for one in _inside(folder):
         if one.name.startswith(".") and not begin.startswith("."):
             continue
         path = f"{shown}{slash}{one.name}"
         if one.is_dir():
-            yield Candidate(path if kind == "run" and _is_run(one) else f"{path}/")
+            yield Item(path if kind == "run" and _is_run(one) else f"{path}/")
         elif kind == "file" or (kind == "config" and one.suffix == ".py"):
-            yield Candidate(path)
+            yield Item(path)
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -162,26 +196,3 @@ def _inside(folder: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.json").is_file() and (folder / "logs").is_dir()
-
-
-def _split(line: str) -> list[str]:
-    """Splits a command line as a shell does; its last word may lack a closing quotation mark."""
-    if re.search(r"(?<!\\)(\\\\)*\\$", line):
-        line = line[:-1]  # What it stands before is not typed yet.
-    for closing in ("", "'", '"'):
-        try:
-            words = shlex.split(line + closing)
-        except ValueError:
-            continue
-        return [*words, ""] if not closing and line[-1:].isspace() else words
-    return [*line.split()]
-
-
-def _without_program(words: Sequence[str]) -> list[str]:
-    """Returns the words after `rl-sync`, or `python -m` and a name of the program."""
-    for at, word in enumerate(words):
-        if os.path.basename(word) == SCRIPT:
-            return [*words[at + 1 :]]
-        if word == "-m" and words[at + 1 : at + 2] in [[name] for name in MODULES]:
-            return [*words[at + 2 :]]
-    return [*words]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import traceback
 from importlib.machinery import SourceFileLoader
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from rl_sync.launcher import packaged
+from rl_sync import configs
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.spelling import nearest, question
 from rl_sync.workdir import Workdir
@@ -31,7 +32,7 @@ def load(given: str) -> ConfigDict:
     if not path:
         raise ConfigError("--config= names no file: give one, or a name, such as arithmetic.")
     if not os.path.isfile(path):
-        path = str(packaged.path_of(path) or path)
+        path = str(path_of(path) or path)
     if os.path.isdir(path):
         raise ConfigError(f"--config={given} is a directory: name a file in it.")
     if not os.path.isfile(path):
@@ -72,22 +73,41 @@ def of_run(workdir: Path) -> ConfigDict:
     return config
 
 
+def names() -> list[str]:
+    """Returns the names of the package's configs, in the order of the alphabet."""
+    return sorted(file.stem for file in _folder().glob("*.py") if file.stem != "__init__")
+
+
+def path_of(name: str) -> Path | None:
+    """Returns the file of a config of the package; None if it has none of that name."""
+    return _folder() / f"{name}.py" if name in names() else None
+
+
+def description(name: str) -> str:
+    """Returns the docstring of a config of the package, which is not executed."""
+    path = path_of(name)
+    return "" if path is None else ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def _folder() -> Path:
+    assert configs.__file__ is not None
+    return Path(configs.__file__).resolve().parent  # In the clone a link leads there.
+
+
 def _nearest_file(path: str) -> str:
     """Returns the end of a message: a file of similar name, or a config of the package."""
     folder, name = os.path.split(path)
     for directory in (folder or ".", "configs"):
-        names = [file for file in os.listdir(directory) if file.endswith(".py")] if (
-            os.path.isdir(directory)
-        ) else []  # fmt: skip
-        stems = {file.removesuffix(".py"): file for file in names if file != "__init__.py"}
+        files = Path(directory).glob("*.py")
+        stems = {file.stem: file.name for file in files if file.name != "__init__.py"}
         near = nearest(name.removesuffix(".py").rpartition(".")[2], stems)
         if near is not None:
             found = os.path.normpath(os.path.join(directory, stems[near]))
             return f"; {question(f'--config={found}')}"
-    near = nearest(os.path.splitext(os.path.basename(path))[0], packaged.names())
+    near = nearest(os.path.splitext(os.path.basename(path))[0], names())
     if near is not None:
         return f"; {question(f'--config={near}')}"
-    return f". {_model()} Those of the package are {', '.join(packaged.names())}."
+    return f". {_model()} Those of the package are {', '.join(names())}."
 
 
 def _of_package(error: BaseException) -> str:
@@ -99,7 +119,7 @@ def _of_package(error: BaseException) -> str:
 
 
 def _model() -> str:
-    path = packaged.path_of("arithmetic")
+    path = path_of("arithmetic")
     assert path is not None
     shown = os.path.relpath(path)
     return f"{path if shown.startswith('..') else shown} shows what a config file looks like."

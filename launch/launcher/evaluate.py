@@ -31,7 +31,7 @@ def execute(arguments: Arguments) -> int:
     return run(None if config is None else config.to_dict(), arguments.flags)
 
 
-def run(config: Mapping[str, Any] | None, flags: Mapping[str, str]) -> int:
+def run(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> int:
     """Evaluates a policy, prints a table and writes a file; returns the exit status.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from rl_sync.launcher.command import Arguments
-from rl_sync.settings.records import ConfigError
 
 
 def execute(arguments: Arguments) -> int:
@@ -15,9 +14,7 @@ def execute(arguments: Arguments) -> int:
       ConfigError: a flag makes no sense, or the run has no such snapshot.
     """
     flags = arguments.flags
-    workdir, target = flags.get("workdir"), flags.get("to")
-    if not workdir or not target:
-        raise ConfigError("export writes the policy of a run: give --workdir=runs/… and --to=….")
+    workdir, target = flags["workdir"], flags["to"]
 
     from rl_sync.runtime.export import export
 

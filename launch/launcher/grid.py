@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -46,12 +46,12 @@ class Combination(NamedTuple):
         return self.workdir.with_name(f"{self.workdir.name}.log")
 
 
-def combinations(config: ConfigDict, flags: Mapping[str, str]) -> list[Combination]:
+def combinations(config: ConfigDict, flags: Mapping[str, Any]) -> list[Combination]:
     """Makes the runs of a sweep; seeds change from run to run, and the first setting last.
 
     Args:
       config: with what all runs share.
-      flags: `set`, a line for each setting, `seeds` and `into`.
+      flags: `set`, a text for each setting, `seeds` and `into`.
 
     Raises:
       ConfigError: there is nothing to vary, or a combination makes no run.
@@ -61,7 +61,7 @@ def combinations(config: ConfigDict, flags: Mapping[str, str]) -> list[Combinati
             f"--config.workdir={config.workdir} is for one run: give the directory of all runs as"
             " --into=DIRECTORY."
         )
-    axes = [_axis(line) for line in flags.get("set", "").splitlines()]
+    axes = [_axis(line) for line in flags.get("set", ())]
     if "seeds" in flags:
         axes.append((_SEED, _seeds(flags["seeds"])))
     if not axes:

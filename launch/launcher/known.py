@@ -6,28 +6,29 @@ directory, and is made anew when any file of the source is another than it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import rl_sync
 
 
 class Known(NamedTuple):
     """A setting: its meaning, the values that are offered, and whether it is a path."""
 
     meaning: str
-    choices: tuple[str, ...]
+    choices: list[str]
     is_path: bool
 
 
 def settings() -> dict[str, Known]:
     """Returns all settings by name."""
-    return _settings(_contents())
+    return {name: Known(*rest) for name, *rest in _contents()["settings"]}
 
 
 def names(command: str) -> list[tuple[str, str]]:
@@ -47,24 +48,17 @@ def chosen_by(flag: str) -> list[tuple[str, str]]:
     ]
 
 
-def _settings(contents: dict[str, Any]) -> dict[str, Known]:
-    return {
-        name: Known(meaning, tuple(choices), is_path)
-        for name, meaning, choices, is_path in contents["settings"]
-    }
-
-
 @functools.cache
 def _contents() -> dict[str, Any]:
     stamp, path = _stamp(), _path()
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept: dict[str, Any] = json.loads(path.read_text())
         if kept["stamp"] == stamp:
             return kept
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     made = {"stamp": stamp, **_read()}
-    _keep(path, json.dumps(made))
+    with contextlib.suppress(OSError):  # Without it the next question takes as long as this one.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(made))
     return made
 
 
@@ -94,22 +88,10 @@ def _read() -> dict[str, Any]:
 
 def _stamp() -> str:
     """Returns a text that is another one when a file of the source is."""
-    import rl_sync
-
-    digest = hashlib.sha256(sys.version.encode())
-    for path, size, time in sorted(_files(os.path.dirname(rl_sync.__file__))):
-        digest.update(f"{path} {size} {time}\n".encode())
-    return digest.hexdigest()
-
-
-def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".py"):
-                found = entry.stat()
-                yield entry.path, found.st_size, found.st_mtime_ns
-            elif entry.is_dir() and entry.name != "__pycache__":
-                yield from _files(entry.path)
+    folders = os.walk(os.path.dirname(rl_sync.__file__), followlinks=True)
+    files = [f"{at}/{name}" for at, _, names in folders for name in names if name.endswith(".py")]
+    told = [f"{path} {(of := os.stat(path)).st_size} {of.st_mtime_ns}" for path in sorted(files)]
+    return hashlib.sha256("\n".join([sys.version, *told]).encode()).hexdigest()
 
 
 def _path() -> Path:
@@ -117,14 +99,3 @@ def _path() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     here = hashlib.sha256(f"{__file__} {sys.version}".encode()).hexdigest()[:12]
     return Path(cache, "rl_sync", f"names-{here}.json")
-
-
-def _keep(path: Path, text: str) -> None:
-    """Writes the file; without it the next question takes as long as this one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
-    except OSError:
-        pass

@@ -9,9 +9,9 @@ import json
 import textwrap
 from collections.abc import Iterator
 
-from rl_sync.launcher.catalog_view import fits
+from rl_sync.launcher.catalogs import fits
 from rl_sync.launcher.command import Arguments
-from rl_sync.launcher.suggestions import settings_meant
+from rl_sync.launcher.mistakes import settings_meant
 from rl_sync.setting import Entry, Section, sections
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
@@ -35,7 +35,7 @@ def execute(arguments: Arguments) -> int:
     Raises:
       ConfigError: there are none; names the nearest.
     """
-    if arguments.flags.get("json") == "True":
+    if "json" in arguments.flags:
         text(arguments.text)  # Or its error comes.
         print(json.dumps(records(arguments.text), indent=1))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from rl_sync.launcher.command import Arguments
 from rl_sync.settings.records import ConfigError
@@ -12,31 +11,22 @@ IS_AT = "The page is at"
 
 
 def execute(arguments: Arguments) -> int:
-    """Serves the page until it is interrupted: see `serve`."""
-    return serve(arguments.flags)
-
-
-def serve(flags: Mapping[str, str]) -> int:
     """Serves the page until it is interrupted.
 
     Raises:
       ConfigError: a flag makes no sense, or nothing can be served there.
     """
-    workdirs = [os.path.expanduser(one) for one in flags.get("workdir", "").split(",") if one]
-    if not workdirs:
-        raise ConfigError("page shows the runs of work directories: give --workdir=runs/….")
+    flags = arguments.flags
+    workdirs = [os.path.expanduser(one) for one in flags["workdir"].split(",")]
     for workdir in workdirs:
         if not os.path.isdir(workdir):
             raise ConfigError(f"--workdir={workdir} is not a directory.")
-    port = flags.get("port", "0")
-    if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--port={port} must be a whole number from 0 (any free one) to 65535.")
 
     from rl_sync.page import server
 
-    host = flags.get("host") or server.LOOPBACK
+    host, port = flags.get("host") or server.LOOPBACK, flags.get("port", 0)
     try:
-        server.serve(workdirs, host, int(port), say=_say)
+        server.serve(workdirs, host, port, say=_say)
     except OSError as error:
         raise ConfigError(
             f"Nothing can be served at {host}, port {port} ({error.strerror or error}): give"

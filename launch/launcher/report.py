@@ -22,15 +22,13 @@ def execute(arguments: Arguments) -> int:
     return write(arguments.flags)
 
 
-def write(flags: Mapping[str, str]) -> int:
+def write(flags: Mapping[str, Any]) -> int:
     """Writes the page, prints its path, and returns the exit status.
 
     Raises:
       ConfigError: a flag makes no sense, the run has no records, or the page cannot be written.
     """
-    workdir = flags.get("workdir")
-    if not workdir:
-        raise ConfigError("report writes a page on the run of a work directory: give --workdir=….")
+    workdir = flags["workdir"]
     check_run(workdir, f"--workdir={workdir}")
     from rl_sync.page.facts import read_facts
     from rl_sync.page.report import render

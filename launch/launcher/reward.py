@@ -34,13 +34,13 @@ def execute(arguments: Arguments) -> int:
     return serve(
         arguments.config.to_dict(),
         flags.get("host"),
-        flags.get("port"),
+        flags.get("port", 0),
         secret_path=flags.get("secret-path"),
     )
 
 
 def serve(
-    config: Mapping[str, Any], host: str | None, port: str | None, *, secret_path: str | None
+    config: Mapping[str, Any], host: str | None, port: int, *, secret_path: str | None
 ) -> int:
     """Serves the reward of a config until SIGTERM or Ctrl-C; returns the exit status.
 
@@ -71,7 +71,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
     try:
-        server = RewardServer(reward, own, host=host, port=_port(port), secret=secret)
+        server = RewardServer(reward, own, host=host, port=port, secret=secret)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     with contextlib.closing(server):
@@ -105,12 +105,6 @@ def _secret_path(given: str | None) -> Path:
             " made if it is not there, or --config.reward.secret_path=FILE."
         )
     return Path(given).absolute()
-
-
-def _port(given: str | None) -> int:
-    if given is not None and not (given.isdecimal() and int(given) < 1 << 16):
-        raise ConfigError(f"--port={given} must be a whole number from 0, for any, to 65535.")
-    return int(given or 0)
 
 
 def _reward(settings: RunSettings) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rl_sync.api.run import Run, RunError, start_on
 from rl_sync.api.screen import Plain, Screen
@@ -51,15 +52,14 @@ def execute(arguments: Arguments) -> int:
     assert arguments.config is not None
     flags = arguments.flags
     combinations = grid.combinations(arguments.config, flags)
-    if flags.get("list") == "True":
+    if "list" in flags:
         for number, one in enumerate(combinations):
             print(f"{number}  {one.name}  {grid.state(one)}  {one.workdir}")
         return 0
-    parallel = _number("parallel", flags.get("parallel", "1"), 1)
     chosen = combinations
     if "index" in flags:
         chosen = [_indexed(combinations, flags["index"])]
-    sweep = _Sweep(chosen, parallel, alone="index" in flags)
+    sweep = _Sweep(chosen, flags.get("parallel", 1), alone="index" in flags)
     with _interrupted_by_sigterm():
         failed = sweep.run()
     if sweep.signal:
@@ -70,23 +70,17 @@ def execute(arguments: Arguments) -> int:
     return _FAILED if failed else 0
 
 
-def _number(name: str, given: str, least: int) -> int:
-    if not given.isdecimal() or int(given) < least:
-        raise ConfigError(f"--{name}={given} must be a whole number of at least {least}.")
-    return int(given)
-
-
-def _indexed(combinations: list[Combination], given: str) -> Combination:
-    index, last = _number("index", given, 0), len(combinations) - 1
+def _indexed(combinations: list[Combination], index: int) -> Combination:
+    last = len(combinations) - 1
     if index > last:
         raise ConfigError(
-            f"--index={given} must be at most {last}: the sweep has {last + 1} runs, which --list"
+            f"--index={index} must be at most {last}: the sweep has {last + 1} runs, which --list"
             " names."
         )
     return combinations[index]
 
 
-def _compare(combinations: list[Combination], flags: Mapping[str, str]) -> None:
+def _compare(combinations: list[Combination], flags: Mapping[str, Any]) -> None:
     """Prints the table of all runs that have recorded something."""
     begun = [str(one.workdir) for one in combinations if Workdir(one.workdir).metrics.is_file()]
     if len(begun) < 2:

@@ -15,9 +15,7 @@ def execute(arguments: Arguments) -> int:
       ConfigError: a flag makes no sense, or the run has no spans.
     """
     flags = arguments.flags
-    workdir = flags.get("workdir")
-    if not workdir:
-        raise ConfigError("timeline draws the run of a work directory: give --workdir=runs/….")
+    workdir = flags["workdir"]
     if not os.path.isdir(workdir):
         raise ConfigError(f"--workdir={workdir} is not a directory.")
 

@@ -8,7 +8,7 @@ import pytest
 
 from rl_sync.configs import base
 from rl_sync.launcher import command_line, config_file, workdir
-from rl_sync.launcher.suggestions import setting_names
+from rl_sync.launcher.mistakes import setting_names
 from rl_sync.references import resolve
 from rl_sync.rewards.judgement import Completion
 

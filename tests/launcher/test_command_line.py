@@ -41,7 +41,7 @@ def test_a_mistake_ends_the_process_with_status_2_and_one_line():
 
 
 def test_help_comes_before_any_mistake(capsys):
-    assert said_here(capsys, "plane", "--zzz=1", "--help").out.startswith("usage: ")
+    assert said_here(capsys, "plan", "--zzz=1", "--help").out.startswith("Usage: rl-sync plan")
 
 
 def test_the_version_is_the_packages_in_every_place_that_says_it(capsys):
@@ -199,3 +199,18 @@ def test_plan_answers_at_once_however_far_explorers_may_run_ahead(settings, caps
     assert done.status == 0, done.err
     assert time.monotonic() - began < 20
     assert max(map(len, done.out.splitlines())) < 500
+
+
+def test_flags_have_the_values_of_their_types_and_those_that_are_left_out_are_not_there():
+    assert command_line.parse(["rollouts", "--workdir=a", "--limit", "3", "--prompt=0"]).flags == {
+        "workdir": "a",
+        "limit": 3,
+        "prompt": 0,
+    }
+    words = ["sweep", CONFIG, "--set=a=1", "--set", "b=2", "--list"]
+    assert command_line.parse(words).flags == {"set": ("a=1", "b=2"), "list": True}
+
+
+def test_flags_may_stand_before_the_command():
+    parsed = command_line.parse(["--workdir=a", CONFIG, "plan", "--config.seed=3"])
+    assert (parsed.command, parsed.flags, parsed.config.seed) == ("plan", {"workdir": "a"}, 3)

@@ -14,9 +14,9 @@ import time
 import pytest
 
 import rl_sync
-from rl_sync.launcher import completing, known
-from rl_sync.launcher.commands import COMMANDS
-from rl_sync.launcher.completing import candidates
+from rl_sync.launcher import known
+from rl_sync.launcher.commands import COMMANDS, PROGRAM
+from rl_sync.launcher.completing import Tab
 from rl_sync.schedule import MODES
 from rl_sync.setting import sections
 from rl_sync.settings.run import RunSettings
@@ -39,7 +39,8 @@ def _cache(tmp_path_factory):
 
 
 def texts(*words):
-    return [one.text for one in candidates(words)]
+    *before, last = words
+    return [one.value for one in Tab(PROGRAM, ()).get_completions(before, last)]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_commands_are_completed_before_one_is_given_and_after_help():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_flags_are_those_of_the_command(name):
     found = texts(name, "--")
-    flags = {f"--{flag}{'=' if of.value else ''}" for flag, of in COMMANDS[name].flags.items()}
+    flags = {f"--{flag}{'' if of.is_flag else '='}" for flag, of in COMMANDS[name].flags.items()}
     assert set(found) - flags <= {"--help", "--config."}
     assert flags <= set(found)
     assert ("--config." in found) == ("config" in COMMANDS[name].flags)
@@ -126,11 +127,12 @@ def test_names_of_lists_and_settings_are_completed_as_patterns():
         ("rl-sync --config=my\\ con", ["--config=my con"]),
         ("python -m rl_sync plan --wor", ["plan", "--wor"]),
         ("rl-sync --config=my\\", ["--config=my"]),
-        ("rl-sync", []),
+        ("rl-sync", [""]),
     ],
 )
 def test_a_line_is_split_as_a_shell_does(line, words):
-    assert completing._without_program(completing._split(line)) == words
+    before, last = Tab(PROGRAM, ["--line", line]).get_completion_args()
+    assert [*before, last] == words
 
 
 def test_the_names_are_read_anew_when_the_source_has_changed(monkeypatch):
@@ -140,7 +142,7 @@ def test_the_names_are_read_anew_when_the_source_has_changed(monkeypatch):
     assert known.settings(), "those of the file"
     assert not read
     monkeypatch.setattr(known, "_stamp", lambda: "another")
-    monkeypatch.setattr(known, "_keep", lambda *_: None)
+    monkeypatch.setattr(known, "_path", lambda: ROOT / "README.md" / "no.json")
     known._contents.cache_clear()
     assert not known.settings()
     assert read
@@ -151,7 +153,8 @@ def test_the_names_are_read_anew_when_the_source_has_changed(monkeypatch):
 @pytest.mark.parametrize("torn", ["", "[]", '{"stamp": 3}', '"text"'])
 def test_a_torn_file_of_names_is_made_anew(torn, tmp_path, monkeypatch):
     monkeypatch.setattr(known, "_path", lambda: tmp_path / "a" / "names.json")
-    known._keep(known._path(), torn)
+    (tmp_path / "a").mkdir()
+    known._path().write_text(torn)
     known._contents.cache_clear()
     assert [*known.settings()] == SETTINGS
     known._contents.cache_clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_sync.launcher import config_file, packaged
+from rl_sync.launcher import config_file
 from rl_sync.settings.records import ConfigError
 from tests.launcher.command import ROOT
 
@@ -35,12 +35,12 @@ def test_the_path_of_a_config_in_a_clone_leads_to_its_name_elsewhere(tmp_path, m
 
 def test_all_files_in_configs_have_a_name_and_a_description():
     files = {path.stem for path in (ROOT / "configs").glob("*.py")} - {"__init__"}
-    assert set(packaged.names()) == files
-    assert all(packaged.description(name) for name in files)
-    assert packaged.path_of("__init__") is None
+    assert set(config_file.names()) == files
+    assert all(config_file.description(name) for name in files)
+    assert config_file.path_of("__init__") is None
 
 
-@pytest.mark.parametrize("name", sorted({*packaged.names()} - {"base"}))
+@pytest.mark.parametrize("name", sorted({*config_file.names()} - {"base"}))
 def test_a_config_of_the_package_evaluates_between_its_first_step_and_its_last(name):
     config = config_file.load(name)
     assert 0 < 2 * config.evaluation.every_steps <= config.trainer.steps

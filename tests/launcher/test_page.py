@@ -2,18 +2,16 @@ import socket
 
 import pytest
 
-from rl_sync.launcher import page
+from rl_sync.launcher import command_line, page
 from rl_sync.settings.records import ConfigError
 
 
 def test_mistakes_of_the_command_line_are_told(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+        port = taken.getsockname()[1]
         for flags, said in (
-            ({}, "give --workdir=runs"),
-            ({"workdir": f"{tmp_path},{tmp_path}/none"}, "none is not a directory"),
-            ({"workdir": str(tmp_path), "port": "70000"}, "--port=70000 must be a whole number"),
-            ({"workdir": str(tmp_path), "port": port}, "give another --host or --port"),
+            ([f"--workdir={tmp_path},{tmp_path}/none"], "none is not a directory"),
+            ([f"--workdir={tmp_path}", f"--port={port}"], "give another --host or --port"),
         ):
             with pytest.raises(ConfigError, match=said):
-                page.serve(flags)
+                page.execute(command_line.parse(["page", *flags]))

@@ -116,7 +116,6 @@ def test_settings_that_are_not_defaults_are_those_that_the_user_changed():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({}, "give --workdir="),
         ({"workdir": "TMP/none"}, "none is not a directory"),
         ({"workdir": "TMP"}, "is not the work directory of a run"),
         ({"workdir": "TMP/young"}, "has recorded nothing yet"),
@@ -250,11 +249,6 @@ def test_a_run_without_a_config_is_a_group_of_its_own(workdir, tmp_path, capsys)
         ("TMP/first TMP/none", {}, "none is not a directory"),
         ("TMP/first TMP/first/", {}, "All of these are the same run"),
         ("TMP/first TMP/young", {}, "recorded nothing yet: .*young"),
-        (
-            "TMP/first TMP/copy",
-            {"at": "token"},
-            r"--at=token must be one of .*did you mean .tokens",
-        ),
         ("TMP/first TMP/young", {"out": "x.pdf"}, r"--out=x.pdf must end with .html or .png"),
     ],
 )

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rl_sync.configs import base
-from rl_sync.launcher import command_line, config_file, packaged
+from rl_sync.launcher import command_line, config_file
 from tests.launcher.command import ROOT
 
 CHECKPOINT = str(ROOT / "tests/data/models/qwen2")
@@ -45,7 +45,7 @@ def test_nothing_is_imitated_by_default():
     assert base.get_config().warm_up.steps == 0
 
 
-@pytest.mark.parametrize("name", packaged.names())
+@pytest.mark.parametrize("name", config_file.names())
 def test_a_checkpoint_is_not_trained_on_demonstrations_unless_that_is_asked_for(name):
     steps = FROM_SCRATCH.get(name, 0)
     assert _config(name).warm_up.steps == steps

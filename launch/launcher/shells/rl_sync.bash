@@ -1,22 +1,11 @@
-# Completion of rl-sync and of `python -m rl_sync` in bash.
-#
-# To install it, put this line into ~/.bashrc:
+# Completion of rl-sync and of `python -m rl_sync` in bash. To install it, put into ~/.bashrc:
 #
 #     source <(rl-sync completion bash)
-#
-# `python -m rl_sync completion bash` prints the same.
-
-_rl_sync_candidates() {
-    local program="${COMP_WORDS[0]/#\~/$HOME}"
-    case "${program##*/}" in
-        rl-sync) "$program" complete --line "$1" ;;
-        *) "$program" -m rl_sync complete --line "$1" ;;
-    esac 2>/dev/null
-}
 
 _rl_sync() {
     local line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^=:]/}"
-    local word="${line##*[[:space:]]}" head="" candidate
+    local word="${line##*[[:space:]]}" head="" candidate ask=("${COMP_WORDS[0]/#\~/$HOME}")
+    [[ ${ask[0]##*/} == rl-sync ]] || ask+=(-m rl_sync)
     # Readline replaces the part of a word after the last = or :, and no more.
     if [[ -n $breaks && $word == *[$breaks]* ]]; then
         head="${word%"${word##*[$breaks]}"}"
@@ -33,7 +22,7 @@ _rl_sync() {
             *) candidate+=" " ;;
         esac
         COMPREPLY+=("$candidate")
-    done < <(_rl_sync_candidates "$line")
+    done < <("${ask[@]}" complete --line "$line" 2>/dev/null)
 }
 
 # `python -m rl_sync`, and `python -m launcher` in the clone, are ours; other programs of Python are completed as they were before.

@@ -1,20 +1,13 @@
-# Completion of rl-sync and of `python -m rl_sync` in fish.
-#
-# To install it:
+# Completion of rl-sync and of `python -m rl_sync` in fish. To install it:
 #
 #     rl-sync completion fish > ~/.config/fish/conf.d/rl_sync.fish
-#
-# `python -m rl_sync completion fish` prints the same.
 
 function __rl_sync_candidates
     set -l words (commandline --tokenize --current-process --cut-at-cursor)
-    set -l program (string replace -r '^~' $HOME -- $words[1])
+    set -l ask (string replace -r '^~' $HOME -- $words[1])
+    string match -q -r '(^|/)rl-sync$' -- $ask; or set -a ask -m rl_sync
     set -l current (commandline --current-token --cut-at-cursor)
-    if string match -q -r '(^|/)rl-sync$' -- $program
-        $program complete --words $words "$current" 2>/dev/null
-    else
-        $program -m rl_sync complete --words $words "$current" 2>/dev/null
-    end
+    $ask complete --words $words "$current" 2>/dev/null
 end
 
 # `python -m rl_sync`, and `python -m launcher` in the clone, are ours; other programs of Python are completed as they were before.

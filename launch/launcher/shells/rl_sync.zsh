@@ -1,11 +1,8 @@
 #compdef rl-sync
-# Completion of rl-sync and of `python -m rl_sync` in zsh.
-#
-# To install it, put this line into ~/.zshrc, after `autoload -U compinit && compinit`:
+# Completion of rl-sync and of `python -m rl_sync` in zsh. To install it, put into ~/.zshrc, after
+# `autoload -U compinit && compinit`:
 #
 #     source <(rl-sync completion zsh)
-#
-# `python -m rl_sync completion zsh` prints the same.
 
 _rl_sync() {
     local program=${~${(Q)words[1]}} line text
