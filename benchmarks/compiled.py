@@ -118,7 +118,7 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     config = base.get_config()
     config.model.update({"path": str(SHAPES / case.model), "dtype": "bfloat16"})
     config.model.remat = case.remat
-    config.warm_up.steps = 0
+    config.sft.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
     data, fsdp, tensor = case.mesh

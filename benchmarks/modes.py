@@ -221,10 +221,10 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
     model = wiring.model_config(settings, task)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
-    like: Params = jax.tree.map(
+    abstract: Params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
     )
-    _, part, _ = load_part(Workdir(workdir).snapshots, step, {"params": like})
+    _, part, _ = load_part(Workdir(workdir).snapshots, step, {"params": abstract})
     prompts = task.held_out[: settings.evaluation.problems]
     tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
     greedy = wiring.greedy_sampling(settings, task)
@@ -248,7 +248,7 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
 def _engine(settings: RunSettings) -> Engine:
     compilation_cache.use(settings.launch.compilation_cache, os.environ)
     task = wiring.load_task(settings)
-    rows = min(settings.evaluation.problems, settings.warm_up.probe_problems)
+    rows = min(settings.evaluation.problems, settings.sft.probe_problems)
     model = lora.merged_config(wiring.model_config(settings, task))
     layout = Layout(MeshShape().mesh(jax.devices()[:1]), settings.sharding.rules)
     chunk_tokens = settings.rollout.chunk_tokens

@@ -171,7 +171,7 @@ TASKS = {
     "reverse_long": Task(_reverse_long, 3000, 64),
     "weekday": Task(_weekday, 400, 16),
 }
-"""By name: strings, numbers, dates and lookups. The last two are too hard for the warm start."""
+"""By name: strings, numbers, dates and lookups. The last two are too hard for SFT."""
 
 
 class Case(NamedTuple):
@@ -236,7 +236,7 @@ def run(case: Case) -> dict[str, Any]:
         "rows": TASKS[case.task].rows,
         "groups": trainer["groups_per_step"],
         "held_out": evaluations[0]["problems"],
-        "supervised_steps": config["warm_up"]["steps"],
+        "supervised_steps": config["sft"]["steps"],
         "learning_rate": config["optimizer"]["learning_rate"],
         "steps": [line["step"] for line in evaluations],
         "accuracy": [line["accuracy"] for line in evaluations],

@@ -30,6 +30,7 @@ from peers.serving import CLOCKS
 from rl_sync.actors.trainer import Trainer
 from rl_sync.configs import base
 from rl_sync.learning.batching import Batching
+from rl_sync.learning.sft import SftConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.sharding import Layout
@@ -111,7 +112,7 @@ class Steps:
             end_ids=(),
             temperature=1.0,
             steps=settings.trainer.steps,
-            warm_up_steps=0,
+            sft=SftConfig(),
             microbatch_rows=0,
             logits_bytes=settings.trainer.logits_bytes,
             layout=Layout.single(),

@@ -6,14 +6,14 @@
 
 Runs the arithmetic task with the real explorer and trainer in one process, one after the other: the
 batch of trainer step t is generated with the parameters of version max(0, t - 1 - bound), so that
-staleness is exactly the bound from then on. Prompts, the seeds of draws, the warm start (once a
+staleness is exactly the bound from then on. Prompts, the seeds of draws, SFT (once a
 seed, kept in `--warm-starts`) and the optimizer are the same for all. So are group-relative
 advantages and the mean over tokens, but for TOPR, which is as its name in a config makes it.
 
 Each run adds a line to the results; runs that have one are not done again, so the study can be
 stopped at any time and goes on where it was. At the end, or with `--report` from what there is, it
 draws the figure and puts the tables into the document beside the results, `docs/staleness.md`. A
-run takes about 10 s on two CPU cores, the warm start of a seed 20 s, and an algorithm 5 s to
+run takes about 10 s on two CPU cores, SFT of a seed 20 s, and an algorithm 5 s to
 compile.
 """
 
@@ -80,7 +80,7 @@ def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
     config = base.get_config()
     config.workdir, config.seed = "none", seed
     config.sync.mode = "synchronous"
-    config.warm_up.steps = 400
+    config.sft.steps = 400
     config.algorithm.update({**ALGORITHMS[algorithm], "allow_unsafe": True})
     config.trainer.update(
         {"steps": steps, "groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE}
@@ -96,7 +96,7 @@ def task_of(seed: int) -> Task:
 
 
 class Study:
-    """Runs cases, and keeps what they share: warm starts and compiled programs.
+    """Runs cases, and keeps what they share: SFT states and compiled programs.
 
     Args:
       steps: trainer steps of a run.
@@ -119,7 +119,7 @@ class Study:
         if algorithm not in self._compiled:
             settings, trainer = settings_of(algorithm, 0, self._steps), self.trainer(algorithm)
             largest = wiring.batching(settings, task_of(0).row_tokens).largest()
-            self._compiled[algorithm] = trainer.compile_step(trainer.like(), largest)
+            self._compiled[algorithm] = trainer.compile_step(trainer.abstract(), largest)
         return self._compiled[algorithm]
 
     def run(self, case: Case) -> dict[str, Any]:
@@ -207,20 +207,20 @@ class Study:
         return float(np.mean(self._judged(task, prompts, [one.tokens for (one,) in done])))
 
     def _warm(self, case: Case) -> TrainState:
-        """The policy after the warm start of a seed, ready for RL."""
+        """The policy after SFT of a seed, ready for RL."""
         trainer, path = self.trainer(case.algorithm), self._warm_starts / str(case.seed)
         try:
-            return load_snapshot(path, None, trainer.like())[1]
+            return load_snapshot(path, None, trainer.abstract())[1]
         except FileNotFoundError:
             pass
         task = task_of(case.seed)
-        settings = settings_of(case.algorithm, case.seed, self._steps).warm_up
+        settings = settings_of(case.algorithm, case.seed, self._steps).sft
         state = trainer.init(jax.random.key(case.seed))
         for step in range(1, settings.steps + 1):
             random = np.random.default_rng([case.seed, step])
             chosen = random.integers(0, len(task.demonstrations), settings.batch_size)
             rows = task.encode_demonstrations([task.demonstrations[i] for i in chosen])
-            state, _ = trainer.warm_up_step(state, *rows)
+            state, _ = trainer.sft_step(state, *rows)
         state = trainer.begin(state)
         save_snapshot(path, 0, state, {}, keep=1)
         return state

@@ -1,6 +1,6 @@
 """Tables and figure of the staleness study, from its results.
 
-Seeds differ in their warm start, and therefore in their results, by more than algorithms do. So
+Seeds differ in their SFT, and therefore in their results, by more than algorithms do. So
 runs are compared seed by seed: with the first algorithm on fresh data, and with the best algorithm
 of a bound.
 """

@@ -61,7 +61,7 @@ class OurStep:
             end_ids=(),
             temperature=1.0,
             steps=settings.trainer.steps,
-            warm_up_steps=settings.warm_up.steps,
+            sft=settings.sft,
             microbatch_rows=0,
             logits_bytes=settings.trainer.logits_bytes,
             layout=Layout.single(),

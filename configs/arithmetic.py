@@ -7,7 +7,7 @@ answered `231`. 0.4 million random parameters first learn 400 batches of demonst
 pupil forgets 60 % of the carries and borrows: greedy accuracy on held-out problems is then 37 to
 47 %. In 100 trainer steps (192 prompts, 4 completions each, the best of three times as many; TOPR)
 it passes 98 % on each of twelve seeds that nothing was tuned on, in every mode. On two CPU cores
-that takes one to one and a half minutes, a third of which is start-up and the warm start.
+that takes one to one and a half minutes, a third of which is start-up and SFT.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     """Returns the defaults, with what makes the run learn from any seed."""
     config = base.get_config()
     config.name = "arithmetic"
-    config.warm_up.steps = base.from_scratch(config, 400)
+    config.sft.steps = base.from_scratch(config, 400)
     config.sync.mode = "one_step_off_policy"
     # A rollout costs a third of a train step, and half of the groups teach nothing: three times as
     # many are generated as are trained on.

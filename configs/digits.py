@@ -4,9 +4,9 @@
     python -m launcher --config=configs/digits.py
 
 The 1,797 pictures of 8 x 8 pixels are those of scikit-learn. A pixel becomes a character, as the
-policy does not see pictures. The warm-up imitates the right answers of a fifth of the problems for
+policy does not see pictures. SFT imitates the right answers of a fifth of the problems for
 100 steps; then rewards alone say what is right. Held-out accuracy goes from 57.9, 59.9 and 64.2 %
-after the warm-up to 72.5, 72.8 and 75.6 % after 40 trainer steps on three seeds that nothing was
+after SFT to 72.5, 72.8 and 75.6 % after 40 trainer steps on three seeds that nothing was
 tuned on (102, 101, 100), and from 64.0 to 71.5 % on seed 0, which the settings were tried on.
 A run takes 165 to 185 seconds of CPU time, all processes together.
 """
@@ -22,8 +22,8 @@ def get_config() -> ConfigDict:
     config.name = "digits"
     config.task.name = "digits"
     config.task.digits.as_text = True
-    config.warm_up.steps = base.from_scratch(config, 100)
-    config.warm_up.update({"batch_size": 64, "probe_every_steps": 1000})
+    config.sft.steps = base.from_scratch(config, 100)
+    config.sft.update({"batch_size": 64, "probe_every_steps": 1000})
     config.sync.mode = "one_step_off_policy"
     # A completion is one character: rollouts are cheap, so the best of three times as many groups
     # are trained on.

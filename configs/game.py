@@ -3,7 +3,7 @@
     python -m launcher --config=configs/game.py
 
 A number from 1 to 20 is hidden. The policy has five guesses, and hears after each whether the
-hidden number is smaller or larger: halving the range always wins. In the warm-up the policy
+hidden number is smaller or larger: halving the range always wins. In SFT the policy
 imitates a pupil who heeds half of what it hears, and wins 10 to 14 of the 20 games. 120 trainer
 steps take it to 19 or 20 (50, 60, 65 and 70 -> 95, 100, 100 and 100 % on seeds 310 to 313, on which
 nothing was tuned), in two minutes on two cores.
@@ -61,7 +61,7 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = GUESSES
     config.environment.max_tokens = 24
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = base.from_scratch(config, 300)
+    config.sft.steps = base.from_scratch(config, 300)
     config.trainer.update({"steps": 120, "groups_per_step": 40, "group_size": 8})
     config.optimizer.schedule = "cosine"
     config.evaluation.every_steps = 30

@@ -11,7 +11,7 @@ batches of the rows' own answers, and goes on to learn 128 of them beside the ro
 trainer steps, which hold it near what is known while rewards improve it: held-out accuracy on 1,500
 Roman numerals went from 75 to 82 % (median of four seeds), in a minute or two on two cores.
 docs/tasks.md (Your own rows) has more tasks. Rows that this start solves none of stay unsolved:
-give harder tasks more supervised steps (--config.warm_up.steps=400), or a checkpoint
+give harder tasks more SFT steps (--config.sft.steps=400), or a checkpoint
 (--config.model.path=DIRECTORY), which imitates nothing unless that is asked for.
 
 The learning rate grows with the square root of the completions of a step, so that
@@ -35,19 +35,19 @@ def get_config() -> ConfigDict:
     config.name = "jsonl"
     config.task.name = "jsonl"
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = base.from_scratch(config, 100)
-    config.algorithm.expert_rows = base.following(config, _expert_rows)
-    config.algorithm.expert_coefficient = 0.5
+    config.sft.steps = base.from_scratch(config, 100)
+    config.algorithm.demonstration_rows = base.following(config, _demonstration_rows)
+    config.algorithm.demonstration_coefficient = 0.5
     config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
     config.optimizer.learning_rate = base.following(config, _learning_rate)
-    config.optimizer.update({"ramp_updates": 40, "schedule": "cosine"})
+    config.optimizer.update({"warmup_updates": 40, "schedule": "cosine"})
     config.evaluation.every_steps = 10
     return config
 
 
-def _expert_rows(config: ConfigDict) -> int:
+def _demonstration_rows(config: ConfigDict) -> int:
     """Returns the answers beside a step's rollouts, where a model from scratch began with some."""
-    is_shown = config.warm_up.steps and not config.model.path
+    is_shown = config.sft.steps and not config.model.path
     return 32 * config.optimizer.updates_per_batch if is_shown else 0
 
 

@@ -11,10 +11,10 @@ four others. RL looks at the answer alone, which is the only thing that is rewar
 
 A trainer step generates 72 groups of 8 completions and trains on the 12 whose rewards have the
 greatest variance, so rollouts take two to three times as long as training, and the modes differ in
-who waits for whom. Held-out accuracy goes from 32 to 39 % (median 36 %) after the warm-up to 82 to
+who waits for whom. Held-out accuracy goes from 32 to 39 % (median 36 %) after SFT to 82 to
 100 % (median 95 %) after 30 trainer steps, on eight seeds that nothing was tuned on, five of them
 in every mode.
-On two CPU cores a run takes 65 to 85 seconds, half of which is start-up and the warm start.
+On two CPU cores a run takes 65 to 85 seconds, half of which is start-up and SFT.
 """
 
 from ml_collections import ConfigDict
@@ -28,8 +28,8 @@ def get_config() -> ConfigDict:
     config.name = "long_tail"
     config.task.name = "worked"
     config.task.max_completion_tokens = 212  # Of 34 additions, and a little room to be wrong in.
-    config.warm_up.steps = base.from_scratch(config, 300)
-    config.warm_up.batch_size = 64
+    config.sft.steps = base.from_scratch(config, 300)
+    config.sft.batch_size = 64
     config.algorithm.update({"over_sampling": 6.0, "keep": "best", "kl_coefficient": 0.0})
     config.optimizer.update({"learning_rate": 1e-4, "updates_per_batch": 1})
     config.trainer.update({"steps": 30, "groups_per_step": 12, "batching": "packed"})

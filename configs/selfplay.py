@@ -3,11 +3,11 @@
     python -m launcher --config=configs/selfplay.py
 
 In Nim two players take stones from piles by turns, any number from one pile, and who takes the last
-stone wins. In the warm-up the policy imitates games of random moves. Then it plays both sides, and
+stone wins. In SFT the policy imitates games of random moves. Then it plays both sides, and
 is paid for a win and charged for a loss. Evaluations are games against a perfect player, each from
 a position that a perfect policy wins: a single wrong move loses. On eight seeds that nothing was
 tuned on (500 to 507) the share of such games that it wins went from 33.3 / 42.7 / 51.0 % after the
-warm-up to 62.5 / 75.5 / 80.2 % (the least, the median and the greatest), in three to five minutes
+SFT to 62.5 / 75.5 / 80.2 % (the least, the median and the greatest), in three to five minutes
 on two cores that other work shared.
 """
 
@@ -101,7 +101,7 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = 5
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = base.from_scratch(config, 200)
+    config.sft.steps = base.from_scratch(config, 200)
     # Who always plays the same against itself sees no other games, so the entropy is paid for; and
     # advantages are not divided by a group's spread, as a game lost by chance would count for most.
     config.algorithm.update({"advantage": "dr_grpo", "entropy_coefficient": 0.05})

@@ -3,9 +3,9 @@
     python -m launcher --config=configs/shapes.py
 
 The task draws its pictures itself: here up to four shapes in four cells. With `task.shapes.as_text`
-a picture becomes a grid of characters, as the policy does not see pictures. The warm-up imitates
+a picture becomes a grid of characters, as the policy does not see pictures. SFT imitates
 the right answers of a tenth of the problems for 150 steps; then rewards alone say what is right.
-Held-out accuracy goes from 48.8, 51.6 and 55.1 % after the warm-up to 56.8, 57.4 and 59.0 % after
+Held-out accuracy goes from 48.8, 51.6 and 55.1 % after SFT to 56.8, 57.4 and 59.0 % after
 80 trainer steps on three seeds that nothing was tuned on (102, 100, 101), and from 55.1 to 64.8 %
 on seed 0, which the settings were tried on. A run takes about three minutes on two busy cores.
 """
@@ -21,8 +21,8 @@ def get_config() -> ConfigDict:
     config.name = "shapes"
     config.task.name = "shapes"
     config.task.shapes.update({"as_text": True, "cells": 2})
-    config.warm_up.steps = base.from_scratch(config, 150)
-    config.warm_up.update({"batch_size": 64, "probe_every_steps": 1000})
+    config.sft.steps = base.from_scratch(config, 150)
+    config.sft.update({"batch_size": 64, "probe_every_steps": 1000})
     config.sync.mode = "one_step_off_policy"
     # Answers are short: rollouts are cheap, so the best of three times as many groups are trained
     # on.

@@ -2,7 +2,7 @@
 
     python -m launcher --config=configs/tools.py
 
-The questions are products of two numbers of two digits. In the warm-up the policy imitates a pupil
+The questions are products of two numbers of two digits. In SFT the policy imitates a pupil
 who estimates three answers of four, which is nearly always wrong, and works out the fourth with the
 calculator: `<47*86>`, whose answer `4042=` it copies. The likeliest first token is then that of an
 estimate. Rewards alone say that calling pays. Held-out accuracy goes from 3.2 / 6.6 / 8.0 to
@@ -56,8 +56,8 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = 3
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
-    config.warm_up.steps = base.from_scratch(config, 500)
-    config.warm_up.probe_every_steps = 1000
+    config.sft.steps = base.from_scratch(config, 500)
+    config.sft.probe_every_steps = 1000
     config.trainer.update({"steps": 80, "groups_per_step": 32, "group_size": 8})
     config.optimizer.schedule = "cosine"  # At a constant rate accuracy keeps moving by 5 %.
     config.evaluation.every_steps = 20

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from rl_sync.spelling import require_one_of
 
-Free = Literal["", "warm", "always"]
+Free = Literal["", "after_sft", "always"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Setting:
       least, greatest: bounds that the value may have.
       above, below: bounds that it may not have.
       choices: the only values there are; empty for any.
-      implied: what None stands for; empty where None is no value. Of a section, what None stands
-        for in those of its settings that do not say it, and then all have None as their default.
+      implied: what None stands for, which is then the default in a config; empty where None is no
+        value. For a section: the same for those of its settings that do not say it.
       is_path: whether a value may be a path on this machine, and start with `~`.
       free: when a run may go on with another value, which changes nothing about its learning:
-        `always`, `warm` once the warm-up is over, or empty for never. Of a section, that of those
-        of its settings that do not say it.
+        `always`, `after_sft` once SFT is over, or empty for never. For a section: the default
+        for its settings.
     """
 
     meaning: str
@@ -170,7 +170,8 @@ def sections(record: type, name: str = "", about: Setting | None = None) -> Iter
             rule = dataclasses.replace(rule, implied=rule.implied or about.implied)
             entries.append(Entry(path, _without_none(kind), None, rule))
         else:
-            entries.append(Entry(path, _without_none(kind), field.default, rule))
+            default = None if rule.implied else field.default
+            entries.append(Entry(path, _without_none(kind), default, rule))
     yield Section(name, about.meaning, entries)
     for one in inner:
         yield from sections(*one)

@@ -61,9 +61,9 @@ class Workdir:
         return self.snapshots / "best.json"
 
     @property
-    def warm_up_snapshots(self) -> Path:
-        """Snapshots of the warm-up, while there are no others."""
-        return self.snapshots / "warm_up"
+    def sft_snapshots(self) -> Path:
+        """Snapshots of SFT, while there are no others."""
+        return self.snapshots / "sft"
 
     @property
     def weights(self) -> Path:

@@ -93,7 +93,7 @@ def test_what_is_implied_for_a_section_is_so_for_its_settings_that_do_not_say_it
 @dataclasses.dataclass(frozen=True)
 class Shoes:
     laces: bool = setting(True, "Ties them.")
-    size: int = setting(42, "Size.", free="warm")
+    size: int = setting(42, "Size.", free="after_sft")
 
 
 def test_what_a_section_is_free_for_its_settings_are_that_do_not_say_it():
@@ -101,4 +101,4 @@ def test_what_a_section_is_free_for_its_settings_are_that_do_not_say_it():
         "Hike", [("shoes", Shoes, section(Shoes, "On the feet.", free="always"))], frozen=True
     )
     _, shoes = sections(hike)
-    assert [entry.setting.free for entry in shoes.entries] == ["always", "warm"]
+    assert [entry.setting.free for entry in shoes.entries] == ["always", "after_sft"]

@@ -12,7 +12,7 @@ def test_files_have_the_names_that_users_and_earlier_runs_know():
     paths = {
         "config.json": workdir.config,
         "checkpoints": workdir.snapshots,
-        "checkpoints/warm_up": workdir.warm_up_snapshots,
+        "checkpoints/sft": workdir.sft_snapshots,
         "weights": workdir.weights,
         "logs/trainer.1.log": workdir.log("trainer/1"),
         "spans/explorer1.jsonl": workdir.spans_of("explorer1"),

@@ -24,7 +24,7 @@ def problems(words: int = 1 << 12) -> list[dict[str, str]]:
 
 
 def get_config() -> ConfigDict:
-    """Returns the defaults with rows of 256 and 768 tokens, and without a warm-up."""
+    """Returns the defaults with rows of 256 and 768 tokens, and without SFT."""
     config = base.get_config()
     config.name = "shapes"
     config.task.update({"name": "benchmarks/shapes/run.py:problems", "too_long": "truncate"})
@@ -33,5 +33,5 @@ def get_config() -> ConfigDict:
     config.model.update({"dtype": "bfloat16", "remat": "full"})
     config.algorithm.update({"name": "grpo", "kl_coefficient": 0.001})
     config.optimizer.update({"learning_rate": 1e-6, "updates_per_batch": 1})
-    config.warm_up.steps = 0
+    config.sft.steps = 0
     return config

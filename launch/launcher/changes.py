@@ -31,14 +31,14 @@ class Change(NamedTuple):
         """Says whether it is one of some settings, or in a section of them."""
         return any(self.setting == one or self.setting.startswith(f"{one}.") for one in settings)
 
-    def is_free(self, warm: bool) -> bool:
+    def is_free(self, after_sft: bool) -> bool:
         """Says whether the run stays the same in spite of it.
 
         Args:
-          warm: whether the warm-up is over.
+          after_sft: whether SFT is over.
         """
         free = _settings()[self.setting].free
-        return free == "always" or (warm and free == "warm")
+        return free == "always" or (after_sft and free == "after_sft")
 
     @property
     def is_told(self) -> bool:

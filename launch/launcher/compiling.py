@@ -206,7 +206,7 @@ def _timeline(
     alone = settings.schedule.pull == "latest"
     share = 1 if alone else settings.explorers
     rollout = completions / share * task.max_drawn_tokens / rate
-    version = parameters_of(settings, task, settings.explorer_layout).travelling_like()
+    version = parameters_of(settings, task, settings.explorer_layout).abstract_published()
     # A collective transfer stays inside a slice or a host; other transfers cross the network.
     joint = settings.transfer == "collective" or settings.hands_over
     devices = sum(settings.mesh_of(role).devices for role in (TRAINER, *settings.roles[:-1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from rl_sync.models import lora
-from rl_sync.models.placement import param_like
+from rl_sync.models.placement import abstract_params
 from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.snapshots import Shapes
@@ -23,9 +23,9 @@ def check_fit(found: Shapes, settings: RunSettings, task: Task) -> None:
     """
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
     stored = {name: kept for name, kept in found.items() if name.startswith(f"{_FIELD}/")}
-    like = param_like(wiring.trainer_model(settings, task), settings.trainer_layout)
-    wanted = {name: (x.shape, x.dtype) for name, x in flatten_named({_FIELD: like}).items()}
-    trained = flatten_named({_FIELD: lora.split(like)[0]})
+    abstract = abstract_params(wiring.trainer_model(settings, task), settings.trainer_layout)
+    wanted = {name: (x.shape, x.dtype) for name, x in flatten_named({_FIELD: abstract}).items()}
+    trained = flatten_named({_FIELD: lora.split(abstract)[0]})
     for name in sorted({*stored, *trained}):
         if stored.get(name) != wanted.get(name):
             raise ValueError(

@@ -68,8 +68,8 @@ def describe_explorer(settings: RunSettings, task: Task) -> str:
     engine = engines["cpu"]
     slots = settings.slots // settings.explorer_layout.batch_shards
     on_host = dict(engine.offloaded)
-    if settings.plays and settings.environment.aside_bytes:
-        on_host["caches set aside"] = settings.environment.aside_bytes
+    if settings.plays and settings.environment.kv_offload_bytes:
+        on_host["caches set aside"] = settings.environment.kv_offload_bytes
     return _INDENT.join(
         [
             _held("explorer", settings.explorer.mesh.shape, engine),
@@ -123,7 +123,7 @@ def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
     if not settings.explorers or not joint:
         return []
     there, here = (
-        parameters_of(settings, task, layout).travelling_like()
+        parameters_of(settings, task, layout).abstract_published()
         for layout in (settings.trainer_layout, settings.explorer_layout)
     )
     plan = link.plan(there, here)

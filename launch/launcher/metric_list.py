@@ -12,7 +12,7 @@ _INTRODUCTION = """\
 # All metrics
 
 `metrics.jsonl` in a run's work directory has a line of JSON for each trainer step (`phase` is \
-`rl`), each evaluation (`evaluation`) and each report of the warm-up (`warm_up`). Parts \
+`rl`), each evaluation (`evaluation`) and each report of SFT (`sft`). Parts \
 in capitals stand for any text. Shares are from 0 to 1. The last columns have the names that TRL's \
 GRPO trainer and verl give to the same numbers.
 

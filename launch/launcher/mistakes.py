@@ -13,6 +13,7 @@ from rl_sync.launcher import known
 from rl_sync.launcher.command import CONFIG, Command, program
 from rl_sync.launcher.commands import COMMANDS, PROGRAM
 from rl_sync.settings.records import ConfigError
+from rl_sync.settings.renamed import new_name
 from rl_sync.spelling import LIKELY, hint, likeness, nearest, question
 
 # Names that other programs have for our settings.
@@ -21,7 +22,7 @@ _ALIASES = {
     "wd": "optimizer.weight_decay",
     "grad_clip": "optimizer.max_gradient_norm",
     "max_grad_norm": "optimizer.max_gradient_norm",
-    "warmup_steps": "optimizer.ramp_updates",
+    "warmup_steps": "optimizer.warmup_updates",
     "batch_size": "trainer.groups_per_step",
     "train_batch_size": "trainer.groups_per_step",
     "micro_batch_size": "trainer.microbatch_rows",
@@ -80,11 +81,13 @@ def settings_meant(wrong: str, known: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(wrong: str, known: Sequence[str], value: str = "") -> str | None:
-    """Asks for the flags that were probably meant, with the given value; None without any.
+    """Names the flags that were probably meant, with the given value; None without any.
 
     Args:
       value: the given value, with its equals sign.
     """
+    if renamed := new_name(wrong):
+        return f"it is now --config.{renamed}{value}."
     meant = settings_meant(wrong, known)
     return question(*(f"--config.{name}{value}" for name in meant)) if meant else None
 

@@ -12,7 +12,7 @@ _BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
 _SYNC = 4
 _DRAWN_STEPS = 6
 _COLUMNS = 220
-_HIGH_RATE = 1e-4  # Of supervised steps on all weights of a checkpoint.
+_HIGH_RATE = 1e-4  # Of SFT steps on all weights of a checkpoint.
 _HIGH_ADAPTER_RATE = 1e-3
 
 
@@ -70,12 +70,12 @@ def _supervised(settings: RunSettings) -> str:
 
 
 def _demonstrated(settings: RunSettings) -> list[str]:
-    """Describes the supervised steps before RL, if there are any."""
-    one, optimizer = settings.warm_up, settings.optimizer
-    rate = _rate(optimizer.warm_up_learning_rate, optimizer.warm_up_schedule)
-    rows = _count(one.batch_size, "demonstration")
-    steps = _count(one.steps, "supervised step")
-    return [f"  {steps} before it, each on {rows}, at a learning rate of {rate}"] * (one.steps > 0)
+    """Describes the SFT steps before RL, if there are any."""
+    sft = settings.sft
+    rate = _rate(sft.learning_rate, sft.schedule)
+    rows = _count(sft.batch_size, "demonstration")
+    steps = _count(sft.steps, "SFT step")
+    return [f"  {steps} before it, each on {rows}, at a learning rate of {rate}"] * (sft.steps > 0)
 
 
 def _rate(rate: float, schedule: str) -> str:
@@ -83,25 +83,25 @@ def _rate(rate: float, schedule: str) -> str:
 
 
 def _warnings(settings: RunSettings) -> list[str]:
-    if settings.model.path is None and not settings.warm_up.steps:
+    if settings.model.path is None and not settings.sft.steps:
         return [
             "The policy starts at random, without demonstrations (model.path is not set,"
-            " warm_up.steps=0): hardly any completion will earn a reward. Give a checkpoint, or"
-            " supervised steps on the task's demonstrations, such as --config.warm_up.steps=400."
+            " sft.steps=0): hardly any completion will earn a reward. Give a checkpoint, or"
+            " SFT steps on the task's demonstrations, such as --config.sft.steps=400."
         ]
     return _high_rate(settings)
 
 
 def _high_rate(settings: RunSettings) -> list[str]:
-    """Warns of supervised steps that overwrite what a checkpoint has learned."""
-    steps, rate = settings.warm_up.steps, settings.optimizer.warm_up_learning_rate
+    """Warns of SFT steps that overwrite what a checkpoint has learned."""
+    steps, rate = settings.sft.steps, settings.sft.learning_rate
     limit = _HIGH_ADAPTER_RATE if settings.model.lora.rank else _HIGH_RATE
     if settings.model.path is None or not steps or rate <= limit:
         return []
     return [
         f"WARNING: the checkpoint of model.path is trained on the task's demonstrations for"
-        f" {_count(steps, 'step')} at optimizer.warm_up_learning_rate={rate:g}, which overwrites"
-        f" what it has learned: a rate of at most {limit:g} is usual, or warm_up.steps=0."
+        f" {_count(steps, 'step')} at sft.learning_rate={rate:g}, which overwrites"
+        f" what it has learned: a rate of at most {limit:g} is usual, or sft.steps=0."
     ]
 
 

@@ -48,8 +48,8 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
         lines += _failures(balance)
     workdir = Workdir(settings.workdir)
     quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
-    warm_up, step = work.saved(workdir)
-    none = "none was saved" if warm_up is None else "of the warm-up alone"
+    sft_step, step = work.saved(workdir)
+    none = "none was saved" if sft_step is None else "of SFT alone"
     entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
     if step is not None:
         entries["export"] = f"{program()} export --workdir={quoted} --to=DIRECTORY"
@@ -82,8 +82,8 @@ def _accuracy(result: Result, algorithm: Algorithm) -> list[str]:
     lines, pairs = [], algorithm.scores
     if result.resumed is not None:
         lines.append(f"Went on from the snapshot of trainer step {result.resumed}.")
-    if (values := result.warm_up) is not None:
-        lines.append(f"Warm-up: {values['step']} steps, loss {values['loss']:.3f}")
+    if (values := result.sft) is not None:
+        lines.append(f"SFT: {values['step']} steps, loss {values['loss']:.3f}")
     for moment, values in result.evaluations.items():
         lines.append(
             f"Held-out accuracy {moment}: {accuracy.describe_share(values['accuracy'])} of"

@@ -18,7 +18,7 @@ from rl_sync.workdir import Workdir
 SAVERS = (TRAINER, TOGETHER)
 """The programs that hold the trainer's state."""
 
-_WARM_UP, _START = "warm-up", "start"  # Phases, as the trainer calls them.
+_SFT, _START = "sft", "start"  # Phases, as the trainer calls them.
 _TELL_SECS = 10.0
 _LOOK_SECS = 0.1
 _QUIET_SECS, _END_SECS = 2.0, 2.0
@@ -87,7 +87,7 @@ def is_nothing_new(status: RunStatus | None) -> bool:
     """Says whether a run is so young that there is nothing to save."""
     if status is None or status.phase == _START:
         return True
-    return status.phase == _WARM_UP and status.step == 0
+    return status.phase == _SFT and status.step == 0
 
 
 def under_way(status: RunStatus | None) -> str:
@@ -107,17 +107,17 @@ def lost(settings: RunSettings, status: RunStatus | None) -> str:
     """Describes the steps of a run that no snapshot holds; empty if there are none."""
     if status is None or is_nothing_new(status):
         return ""
-    warm_up, step = saved(Workdir(settings.workdir))
-    if status.phase == _WARM_UP:
-        first = (warm_up or 0) + 1
-        return _steps("warm-up step", first, status.step)
+    sft_step, step = saved(Workdir(settings.workdir))
+    if status.phase == _SFT:
+        first = (sft_step or 0) + 1
+        return _steps("SFT step", first, status.step)
     trainer, last = trainer_of(status), status.step
     if trainer is not None and trainer.activity == SpanKind.TRAIN:
         last = max(last, trainer.step or 0)  # It is in progress.
     trained = _steps("trainer step", (step or 0) + 1, last)
-    if step is not None or not settings.warm_up.steps:
+    if step is not None or not settings.sft.steps:
         return trained
-    rest = "the rest of the warm-up" if warm_up else "the warm-up"
+    rest = "the rest of SFT" if sft_step else "SFT"
     return f"{rest} and {trained}" if trained else rest
 
 
@@ -134,11 +134,11 @@ def how_to_go_on(settings: RunSettings, status: RunStatus | None = None) -> str:
       status: its last known status.
     """
     flag = f"--config.workdir={shlex.quote(settings.workdir)}"
-    warm_up, step = saved(Workdir(settings.workdir))
+    sft_step, step = saved(Workdir(settings.workdir))
     missing = lost(settings, status)
     told = f"Lost, since no snapshot holds it: {missing}.\n" if missing else ""
-    if step is not None or warm_up is not None:
-        where = f"warm-up step {warm_up}" if step is None else f"trainer step {step}"
+    if step is not None or sft_step is not None:
+        where = f"SFT step {sft_step}" if step is None else f"trainer step {step}"
         return f"{told}To go on from {where}, run the same command with {flag}"
     what = "saved" if missing else "trained"
     return (

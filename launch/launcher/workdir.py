@@ -37,31 +37,31 @@ class Resumption(NamedTuple):
     """Point from which a run resumes, and its changed settings.
 
     Attributes:
-      warm_up: the warm-up step; None if the warm-up is over.
-      step: the trainer step; None in the warm-up.
+      sft_step: the SFT step; None if SFT is over.
+      step: the trainer step; None in SFT.
       changes: the changed settings.
       jump: a line about a learning rate that is not the one that the run would have gone on with;
         empty where it is.
     """
 
-    warm_up: int | None
+    sft_step: int | None
     step: int | None
     changes: tuple[Change, ...] = ()
     jump: str = ""
 
     def __str__(self) -> str:
-        where = f"warm-up step {self.warm_up}" if self.step is None else f"trainer step {self.step}"
+        where = f"SFT step {self.sft_step}" if self.step is None else f"trainer step {self.step}"
         told = [f"  with {change}" for change in self.changes if change.is_told]
         jump = [f"  WARNING: {self.jump}"] if self.jump else []
         return "\n".join([f"Goes on from {where}.", *told, *jump])
 
 
 def saved(workdir: Workdir) -> tuple[int | None, int | None]:
-    """Returns the warm-up step and the trainer step of a run's newest snapshots.
+    """Returns the SFT step and the trainer step of a run's newest snapshots.
 
     Each is None if there is no such snapshot. A run resumes from the trainer step, if there is one.
     """
-    return latest_snapshot(workdir.warm_up_snapshots), latest_snapshot(workdir.snapshots)
+    return latest_snapshot(workdir.sft_snapshots), latest_snapshot(workdir.snapshots)
 
 
 def settings_of(config: Mapping[str, Any]) -> RunSettings:
@@ -126,9 +126,9 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
     resumption = None
     if path.exists() and saved(workdir) != (None, None):
         changes = tuple(changes_between(read_config(path), config))
-        warm_up, step, damaged = _whole(workdir)
+        sft_step, step, damaged = _whole(workdir)
         jump = _jump(settings, step, changes)
-        resumption = Resumption(warm_up, step, changes, jump)
+        resumption = Resumption(sft_step, step, changes, jump)
         _check(workdir, settings, task, resumption)
         if damaged:
             newest_whole(_snapshots(workdir, resumption), aside=True, say=_warn)
@@ -151,8 +151,8 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
 
 def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
     """Returns `saved` for whole snapshots, and whether newer ones are damaged."""
-    warm_up, step = saved(workdir)
-    newest = Resumption(warm_up if step is None else None, step)
+    sft_step, step = saved(workdir)
+    newest = Resumption(sft_step if step is None else None, step)
     damaged: list[str] = []
     try:
         found = newest_whole(_snapshots(workdir, newest), say=damaged.append)
@@ -163,7 +163,7 @@ def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
 
 def _snapshots(workdir: Workdir, resumption: Resumption) -> Path:
     """Returns the folder of the snapshots from which a run resumes."""
-    return workdir.warm_up_snapshots if resumption.step is None else workdir.snapshots
+    return workdir.sft_snapshots if resumption.step is None else workdir.snapshots
 
 
 def _warn(line: str) -> None:
@@ -178,7 +178,7 @@ def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resu
             f"{workdir} holds a run that has made {step} trainer steps, more than trainer.steps="
             f"{steps}. Give more of them, or another --config.workdir."
         )
-    grave = [c for c in resumption.changes if not c.is_free(warm=step is not None)]
+    grave = [c for c in resumption.changes if not c.is_free(after_sft=step is not None)]
     if not grave:
         return
     if not settings.launch.resume_changed:
@@ -186,7 +186,7 @@ def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resu
             f"{workdir} holds a run with another {describe(grave)}. Give another --config.workdir,"
             " the same config, or --config.launch.resume_changed=true to go on with the change."
         )
-    at = resumption.warm_up if step is None else step
+    at = resumption.sft_step if step is None else step
     assert at is not None
     try:
         check_fit(stored_shapes(_snapshots(workdir, resumption), at), settings, task)
@@ -224,7 +224,7 @@ def _jump(settings: RunSettings, step: int | None, changes: Sequence[Change]) ->
 def _record(workdir: Workdir, resumption: Resumption) -> None:
     with contextlib.closing(JsonLinesWriter(workdir.resumed)) as lines:
         changes = [change._asdict() for change in resumption.changes]
-        where = {"warm_up": resumption.warm_up, "step": resumption.step}
+        where = {"sft": resumption.sft_step, "step": resumption.step}
         lines.write({"time": time.time(), **where, "changes": changes})
 
 

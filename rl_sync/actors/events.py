@@ -341,7 +341,7 @@ class HoldBack(NamedTuple):
 
     Attributes:
       reason: what is to come first.
-      trainer_step: the trainer's last step, of warm-up or RL, which says that it goes on.
+      trainer_step: the trainer's last step, of SFT or RL, which says that it goes on.
     """
 
     reason: str

@@ -42,13 +42,13 @@ class OlderVersions:
             if self._newest[0] == version:
                 return
             self._kept.append(self._newest)
-        like = jax.tree.map(
+        abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
         )
-        self._newest = version, move(params, in_host_memory(like))
+        self._newest = version, move(params, in_host_memory(abstract))
         if not self._kept:
             self.engine.load(params, version)
             return
         draw = np.random.default_rng([self._seed, version]).integers(len(self._kept))
         older, kept = self._kept[int(draw)]
-        self.engine.load(jax.device_put(kept, shardings(like)), older)
+        self.engine.load(jax.device_put(kept, shardings(abstract)), older)

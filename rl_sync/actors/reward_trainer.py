@@ -48,7 +48,7 @@ class RewardTrainer(Trainer):
         return PairUpdate(
             self.algorithm,
             self._forward,
-            policy=self._reinforcing,
+            policy=self._rl_optimizer,
             critic=None,
             group_size=self.group_size,
             max_completion_tokens=self.max_completion_tokens,

@@ -21,15 +21,16 @@ from rl_sync.learning.objective import Experience, Metrics, OfTokens
 from rl_sync.learning.opt_state import Descent, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
+from rl_sync.learning.sft import SftConfig
 from rl_sync.learning.train_state import TrainState
 from rl_sync.learning.update import Learned, Update
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
+    abstract_params,
     constrain_like,
     in_host_memory,
     init_sharded,
     move,
-    param_like,
     put,
     shardings,
 )
@@ -67,7 +68,7 @@ class Trainer:
       end_ids: tokens that end a completion which was not cut.
       temperature, repetition_penalty: of the rollouts.
       steps: of the run.
-      warm_up_steps: supervised steps of the run; their learning rate ends after them.
+      sft: SFT steps of the run, and their learning rate.
       microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
         0 for all of them.
       logits_bytes: see `token_logprobs`.
@@ -85,7 +86,7 @@ class Trainer:
     end_ids: tuple[int, ...]
     temperature: float
     steps: int
-    warm_up_steps: int
+    sft: SftConfig
     microbatch_rows: int
     logits_bytes: int
     layout: Layout
@@ -98,14 +99,14 @@ class Trainer:
         assert (self.critic is not None) == self.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
-        """Draws a random policy, ready for `warm_up_step`."""
+        """Draws a random policy, ready for `sft`."""
         return self.start(init_sharded(self.model, key, self.layout))
 
     def start(self, params: Params) -> TrainState:
-        """Makes a state, ready for `warm_up_step`, of a policy in the trainer's layout."""
+        """Makes a state, ready for `sft_step`, of a policy in the trainer's layout."""
         trained, _ = self._forward.split(params)
         step = put(jnp.int32(0), self.layout.repeated)
-        return TrainState(step, params, self._warming.init(trained), None)
+        return TrainState(step, params, self._sft_optimizer.init(trained), None)
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start of RL and its reference; the optimizer is fresh."""
@@ -114,32 +115,35 @@ class Trainer:
         if self.algorithm.needs_reference:
             ref_params = jax.tree.map(jnp.copy, trained)
             if self.offload_reference:
-                ref_params = move(ref_params, self._ref_like)
+                ref_params = move(ref_params, self._abstract_reference)
         return TrainState(
             step=state.step,
             params=state.params,
-            opt_state=self._reinforcing.init(trained),
+            opt_state=self._rl_optimizer.init(trained),
             ref_params=ref_params,
             critic=self._critic.begin(trained) if self.critic else None,
             kl_coefficient=reference.first_coefficient(self.algorithm, self.layout),
         )
 
-    def warm_up_like(self) -> TrainState:
-        """Describes states of `start` and `warm_up_step`: shapes, dtypes and shardings."""
-        params, step = param_like(self.model, self.layout), self.layout.like(jnp.int32(0), ())
-        return TrainState(cast(Array, step), params, self._warming.state_like(), None)
+    def abstract_sft_state(self) -> TrainState:
+        """Describes states of `start` and `sft_step`: shapes, dtypes and shardings."""
+        params, step = (
+            abstract_params(self.model, self.layout),
+            self.layout.abstract(jnp.int32(0), ()),
+        )
+        return TrainState(cast(Array, step), params, self._sft_optimizer.abstract_state(), None)
 
-    def like(self) -> TrainState:
+    def abstract(self) -> TrainState:
         """Describes states of `begin` and `step`: shapes, dtypes and shardings."""
-        params = param_like(self.model, self.layout)
+        params = abstract_params(self.model, self.layout)
         trained, _ = self._forward.split(params)
         return TrainState(
-            step=cast(Array, self.layout.like(jnp.int32(0), ())),
+            step=cast(Array, self.layout.abstract(jnp.int32(0), ())),
             params=params,
-            opt_state=self._reinforcing.state_like(),
-            ref_params=self._ref_like if self.algorithm.needs_reference else None,
-            critic=self._critic.like(trained) if self.critic else None,
-            kl_coefficient=cast(Array, self.layout.like(jnp.float32(0), ()))
+            opt_state=self._rl_optimizer.abstract_state(),
+            ref_params=self._abstract_reference if self.algorithm.needs_reference else None,
+            critic=self._critic.abstract(trained) if self.critic else None,
+            kl_coefficient=cast(Array, self.layout.abstract(jnp.float32(0), ()))
             if self.algorithm.adapts_kl
             else None,
         )
@@ -154,11 +158,11 @@ class Trainer:
 
     def batch_shardings(self, batch: TrainBatch) -> TrainBatch:
         """Returns the sharding of each array of a batch where `step` reads it."""
-        return shardings(self._batch_like(batch))
+        return shardings(self._abstract_batch(batch))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout
-    def warm_up_step(
+    def sft_step(
         self,
         state: TrainState,
         tokens: Int[Array, "B T"],
@@ -175,16 +179,16 @@ class Trainer:
 
         def loss_of(trained: Params) -> Float[Array, ""]:
             logprobs = forward.logprobs(
-                constrain_like(trained, self._trained_like), frozen, tokens, packing
+                constrain_like(trained, self._abstract_trained), frozen, tokens, packing
             )
             return aggregation.token_mean(losses.sft(logprobs), mask)
 
-        loss, descent = jax.value_and_grad(loss_of)(trained)
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(descent)}
+        loss, gradients = jax.value_and_grad(loss_of)(trained)
+        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
         finite = all_finite(metrics)
-        trained, opt_state = self._warming.update(trained, state.opt_state, descent, finite)
+        trained, opt_state = self._sft_optimizer.update(trained, state.opt_state, gradients, finite)
         metrics["skipped_updates"] = (~finite).astype(jnp.float32)
-        rate = self.optimizer.warm_up_rate(self.warm_up_steps)
+        rate = self.optimizer.sft_rate(self.sft)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
         params = self._forward.join(trained, frozen)
         return state._replace(params=params, opt_state=opt_state), metrics
@@ -206,7 +210,7 @@ class Trainer:
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
         if self.offload_reference and kept is not None:
-            state = state._replace(ref_params=move(kept, self._trained_like))
+            state = state._replace(ref_params=move(kept, self._abstract_trained))
         known, of_batch = self._known(state, trained, frozen, batch)
         shares = jax.tree.map(self._share, (known, batch.demonstrations))
         learns = state.step >= self._critic_steps
@@ -238,7 +242,7 @@ class Trainer:
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
         if self.algorithm.refresh_reference_steps:
             kept = reference.refreshed(self.algorithm, state, trained)
-            kept = move(kept, self._ref_like) if self.offload_reference else kept
+            kept = move(kept, self._abstract_reference) if self.offload_reference else kept
         learns &= ~unjudged.astype(bool).all()
         coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
         after = TrainState(
@@ -255,7 +259,7 @@ class Trainer:
         """Compiles `step` for batches of one shape, without taking a step.
 
         Args:
-          state, batch: of the shapes to come; may be results of `like` and `jax.eval_shape`.
+          state, batch: of the shapes to come; may be results of `abstract` and `jax.eval_shape`.
 
         Returns:
           The step, which places its batch.
@@ -265,20 +269,20 @@ class Trainer:
 
     def lower_step(self, state: TrainState, batch: TrainBatch) -> jax.stages.Lowered:
         """Lowers `step` for batches of one shape; see `compile_step`."""
-        return Trainer.step.lower(self, state, self._batch_like(batch))
+        return Trainer.step.lower(self, state, self._abstract_batch(batch))
 
-    def lower_warm_up(self, drawn: Demonstrations) -> jax.stages.Lowered:
-        """Lowers `warm_up_step` for demonstrations of one shape."""
-        return Trainer.warm_up_step.lower(self, self.warm_up_like(), *drawn)
+    def lower_sft(self, drawn: Demonstrations) -> jax.stages.Lowered:
+        """Lowers `sft_step` for demonstrations of one shape."""
+        return Trainer.sft_step.lower(self, self.abstract_sft_state(), *drawn)
 
-    def _batch_like(self, batch: TrainBatch) -> TrainBatch:
-        cut = jax.tree.map(lambda x: self.layout.like(x, ("batch", "length")), batch)
-        whole = jax.tree.map(lambda x: self.layout.like(x, ()), batch)
+    def _abstract_batch(self, batch: TrainBatch) -> TrainBatch:
+        cut = jax.tree.map(lambda x: self.layout.abstract(x, ("batch", "length")), batch)
+        whole = jax.tree.map(lambda x: self.layout.abstract(x, ()), batch)
         return cut._replace(rewards=whole.rewards, baselines=whole.baselines)
 
     @functools.cached_property
-    def _trained_like(self) -> Params:
-        return self._forward.split(param_like(self.model, self.layout))[0]
+    def _abstract_trained(self) -> Params:
+        return self._forward.split(abstract_params(self.model, self.layout))[0]
 
     @functools.cached_property
     def _critic(self) -> Critic:
@@ -296,7 +300,7 @@ class Trainer:
     @property
     def _critic_steps(self) -> int:
         """Steps at the start in which the critic alone learns."""
-        return self.critic.warm_up_steps if self.critic else 0
+        return self.critic.warmup_steps if self.critic else 0
 
     @property
     def _policy_updates(self) -> int:
@@ -308,24 +312,28 @@ class Trainer:
         """Returns the learning rate of the next update."""
         taken = updates_taken(opt_state)
         if self.offload_optimizer:
-            taken = move(taken, self.layout.like(taken, ()))
+            taken = move(taken, self.layout.abstract(taken, ()))
         return jnp.float32(schedule(taken))
 
     @functools.cached_property
-    def _ref_like(self) -> Params:
-        return in_host_memory(self._trained_like) if self.offload_reference else self._trained_like
+    def _abstract_reference(self) -> Params:
+        return (
+            in_host_memory(self._abstract_trained)
+            if self.offload_reference
+            else self._abstract_trained
+        )
 
     @functools.cached_property
-    def _warming(self) -> Descent:
-        """Updates of the warm-up."""
-        transformation = self.optimizer.warm_up(self.warm_up_steps)
-        return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
+    def _sft_optimizer(self) -> Descent:
+        """Updates of SFT."""
+        transformation = self.optimizer.sft(self.sft)
+        return Descent(transformation, self._abstract_trained, self.layout, self.offload_optimizer)
 
     @functools.cached_property
-    def _reinforcing(self) -> Descent:
+    def _rl_optimizer(self) -> Descent:
         """Updates of RL."""
         transformation = self.optimizer.reinforcement(self._policy_updates)
-        return Descent(transformation, self._trained_like, self.layout, self.offload_optimizer)
+        return Descent(transformation, self._abstract_trained, self.layout, self.offload_optimizer)
 
     def _share(self, rows: Array) -> Array:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
@@ -362,7 +370,7 @@ class Trainer:
         return Update(
             self.algorithm,
             self._forward,
-            policy=self._reinforcing,
+            policy=self._rl_optimizer,
             critic=self._critic if self.critic else None,
             group_size=self.group_size,
             max_completion_tokens=self.max_completion_tokens,

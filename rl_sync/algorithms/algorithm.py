@@ -56,11 +56,11 @@ class Algorithm(Composition):
         return None
 
     def _check_numbers(self) -> None:
-        if (self.expert_rows > 0) != (self.expert_coefficient > 0):
+        if (self.demonstration_rows > 0) != (self.demonstration_coefficient > 0):
             raise ValueError(
-                f"algorithm.expert_coefficient={self.expert_coefficient:g} is the weight of"
-                f" algorithm.expert_rows={self.expert_rows} demonstrations a step: set both, or"
-                " both to 0."
+                f"algorithm.demonstration_coefficient={self.demonstration_coefficient:g} is the"
+                f" weight of algorithm.demonstration_rows={self.demonstration_rows}"
+                " demonstrations a step: set both, or both to 0."
             )
         if 0 < self.dual_clip <= 1:
             raise ValueError(
@@ -79,7 +79,7 @@ class Algorithm(Composition):
         if self.screening.replaces and not self.screening.refuses:
             raise ValueError(
                 f"algorithm.max_attempts={self.max_attempts} has groups replaced that teach"
-                " nothing, but no setting says which: use algorithm.need_spread=True, or"
+                " nothing, but no setting says which: use algorithm.filter_zero_variance=True, or"
                 " algorithm.group_mean_low and algorithm.group_mean_high; or"
                 " algorithm.max_attempts=1 to replace none."
             )
@@ -137,8 +137,8 @@ class Algorithm(Composition):
         expected = {
             "loss": loss,
             "correction": "",
-            "expert_rows": 0,
-            "need_spread": False,
+            "demonstration_rows": 0,
+            "filter_zero_variance": False,
             "group_mean_low": -UNBOUNDED,
             "group_mean_high": UNBOUNDED,
             "extremes": 0,

@@ -1,4 +1,4 @@
-"""The composition of an algorithm as a record: the pieces that it is made of, and their numbers."""
+"""Hyperparameters of an algorithm: the pieces that it is made of, and their numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rl_sync.algorithms.pieces import (
     KL_ESTIMATORS,
     LOSSES,
     PROXIMAL,
+    PUBLISHED_CORRECTIONS,
 )
 from rl_sync.algorithms.published import PUBLISHED
 from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
@@ -31,16 +32,17 @@ class Composition:
     loss: str = setting("ppo_clip", "Loss of each token.", choices=tuple(LOSSES))
     proximal: str = setting(
         "behavior",
-        "Policy that the loss's ratio is taken to, and that clipping holds the update close to."
+        "Denominator of the importance ratio, and centre of the clipping range."
         " `behavior` drew the tokens. `start` is that of the trainer step's start, which costs a"
         " forward pass where a step has several updates. `interpolated` estimates it without one.",
         choices=tuple(PROXIMAL),
     )
     correction: str = setting(
         "",
-        "Weights of the loss by the ratio of the proximal policy to the behavior policy, or of the"
-        " current one where proximal=behavior. Empty for none; several are joined by commas, of"
-        f" {', '.join(CORRECTIONS)}.",
+        "Importance-sampling corrections, comma-separated: weights of the loss by the ratio of the"
+        " proximal policy to the behavior policy, or of the current one where proximal=behavior."
+        f" Empty for none. There are {', '.join(CORRECTIONS)}; and, by their published names,"
+        f" {', '.join(f'{a} ({b})' for a, b in PUBLISHED_CORRECTIONS.items())}.",
     )
     aggregation: str = setting(
         "sequence_mean", "Reduction of the loss of tokens.", choices=tuple(AGGREGATIONS)
@@ -146,12 +148,12 @@ class Composition:
     entropy_coefficient: float = setting(
         0.0, "Weight of the entropy, which is subtracted from the loss.", least=0
     )
-    expert_rows: int = setting(
+    demonstration_rows: int = setting(
         0,
         "Demonstrations that a trainer step learns from beside its rollouts; 0 for none.",
         least=0,
     )
-    expert_coefficient: float = setting(
+    demonstration_coefficient: float = setting(
         0.0,
         "Weight μ of the demonstrations' loss, beside 1 − μ of the rollouts'.",
         least=0,
@@ -166,7 +168,7 @@ class Composition:
     mask_truncated: bool = setting(
         False, "Leaves completions that were cut at the most tokens out of the loss."
     )
-    need_spread: bool = setting(False, "Leaves groups of equal rewards out of the loss.")
+    filter_zero_variance: bool = setting(False, "Leaves groups of equal rewards out of the loss.")
     group_mean_low: float = setting(
         -UNBOUNDED, "Mean reward below which groups are left out of the loss."
     )
@@ -175,8 +177,9 @@ class Composition:
     )
     max_attempts: int = setting(
         1,
-        "Prompts that are tried for a place in a batch until one makes a group that need_spread,"
-        " group_mean_low and group_mean_high do not leave out, by its rewards as they were judged."
+        "Prompts that are tried for a place in a batch until one makes a group that"
+        " filter_zero_variance, group_mean_low and group_mean_high do not leave out, by its rewards"
+        " as they were judged (dynamic sampling)."
         " The last one is taken as it is.",
         least=1,
     )
@@ -210,8 +213,9 @@ class Composition:
 
     @property
     def corrections(self) -> tuple[str, ...]:
-        """The names in `correction`."""
-        return tuple(name.strip() for name in self.correction.split(",") if name.strip())
+        """The names in `correction`, in place of published ones those of `CORRECTIONS`."""
+        names = (name.strip() for name in self.correction.split(",") if name.strip())
+        return tuple(PUBLISHED_CORRECTIONS.get(name, name) for name in names)
 
     @property
     def truncations(self) -> tuple[str, ...]:
@@ -259,7 +263,7 @@ class Composition:
     def screening(self) -> Screening:
         """The rule by which groups are replaced before they reach the replay buffer."""
         means = self.group_mean_low, self.group_mean_high
-        return Screening(self.need_spread, *means, self.max_attempts)
+        return Screening(self.filter_zero_variance, *means, self.max_attempts)
 
     @property
     def selects_groups(self) -> bool:

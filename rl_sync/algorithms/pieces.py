@@ -178,6 +178,14 @@ CORRECTIONS = {
     "negative_sequence_mask": Correction(corrections.negative_sequence_mask),
 }
 
+PUBLISHED_CORRECTIONS = {
+    "tis": "token_truncation",
+    "icepop": "token_mask",
+    "mis": "sequence_rejection",
+}
+"""By the name that a correction is published under: truncated importance sampling, IcePop, masked
+importance sampling."""
+
 AGGREGATIONS: dict[str, Function] = {
     "token_mean": aggregation.token_mean,
     "sequence_mean": aggregation.sequence_mean,

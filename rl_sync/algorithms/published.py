@@ -38,7 +38,13 @@ PUBLISHED: dict[str, Published] = {
     ),
     "dapo": Published(
         "GRPO that clips higher than lower, and replaces groups that all succeed or all fail.",
-        dict(_NO_KL, aggregation="token_mean", clip_high=0.28, need_spread=True, max_attempts=10),
+        dict(
+            _NO_KL,
+            aggregation="token_mean",
+            clip_high=0.28,
+            filter_zero_variance=True,
+            max_attempts=10,
+        ),
         "arXiv:2503.14476",
     ),
     "ppo": Published(

@@ -18,13 +18,13 @@ class Screening:
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): groups that teach nothing give way.
 
     Attributes:
-      need_spread: whether a group must have more than one reward.
+      filter_zero_variance: whether a group must have more than one reward.
       mean_low, mean_high: bounds of its mean reward.
       max_attempts: how many prompts are tried for a place; 1 for its own alone. The last one's
         group is taken as it is.
     """
 
-    need_spread: bool
+    filter_zero_variance: bool
     mean_low: float
     mean_high: float
     max_attempts: int
@@ -38,7 +38,7 @@ class Screening:
     def refuses(self) -> bool:
         """Says whether there is anything that a group is refused for."""
         bounded = self.mean_low > -UNBOUNDED or self.mean_high < UNBOUNDED
-        return self.need_spread or bounded
+        return self.filter_zero_variance or bounded
 
     def fault(self, rewards: Sequence[float]) -> str | None:
         """The reason why a group of these rewards teaches nothing; None where it teaches."""
@@ -47,7 +47,7 @@ class Screening:
             return TOO_HARD
         if mean > self.mean_high:
             return TOO_EASY
-        if self.need_spread and max(rewards) == min(rewards):
+        if self.filter_zero_variance and max(rewards) == min(rewards):
             return NO_SPREAD
         return None
 

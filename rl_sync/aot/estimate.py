@@ -21,11 +21,11 @@ import jax
 
 from rl_sync.aot.programs import rollout_programs
 from rl_sync.learning.critic import Critic
-from rl_sync.learning.opt_state import opt_state_like
+from rl_sync.learning.opt_state import abstract_opt_state
 from rl_sync.models import lora, memory
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.lines import line_shape
-from rl_sync.models.placement import like_cast, param_like
+from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.vocabulary_blocks import plan_of
@@ -121,7 +121,7 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Esti
     devices = settings.trainer.mesh.shape.devices // settings.trainer.processes
     published = 0
     if settings.explorers:
-        version = memory.tree_bytes(parameters_of(settings, task, layout).travelling_like())
+        version = memory.tree_bytes(parameters_of(settings, task, layout).abstract_published())
         ends = ends_of(settings.transfer, settings.launch.colocate)
         published = ends.published_bytes(version // settings.trainer.processes, settings.schedule)
     # When a snapshot is saved, no version is in transfer any more, and no step is taken.
@@ -192,13 +192,15 @@ def _state(
     updates = settings.optimizer.updates(settings.trainer.steps)
     optimizer = settings.optimizer.reinforcement(updates)
     held = {
-        "parameters": memory.device_bytes(param_like(model, layout)),
-        "optimizer": memory.device_bytes(opt_state_like(optimizer, trained, layout)),
+        "parameters": memory.device_bytes(abstract_params(model, layout)),
+        "optimizer": memory.device_bytes(abstract_opt_state(optimizer, trained, layout)),
     }
     if settings.algorithm.needs_reference:
         held["reference"] = memory.device_bytes(trained)
     if settings.algorithm.needs_values:
-        critic = Critic(settings.critic, model, settings.optimizer, updates, layout).like(trained)
+        critic = Critic(settings.critic, model, settings.optimizer, updates, layout).abstract(
+            trained
+        )
         held["critic"] = memory.device_bytes(critic.params)
         held["critic optimizer"] = memory.device_bytes(critic.opt_state)
     trainer, apart = settings.trainer, {}
@@ -211,7 +213,7 @@ def _state(
 
 
 def _trained(model: ModelConfig, layout: Layout) -> Params:
-    params = param_like(model, layout)
+    params = abstract_params(model, layout)
     return lora.split(params)[0] if model.lora else params
 
 
@@ -247,7 +249,7 @@ def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int)
 
 def _layer_weights(model: ModelConfig, layout: Layout) -> int:
     """Returns the bytes of one layer's kernels, gathered, in the dtype of the computation."""
-    one: Params = like_cast(param_like(model, layout), model.dtype)["blocks"]
+    one: Params = cast_abstract(abstract_params(model, layout), model.dtype)["blocks"]
     split = layout.tensor_shards
     return memory.tree_bytes(one) // model.num_layers // split
 
@@ -287,9 +289,9 @@ def _loss_bytes(
 def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> Estimate:
     """Estimates an explorer's engine with all slots in use, and weights that arrive."""
     policy = _policy(settings, task)
-    weights = memory.device_bytes(policy.held_like)
+    weights = memory.device_bytes(policy.abstract_held)
     held = {"parameters": weights, "parameters that arrive": weights}
-    adapters, base = lora.split(policy.like)
+    adapters, base = lora.split(policy.abstract)
     if adapters:
         held |= {"base": memory.device_bytes(base), "adapters": memory.device_bytes(adapters)}
     work: dict[str, int] = {}
@@ -307,7 +309,7 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     if platform != "cpu":
         return Estimate(held, made, work, offloaded)
     if not settings.launch.colocate:
-        version = memory.device_bytes(policy.travelling_like())
+        version = memory.device_bytes(policy.abstract_published())
         work["weights that arrive"] = ends_of(settings.transfer).arriving_bytes(version)
     devices = settings.explorer.mesh.shape.devices // settings.explorer.processes
     estimate = Estimate(held, made, work, offloaded)
@@ -329,7 +331,7 @@ def decode_estimate(
     """
     rows, _ = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
-    weights = memory.device_bytes(_policy(settings, task).held_like)
+    weights = memory.device_bytes(_policy(settings, task).abstract_held)
     cache = _cache_bytes(platform, model, layout, rows, model.max_length)
     # On CPUs devices along `tensor` were not measured.
     shards = layout.batch_shards if platform == "cpu" else layout.mesh.size
@@ -348,7 +350,7 @@ def prefill_estimate(
     """
     rows, tokens = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
-    held = {"parameters": memory.device_bytes(_policy(settings, task).held_like)}
+    held = {"parameters": memory.device_bytes(_policy(settings, task).abstract_held)}
     made = {_PROMPTS: _cache_bytes(platform, model, layout, rows, tokens)}
     # Gate and up are the largest arrays of a forward pass.
     width = 2 * model.mlp_dim * jax.numpy.dtype(model.dtype).itemsize

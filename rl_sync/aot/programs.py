@@ -44,7 +44,7 @@ def train_step(settings: RunSettings, task: Task, layout: Layout) -> Program:
     trainer = trainer_of(settings, task, layout)
     batch = wiring.batching_of(settings, task).largest()
     sizes = batch.rows.tokens.shape
-    lower = functools.partial(trainer.lower_step, trainer.like(), batch)
+    lower = functools.partial(trainer.lower_step, trainer.abstract(), batch)
     return Program("trainer", "step", sizes, _for_devices(layout, lower))
 
 
@@ -67,7 +67,7 @@ def rollout_programs(
     """
     engine = rollout_engine(settings, task, layout)
     parameters = parameters_of(settings, task, layout)
-    possible = engine.possible(parameters.held_like)
+    possible = engine.possible(parameters.abstract_held)
     length, engine_sizes = parameters.model.max_length, possible.sizes
     rows, span = rows or settings.slots, span or length
     width = prompts[1] or engine_sizes.prompt_bucket(length - task.max_drawn_tokens)

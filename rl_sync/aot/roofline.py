@@ -19,7 +19,7 @@ from rl_sync.learning import objective
 from rl_sync.models import lora, memory
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flops import block_flops, block_traffic, logit_flops
-from rl_sync.models.placement import like_cast, param_like
+from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
 from rl_sync.runtime import wiring
 from rl_sync.settings.run import RunSettings
@@ -121,11 +121,11 @@ def step_work(settings: RunSettings, task: Task, reading: Reading | None = None)
     sweeps = trained + untrained + recomputed
     devices, width = layout.mesh.size, 2 if model.dtype != "float32" else 4
     # A device reads whole kernels in each pass, but for those that other devices compute with.
-    like = param_like(model, layout)
-    whole = memory.tree_bytes(like_cast(like, model.dtype)) / layout.tensor_shards
+    abstract = abstract_params(model, layout)
+    whole = memory.tree_bytes(cast_abstract(abstract, model.dtype)) / layout.tensor_shards
     activations = count * length * block_traffic(model, width) / devices
     # Gradients are added to once a microbatch; parameters and both moments are read and written.
-    held = memory.device_bytes(like) * (2 * microbatches + 6)
+    held = memory.device_bytes(abstract) * (2 * microbatches + 6)
     traffic = sweeps * (microbatches * whole + activations) + held
     links = (
         step_links(model, layout, (count, length), microbatches, untrained, recomputed)
@@ -148,7 +148,7 @@ def decode_work(
     model = lora.merged_config(wiring.explorer_model(settings, task))
     layout = settings.explorer_layout
     flops = rows * (block_flops(model, span) + logit_flops(model)) / layout.mesh.size
-    weights = memory.device_bytes(like_cast(param_like(model, layout), model.dtype))
+    weights = memory.device_bytes(cast_abstract(abstract_params(model, layout), model.dtype))
     cache = memory.cache_bytes(model, rows, span, layout)
     if reading is None:
         alone, hidden = decode_links(model, layout, rows), 0.0
@@ -184,7 +184,7 @@ def step_links(
     data, fsdp = layout.mesh.shape["data"], layout.mesh.shape["fsdp"]
     tensor = layout.tensor_shards
     width = 2 if model.dtype != "float32" else 4
-    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_like(model, layout)))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(model, layout)))
     own = count / tensor
     gathers = microbatches * (2 + untrained) * width * own * (fsdp - 1) / fsdp
     scatters = microbatches * 4 * own * (fsdp - 1) / fsdp

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
-from rl_sync.models.placement import like_cast, param_like
+from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest
@@ -173,7 +173,9 @@ def load(
             located = locate(str(path))
             tokenizer, model = pretrained.load(str(located), chat, system), load_config(located)
             model = dataclasses.replace(model, dtype=dtype or "float32")
-            params = load_params(located, model, like_cast(param_like(model, layout), model.dtype))
+            params = load_params(
+                located, model, cast_abstract(abstract_params(model, layout), model.dtype)
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         step = 0

@@ -26,7 +26,7 @@ class Curve(NamedTuple):
     """A metric over the steps that have it.
 
     Attributes:
-      steps: trainer steps, or warm-up steps.
+      steps: trainer steps, or SFT steps.
       values: one a step; None where it was not finite.
     """
 
@@ -58,7 +58,7 @@ class Result:
         """Returns a line for each step of a phase, as docs/metrics.md describes them.
 
         Args:
-          phase: `rl`, `evaluation` or `warm_up`.
+          phase: `rl`, `evaluation` or `sft`.
         """
         try:
             return read_metrics(str(self.workdir), phase)

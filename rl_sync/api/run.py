@@ -46,7 +46,7 @@ class Event(NamedTuple):
     """A line of a run's metrics.
 
     Attributes:
-      phase: `warm_up`, `rl` or `evaluation`.
+      phase: `sft`, `rl` or `evaluation`.
       step: the step within the phase; of an evaluation the trainer step before it.
       values: the metrics by name; docs/metrics.md describes them.
     """

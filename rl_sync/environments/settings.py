@@ -145,7 +145,7 @@ class EnvironmentSettings:
         free="always",
     )
 
-    aside_bytes: int = setting(
+    kv_offload_bytes: int = setting(
         0,
         "Host memory of each explorer, for keys and values of episodes whose slots others need"
         " while their environment works. What was used longest ago makes room for others, and is"

@@ -143,7 +143,7 @@ def _kept(
     kept = shaping.within_difficulty(rewards, group_size, low, high)
     if algorithm.mask_truncated:
         kept &= ~is_truncated
-    if algorithm.need_spread:
+    if algorithm.filter_zero_variance:
         kept &= shaping.has_spread(rewards, group_size)
     if algorithm.extremes:
         kept &= shaping.extremes(rewards, group_size, algorithm.extremes)

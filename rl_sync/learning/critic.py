@@ -55,7 +55,7 @@ class CriticConfig:
     clip: float = setting(
         0.2, "The farthest that a trainer step may move a value; 0 for any distance.", least=0
     )
-    warm_up_steps: int = setting(
+    warmup_steps: int = setting(
         0, "Trainer steps at the start of RL in which the critic alone learns.", least=0
     )
 
@@ -104,14 +104,14 @@ class Critic:
             own = dataclasses.replace(own, learning_rate=rate)
         return own.reinforcement(self.updates)
 
-    def descent(self, trained: Params) -> Descent:
+    def gradients(self, trained: Params) -> Descent:
         """Makes the critic's updates.
 
         Args:
           trained: the policy's trained parameters, or their shapes, dtypes and shardings.
         """
-        like = self.params_like(trained)
-        return Descent(self.transformation, like, self.layout, self.offloaded)
+        abstract = self.abstract_params(trained)
+        return Descent(self.transformation, abstract, self.layout, self.offloaded)
 
     def begin(self, trained: Params) -> CriticState:
         """Makes the critic at the start of RL. Every value is 0, so advantages begin as returns.
@@ -123,20 +123,20 @@ class Critic:
         params = {HEAD: jax.tree.map(lambda x: put(x, repeated), blank_scalar_head(self.model))}
         if self.config.model == "own":
             params |= jax.tree.map(jnp.copy, trained)
-        return CriticState(params, self.descent(trained).init(params))
+        return CriticState(params, self.gradients(trained).init(params))
 
-    def like(self, trained: Params) -> CriticState:
+    def abstract(self, trained: Params) -> CriticState:
         """Returns shapes, dtypes and shardings of the critic's states.
 
         Args:
           trained: those of the policy's trained parameters.
         """
-        return CriticState(self.params_like(trained), self.descent(trained).state_like())
+        return CriticState(self.abstract_params(trained), self.gradients(trained).abstract_state())
 
-    def params_like(self, trained: Params) -> Params:
-        """Returns shapes, dtypes and shardings of the critic's parameters; see `like`."""
+    def abstract_params(self, trained: Params) -> Params:
+        """Returns shapes, dtypes and shardings of the critic's parameters; see `abstract`."""
         head = jax.eval_shape(lambda: blank_scalar_head(self.model))
-        params = {HEAD: jax.tree.map(lambda x: self.layout.like(x, ()), head)}
+        params = {HEAD: jax.tree.map(lambda x: self.layout.abstract(x, ()), head)}
         if self.config.model == "own":
             params |= trained
         return params
@@ -145,9 +145,9 @@ class Critic:
         """Keeps the critic's parameters, and gradients by them, in their place.
 
         Args:
-          trained: see `like`.
+          trained: see `abstract`.
         """
-        return constrain_like(params, self.params_like(trained))
+        return constrain_like(params, self.abstract_params(trained))
 
     def learn(
         self, state: CriticState, gradient: Params, trained: Params, learns: Bool[Array, ""]
@@ -155,10 +155,10 @@ class Critic:
         """Takes one update.
 
         Args:
-          trained: see `like`.
+          trained: see `abstract`.
           learns: see `Descent.update`.
         """
-        return CriticState(*self.descent(trained).update(*state, gradient, learns))
+        return CriticState(*self.gradients(trained).update(*state, gradient, learns))
 
 
 def value_loss(

@@ -20,7 +20,7 @@ Logprobs = Callable[[Params, Int[Array, "D T"]], Float[Array, "D T"]]
 
 
 def mix_in(
-    descent: Params,
+    gradients: Params,
     logprobs: Logprobs,
     trained: Params,
     demonstrations: Demonstrations,
@@ -30,7 +30,7 @@ def mix_in(
     """Mixes ∇ of the mean of −log π over the tokens of demonstrations into that of a loss.
 
     Args:
-      descent: the gradient of the loss of rollouts by the trained parameters.
+      gradients: the gradient of the loss of rollouts by the trained parameters.
       logprobs: of tokens, as a function of the trained parameters and the tokens.
       share: μ of `losses.mixed`.
       microbatch_rows: see `gradient`.
@@ -44,4 +44,4 @@ def mix_in(
         return loss, ({"demonstration_loss": loss}, None)
 
     towards, (metrics, _) = gradient(loss_of, trained, demonstrations, microbatch_rows)
-    return jax.tree.map(functools.partial(losses.mixed, share=share), descent, towards), metrics
+    return jax.tree.map(functools.partial(losses.mixed, share=share), gradients, towards), metrics

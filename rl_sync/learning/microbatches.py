@@ -36,13 +36,13 @@ def gradient(
     parts = _parts(rows, microbatch_rows)
 
     def add(total: Any, part: Any) -> tuple[Any, Any]:
-        descent, (metrics, of_rows) = grad(params, part)
-        return jax.tree.map(jnp.add, total, (descent, metrics)), of_rows
+        gradients, (metrics, of_rows) = grad(params, part)
+        return jax.tree.map(jnp.add, total, (gradients, metrics)), of_rows
 
-    descent, (metrics, _) = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], parts))
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (descent, metrics))
-    (descent, metrics), of_rows = jax.lax.scan(add, nothing, parts)
-    return descent, (metrics, jax.tree.map(_joined, of_rows))
+    gradients, (metrics, _) = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], parts))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, metrics))
+    (gradients, metrics), of_rows = jax.lax.scan(add, nothing, parts)
+    return gradients, (metrics, jax.tree.map(_joined, of_rows))
 
 
 def map_rows(function: Callable[[Any], Array], rows: Any, microbatch_rows: int) -> Array:

@@ -22,13 +22,13 @@ class Descent:
 
     Attributes:
       transformation: the optimizer.
-      like: shapes, dtypes and shardings of the parameters.
+      abstract: shapes, dtypes and shardings of the parameters.
       layout: mesh of the parameters.
       offloaded: whether the optimizer's state waits for the next update in the host's memory.
     """
 
     transformation: optax.GradientTransformation
-    like: Params
+    abstract: Params
     layout: Layout
     offloaded: bool = False
 
@@ -36,15 +36,15 @@ class Descent:
         """Makes the optimizer's state at the start, each device its own shards."""
         out = shardings(self._on_devices)
         state = jax.jit(self.transformation.init, out_shardings=out)(params)
-        return move(state, self.state_like()) if self.offloaded else state
+        return move(state, self.abstract_state()) if self.offloaded else state
 
-    def state_like(self) -> Any:
+    def abstract_state(self) -> Any:
         """Returns shapes, dtypes and shardings of the optimizer's state."""
         return in_host_memory(self._on_devices) if self.offloaded else self._on_devices
 
     @functools.cached_property
     def _on_devices(self) -> Any:
-        return opt_state_like(self.transformation, self.like, self.layout)
+        return abstract_opt_state(self.transformation, self.abstract, self.layout)
 
     def update(
         self,
@@ -66,10 +66,10 @@ class Descent:
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(learns, new, old), updated, (params, opt_state)
         )
-        params = constrain_like(params, self.like)
+        params = constrain_like(params, self.abstract)
         opt_state = constrain_like(opt_state, self._on_devices)
         if self.offloaded:
-            opt_state = move(opt_state, self.state_like())
+            opt_state = move(opt_state, self.abstract_state())
         return params, opt_state
 
 
@@ -93,7 +93,7 @@ def all_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in leaves], bool))
 
 
-def opt_state_like(
+def abstract_opt_state(
     transformation: optax.GradientTransformation, params: Params, layout: Layout
 ) -> Any:
     """Returns shapes, dtypes and shardings of an optimizer's state.

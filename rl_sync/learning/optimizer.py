@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import optax
 
+from rl_sync.learning.schedules import SCHEDULES
+from rl_sync.learning.sft import SftConfig
 from rl_sync.setting import check, setting
 
 _Optimizer = Callable[["OptimizerConfig", optax.Schedule], optax.GradientTransformation]
@@ -20,13 +22,6 @@ OPTIMIZERS: dict[str, _Optimizer] = {
 }
 """By name, from the config and a learning rate."""
 
-SCHEDULES: dict[str, Callable[[int, float], optax.Schedule]] = {
-    "constant": lambda updates, final: optax.constant_schedule(1.0),
-    "linear": lambda updates, final: optax.linear_schedule(1.0, final, updates),
-    "cosine": lambda updates, final: optax.cosine_decay_schedule(1.0, updates, final),
-}
-"""By name, from the number of updates and the share at the end: the share of the learning rate."""
-
 _DECAYING = ("adamw", "lion")
 
 
@@ -39,13 +34,16 @@ class OptimizerConfig:
     """
 
     name: str = setting("adamw", "Optimizer of optax.", choices=tuple(OPTIMIZERS))
-    learning_rate: float = setting(3e-4, "Learning rate of RL, after the ramp.", least=0)
-    warm_up_learning_rate: float = setting(
-        2e-3, "Learning rate of the supervised steps, after the ramp.", above=0, free="warm"
+    learning_rate: float = setting(
+        3e-4,
+        "Learning rate of RL, after the warmup.",
+        least=0,
+        implied="0.0003 for a policy from scratch, 1e-6 for a checkpoint, 1e-5 with adapters",
     )
     schedule: str = setting(
         "constant",
-        "Course of RL's learning rate from the ramp to the last update of `schedule_steps`.",
+        "Course of RL's learning rate from the end of the warmup to the last update of"
+        " `schedule_steps`.",
         choices=tuple(SCHEDULES),
     )
     schedule_steps: int | None = setting(
@@ -57,21 +55,16 @@ class OptimizerConfig:
         " another learning rate",
         free="always",
     )
-    warm_up_schedule: str = setting(
-        "cosine",
-        "Course of the supervised steps' learning rate, which ends at 0 after the last of them.",
-        choices=tuple(SCHEDULES),
-    )
     final_share: float = setting(
         0.0,
         "Share of the learning rate that `schedule` ends at.",
         least=0,
         greatest=1,
     )
-    ramp_updates: int = setting(
+    warmup_updates: int = setting(
         10,
-        "Update that is the first to have the full learning rate, in RL and in the warm-up; those"
-        " before it have their even share of it; 0 or 1 for no ramp.",
+        "Updates of the learning rate's warmup, in RL and in SFT: the rate grows linearly, and is"
+        " full from the last of these updates on; 0 or 1 for no warmup.",
         least=0,
     )
     b1: float = setting(
@@ -110,18 +103,13 @@ class OptimizerConfig:
                 f"{self.name}: set it to 0, or use {' or '.join(_DECAYING)}."
             )
 
-    def warm_up(self, updates: int) -> optax.GradientTransformation:
-        """The optimizer of the supervised steps.
+    def sft(self, sft: SftConfig) -> optax.GradientTransformation:
+        """The optimizer of the SFT steps."""
+        return self._transformation(self.sft_rate(sft))
 
-        Args:
-          updates: of the whole warm-up; where the schedule ends.
-        """
-        return self._transformation(self.warm_up_rate(updates))
-
-    def warm_up_rate(self, updates: int) -> optax.Schedule:
-        """The learning rate of the supervised steps, by the number of updates taken before."""
-        shares = self._shares(self.warm_up_schedule, updates, 0.0)
-        return self._ramped(self.warm_up_learning_rate, shares)
+    def sft_rate(self, sft: SftConfig) -> optax.Schedule:
+        """The learning rate of the SFT steps, by the number of updates taken before."""
+        return self._warmed(sft.learning_rate, self._shares(sft.schedule, sft.steps, 0.0))
 
     def updates(self, steps: int) -> int:
         """Returns the updates at whose end the schedule ends, in a run of so many trainer steps."""
@@ -137,23 +125,23 @@ class OptimizerConfig:
 
     def rate(self, updates: int) -> optax.Schedule:
         """The learning rate of the RL steps, by the number of updates taken before."""
-        return self._ramped(
+        return self._warmed(
             self.learning_rate, self._shares(self.schedule, updates, self.final_share)
         )
 
     def _shares(self, schedule: str, updates: int, final_share: float) -> optax.Schedule:
-        return SCHEDULES[schedule](max(1, updates - self._ramp), final_share)
+        return SCHEDULES[schedule](max(1, updates - self._warmup), final_share)
 
     @property
-    def _ramp(self) -> int:
+    def _warmup(self) -> int:
         """Updates before the first with the full learning rate."""
-        return max(0, self.ramp_updates - 1)
+        return max(0, self.warmup_updates - 1)
 
-    def _ramped(self, learning_rate: float, shares: optax.Schedule) -> optax.Schedule:
-        first = learning_rate / max(1, self.ramp_updates)
-        ramp = optax.linear_schedule(first, learning_rate, self._ramp)
+    def _warmed(self, learning_rate: float, shares: optax.Schedule) -> optax.Schedule:
+        first = learning_rate / max(1, self.warmup_updates)
+        warmup = optax.linear_schedule(first, learning_rate, self._warmup)
         return optax.join_schedules(
-            [ramp, lambda count: learning_rate * shares(count)], [self._ramp]
+            [warmup, lambda count: learning_rate * shares(count)], [self._warmup]
         )
 
     def _transformation(self, rate: optax.Schedule) -> optax.GradientTransformation:

@@ -14,7 +14,7 @@ class TrainState(NamedTuple):
     """The state that a trainer carries from step to step.
 
     Attributes:
-      step: finished trainer steps; supervised steps do not count.
+      step: finished trainer steps; SFT steps do not count.
       params: the policy's parameters.
       opt_state: the optimizer's state for the trained parameters: all of them, or the adapters.
       ref_params: the reference model: the trained parameters as they were when RL began, or when

@@ -87,25 +87,25 @@ class Update:
             return self._loss(*params, frozen, some, totals)
 
         params = learned.trained, learned.critic.params if learned.critic else None
-        descent, (metrics, tokens) = gradient(loss, params, share, self.microbatch_rows)
+        gradients, (metrics, tokens) = gradient(loss, params, share, self.microbatch_rows)
         if demonstrations is not None:
             plain = self.forward.plain
             mixed, more = imitation.mix_in(
-                descent[0],
+                gradients[0],
                 lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
                 learned.trained,
                 demonstrations,
-                share=self.algorithm.expert_coefficient,
+                share=self.algorithm.demonstration_coefficient,
                 microbatch_rows=self.microbatch_rows,
             )
-            descent, metrics = (mixed, descent[1]), metrics | more
-        metrics["gradient_norm"] = optax.tree.norm(descent[0])
+            gradients, metrics = (mixed, gradients[1]), metrics | more
+        metrics["gradient_norm"] = optax.tree.norm(gradients[0])
         if learned.critic is not None:
-            metrics["critic_gradient_norm"] = optax.tree.norm(descent[1])
+            metrics["critic_gradient_norm"] = optax.tree.norm(gradients[1])
         finite = all_finite([metrics[name] for name in _DECISIVE if name in metrics])
         judged = self._has_tokens(share) | (demonstrations is not None)
         metrics |= {"skipped": judged & ~finite, "unjudged": ~judged}
-        return self._learn(learned, descent, learns, finite & judged), metrics, tokens
+        return self._learn(learned, gradients, learns, finite & judged), metrics, tokens
 
     def _has_tokens(self, share: Any) -> Bool[Array, ""]:
         """Says whether there is a token to learn from: those of unjudged completions are masked."""
@@ -114,7 +114,7 @@ class Update:
     def _learn(
         self,
         before: Learned,
-        descent: tuple[Params, Params],
+        gradients: tuple[Params, Params],
         learns: Bool[Array, ""],
         holds: Bool[Array, ""],
     ) -> Learned:
@@ -125,10 +125,10 @@ class Update:
         """
         critic, held = before.critic, holds
         if self.critic is not None and critic is not None:
-            critic = self.critic.learn(critic, descent[1], self.policy.like, holds)
-            held = holds & learns if self.critic.config.warm_up_steps else holds
+            critic = self.critic.learn(critic, gradients[1], self.policy.abstract, holds)
+            held = holds & learns if self.critic.config.warmup_steps else holds
         return Learned(
-            *self.policy.update(before.trained, before.opt_state, descent[0], held), critic
+            *self.policy.update(before.trained, before.opt_state, gradients[0], held), critic
         )
 
     def _totals(
@@ -154,7 +154,7 @@ class Update:
     ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
         trained, rows = self._held(trained), known.rows
         if self.critic is not None and critic is not None:
-            critic = self.critic.held(critic, self.policy.like)
+            critic = self.critic.held(critic, self.policy.abstract)
         found = self.forward.outputs(
             trained, critic, frozen, rows.tokens, rows.packing, rows.sampling_masks
         )
@@ -167,4 +167,4 @@ class Update:
 
     def _held(self, trained: Params) -> Params:
         """Keeps trained parameters, and their gradient, in their sharding."""
-        return constrain_like(trained, self.policy.like)
+        return constrain_like(trained, self.policy.abstract)

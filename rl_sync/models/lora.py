@@ -69,16 +69,16 @@ def merge(config: ModelConfig, params: Params) -> Params:
 
 
 def _delta(
-    config: ModelConfig, adapter: dict[str, Array], target: LoraTarget, like: Array
+    config: ModelConfig, adapter: dict[str, Array], target: LoraTarget, abstract: Array
 ) -> Float[Array, ...]:
-    """Computes the scaled product A·B of one target, in the shape of `like`; 0 without adapter."""
+    """Computes the scaled product A·B of one target; zeros of its shape without an adapter."""
     assert config.lora is not None
     if f"{target}_a" not in adapter:
-        return jnp.zeros_like(like)
+        return jnp.zeros_like(abstract)
     down, up = adapter[f"{target}_a"], adapter[f"{target}_b"]
     layers, _, rank = down.shape
     product = jnp.einsum("LDR,LRF->LDF", down, up.reshape(layers, rank, -1))
-    return (config.lora.scale * product).reshape(like.shape).astype(like.dtype)
+    return (config.lora.scale * product).reshape(abstract.shape).astype(abstract.dtype)
 
 
 def _merge_qkv(config: ModelConfig, kernels: dict[str, Array], adapter: dict[str, Array]) -> None:

@@ -36,7 +36,7 @@ def device_bytes(tree: Any) -> int:
 def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout) -> int:
     """Returns the bytes of the KV cache on each device, for so many rows of so many tokens."""
     shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
-    return device_bytes(map_with_axes(layout.like, shapes))
+    return device_bytes(map_with_axes(layout.abstract, shapes))
 
 
 def activation_bytes(

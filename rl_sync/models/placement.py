@@ -16,9 +16,9 @@ from rl_sync.models.transformer import init_params, param_axes, param_shapes
 from rl_sync.types import Params
 
 
-def param_like(config: ModelConfig, layout: Layout) -> Params:
+def abstract_params(config: ModelConfig, layout: Layout) -> Params:
     """Returns shapes, dtypes and shardings of the parameters."""
-    return jax.tree.map(layout.like, param_shapes(config), param_axes(config))
+    return jax.tree.map(layout.abstract, param_shapes(config), param_axes(config))
 
 
 def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
@@ -26,26 +26,28 @@ def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
 
     The values are those of `init_params`, whatever the layout.
     """
-    out = shardings(param_like(config, layout))
+    out = shardings(abstract_params(config, layout))
     return jax.jit(init_params, static_argnums=0, out_shardings=out)(config, key)
 
 
-def zeros(like: Params) -> Params:
-    """Makes zeros in the shapes, dtypes and shardings of `like`."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like)
+def zeros(abstract: Params) -> Params:
+    """Makes zeros in the shapes, dtypes and shardings of `abstract`."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), abstract)
 
 
-def like_cast(like: Params, dtype: str) -> Params:
+def cast_abstract(abstract: Params, dtype: str) -> Params:
     """Returns the same shapes and shardings with another dtype."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), like)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), abstract
+    )
 
 
-def shardings(like: Params) -> Params:
+def shardings(abstract: Params) -> Params:
     """Returns the sharding of every leaf."""
-    return jax.tree.map(lambda x: x.sharding, like)
+    return jax.tree.map(lambda x: x.sharding, abstract)
 
 
-def in_host_memory(like: Params) -> Params:
+def in_host_memory(abstract: Params) -> Params:
     """Returns the same shapes, dtypes and shardings, but in the memory of the devices' host.
 
     Scalars stay on the devices.
@@ -55,17 +57,17 @@ def in_host_memory(like: Params) -> Params:
         sharding = x.sharding.with_memory_kind("pinned_host") if x.ndim else x.sharding
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(there, like)
+    return jax.tree.map(there, abstract)
 
 
-def move(tree: Params, like: Params) -> Params:
-    """Copies every leaf to the sharding and memory of its leaf in `like`; may be traced."""
-    return jax.device_put(tree, shardings(like), may_alias=False)
+def move(tree: Params, abstract: Params) -> Params:
+    """Copies every leaf to the sharding and memory of its leaf in `abstract`; may be traced."""
+    return jax.device_put(tree, shardings(abstract), may_alias=False)
 
 
-def constrain_like(tree: Params, like: Params) -> Params:
-    """Makes the compiler shard every leaf, and its gradient, like the leaf in `like`."""
-    return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(like))
+def constrain_like(tree: Params, abstract: Params) -> Params:
+    """Makes the compiler shard every leaf, and its gradient, like the leaf in `abstract`."""
+    return jax.tree.map(jax.lax.with_sharding_constraint, tree, shardings(abstract))
 
 
 def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:

@@ -180,7 +180,7 @@ class Layout:
         cuts = [cut if isinstance(cut, tuple) else (cut,) if cut else () for cut in found]
         return [tuple(name for name in cut if self.mesh.shape[name] > 1) for cut in cuts]
 
-    def like(self, x: Any, axes: Sequence[str | None]) -> jax.ShapeDtypeStruct:
+    def abstract(self, x: Any, axes: Sequence[str | None]) -> jax.ShapeDtypeStruct:
         """Returns the shape and dtype of x, with its sharding."""
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(axes, x.shape))
 

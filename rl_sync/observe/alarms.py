@@ -248,14 +248,14 @@ ALARMS: tuple[Kind, ...] = (
     Kind(
         "no reward",
         "Every reward of so many steps in a row was 0.",
-        "Read the completions; make the task easier, warm up longer, or mend the reward.",
+        "Read the completions; make the task easier, take more SFT steps, or mend the reward.",
         _no_reward,
     ),
     Kind(
         "no spread",
         "In so many steps in a row each group's rewards were equal, and not near the run's best.",
         "Take prompts of other difficulty, a larger trainer.group_size, or"
-        " algorithm.need_spread=true.",
+        " algorithm.filter_zero_variance=true.",
         _no_spread,
     ),
     Kind(

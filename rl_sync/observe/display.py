@@ -35,7 +35,7 @@ class RoleStatus:
       tokens_per_sec: tokens generated, or trained on, in a second.
       reward: the mean reward of its last batch.
       staleness: the staleness of its last batch, in trainer steps.
-      loss: the loss of its last warm-up step.
+      loss: the loss of its last SFT step.
       done, of: the parts of the activity that are done, and their number; None if not known.
     """
 
@@ -58,7 +58,7 @@ class RunStatus:
     """Status of a run.
 
     Attributes:
-      phase: the phase, such as "warm-up", "rl" or "evaluation".
+      phase: the phase, such as "sft", "rl" or "evaluation".
       step, steps: the number of finished steps of the phase, and of all its steps.
       roles: the status of each role, in the order of display.
       buffer_size, buffer_capacity: the groups in the buffer, and the most that fit.

@@ -36,7 +36,7 @@ LOOKS: Mapping[str, Look] = {
         for name, one in TRANSFERS.items()
     },
     SpanKind.WAIT: Look("wait", "#F4F4F5", "dim", "grey"),
-    SpanKind.WARM_UP: Look("warm-up", "#BBDDC5", "green", "olive"),
+    SpanKind.SFT: Look("SFT", "#BBDDC5", "green", "olive"),
     SpanKind.EVALUATION: Look("evaluation", "#A9BFD8", "cyan", "rail_animation"),
     SpanKind.SCORE: Look("score", "#E9D9B4", "bright_yellow"),
     SpanKind.INSERT: Look("insert", "#CDD5DD", "blue"),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-WARM_UP, RL, EVALUATION = "warm_up", "rl", "evaluation"
+SFT, RL, EVALUATION = "sft", "rl", "evaluation"
 LINE_FIELDS = ("phase", "step", "time")
 """The fields of a line of `metrics.jsonl` that are no metrics."""
 
@@ -490,7 +490,7 @@ METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
         "Reward models": _REWARD_MODEL,
     },
     EVALUATION: {"Evaluations": _ACCURACY},
-    WARM_UP: {"Warm-up": (*(one for one in _OPTIMIZATION if one.name != "policy_loss"), *_PROBE)},
+    SFT: {"SFT": (*(one for one in _OPTIMIZATION if one.name != "policy_loss"), *_PROBE)},
 }
 """The metrics of each phase, by what they are about."""
 

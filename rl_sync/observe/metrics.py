@@ -8,10 +8,10 @@ from typing import Any
 
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metric_catalog import LINE_FIELDS
-from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, standing
+from rl_sync.observe.resumption import RESUMED_AT, SFT, standing
 from rl_sync.workdir import Workdir
 
-PHASES = ("warm_up", "rl", "evaluation")
+PHASES = ("sft", "rl", "evaluation")
 
 
 def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def measured(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
     """Says whether a later mark of a resumption makes a line of metrics void."""
-    if line["phase"] == "warm_up":
-        return WARM_UP in mark and line["step"] > mark[WARM_UP]
-    # Before the first trainer step there is an evaluation, after the warm-up.
-    return WARM_UP in mark or line["step"] > mark[RESUMED_AT]
+    if line["phase"] == "sft":
+        return SFT in mark and line["step"] > mark[SFT]
+    # Before the first trainer step there is an evaluation, after SFT.
+    return SFT in mark or line["step"] > mark[RESUMED_AT]

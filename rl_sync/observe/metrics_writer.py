@@ -51,13 +51,13 @@ class MetricsWriter:
         run = Run(self._workdir, settings, labels, records)
         self._couriers = [Courier(name, functools.partial(_start, name, run)) for name in backends]
 
-    def resume(self, step: int, warm_up: int | None = None) -> None:
+    def resume(self, step: int, sft_step: int | None = None) -> None:
         """Marks where the run resumes: earlier lines of later steps become void.
 
         Args:
-          step, warm_up: see `rl_sync.observe.resumption.mark`.
+          step, sft_step: see `rl_sync.observe.resumption.mark`.
         """
-        self._lines.write(mark(step, warm_up))
+        self._lines.write(mark(step, sft_step))
         earlier = [_point(line) for line in read_metrics(self._workdir)]
         for courier in self._couriers:
             courier.resume(step, earlier)

@@ -13,21 +13,21 @@ from typing import Any
 RESUMED_AT = "resumed_at"
 """The field of a mark: the trainer step that the run resumed from."""
 
-WARM_UP = "warm_up"
-"""The field of a mark in a warm-up: the warm-up step that the run resumed from."""
+SFT = "sft"
+"""The field of a mark in SFT: the SFT step that the run resumed from."""
 
 Record = dict[str, Any]
 
 
-def mark(step: int, warm_up: int | None = None, **fields: Any) -> Record:
+def mark(step: int, sft_step: int | None = None, **fields: Any) -> Record:
     """Makes the line that marks where a run resumes.
 
     Args:
-      step: the trainer step, 0 in the warm-up.
-      warm_up: the warm-up step; None if the warm-up is over.
+      step: the trainer step, 0 in SFT.
+      sft_step: the SFT step; None if SFT is over.
       fields: other fields of the line.
     """
-    where = {RESUMED_AT: step} if warm_up is None else {RESUMED_AT: step, WARM_UP: warm_up}
+    where = {RESUMED_AT: step} if sft_step is None else {RESUMED_AT: step, SFT: sft_step}
     return {"time": time.time(), **where, **fields}
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rl_sync.observe.jsonlines import JsonLinesWriter, plain, read_json_lines
-from rl_sync.observe.resumption import RESUMED_AT, WARM_UP, mark
+from rl_sync.observe.resumption import RESUMED_AT, SFT, mark
 from rl_sync.transfer import TRANSFERS
 from rl_sync.workdir import Workdir
 
@@ -30,7 +30,7 @@ class SpanKind(enum.StrEnum):
     SCORE = "score"
     INSERT = "insert"
     TRAIN = "train"
-    WARM_UP = "warm_up"
+    SFT = "sft"
     EVALUATION = "evaluation"
     WAIT = "wait"
     SNAPSHOT = "snapshot"
@@ -200,10 +200,10 @@ class SpanRecorder:
         if self._writer is not None:
             self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
 
-    def resume(self, step: int, warm_up: int | None = None) -> None:
+    def resume(self, step: int, sft_step: int | None = None) -> None:
         """Marks that the run resumes; see `rl_sync.observe.resumption.mark`."""
         if self._writer is not None:
-            self._writer.write(mark(step, warm_up, began=self._began_secs))
+            self._writer.write(mark(step, sft_step, began=self._began_secs))
 
     @property
     def spent(self) -> dict[str, float]:
@@ -264,9 +264,7 @@ def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
         for number, record in enumerate(read_json_lines(path, strict=False), start=1):
             try:
                 if RESUMED_AT in record:
-                    seams.append(
-                        _Seam(record[RESUMED_AT], record.get(WARM_UP), last, record["began"])
-                    )
+                    seams.append(_Seam(record[RESUMED_AT], record.get(SFT), last, record["began"]))
                 else:
                     spans.append(Span.from_json(record))
                     last = max(last, spans[-1].end_secs)
@@ -284,12 +282,12 @@ class _Seam:
     """A point at which a run was resumed.
 
     Attributes:
-      step, warm_up: see `rl_sync.observe.resumption.mark`.
+      step, sft_step: see `rl_sync.observe.resumption.mark`.
       ended_secs, began_secs: the trainer's last record before, and its start afterwards.
     """
 
     step: int
-    warm_up: int | None
+    sft_step: int | None
     ended_secs: float
     began_secs: float
 
@@ -320,5 +318,5 @@ class _Seam:
     def _is_void(self, span: Span) -> bool:
         if span.kind is SpanKind.TRAIN:
             return (span.step or 0) > self.step
-        is_warm_up = span.kind is SpanKind.WARM_UP and self.warm_up is not None
-        return is_warm_up and (span.step or 0) > (self.warm_up or 0)
+        is_sft = span.kind is SpanKind.SFT and self.sft_step is not None
+        return is_sft and (span.step or 0) > (self.sft_step or 0)

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from rl_sync.observe.alarms import are_of_completions
 from rl_sync.observe.looks import LOOKS
-from rl_sync.observe.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, WARM_UP, find
+from rl_sync.observe.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, SFT, find
 from rl_sync.observe.outcome import read_outcome, read_versions
 from rl_sync.observe.rollouts import Rollout
 from rl_sync.page import text
@@ -42,7 +42,7 @@ AXES = {"step": "step", "seconds": "s", "tokens": "tokens"}
 """What horizontal axes can count, with its unit: steps, seconds since the first record, tokens of
 prompts and completions."""
 
-_PHASES = {RL: "Trainer steps", EVALUATION: "Evaluations", WARM_UP: "Warm-up"}
+_PHASES = {RL: "Trainer steps", EVALUATION: "Evaluations", SFT: "SFT"}
 
 
 class Figure(NamedTuple):
@@ -96,7 +96,7 @@ def _head(number: int, run: Run) -> dict[str, Any]:
         "mode": progress.setting("sync", "mode"),
         "step": step,
         "steps": progress.setting("trainer", "steps"),
-        "warm_up": None if rl else len(progress.of_phase(WARM_UP)),
+        "sft": None if rl else len(progress.of_phase(SFT)),
         "last_secs": run.last_secs,
         "state": run.state,
         "outcome": read_outcome(run.workdir),
@@ -189,7 +189,7 @@ def _points(run: Run, phase: str, name: str, by: str) -> list[tuple[float, float
     places = {
         "step": lambda line: line["step"],
         "seconds": lambda line: float(line.get("time") or start) - start,
-        "tokens": lambda line: None if phase == WARM_UP else tokens.get(line["step"]),
+        "tokens": lambda line: None if phase == SFT else tokens.get(line["step"]),
     }
     found = ((places[by](line), _plain(line.get(name))) for line in lines)
     return [(float(x), y) for x, y in found if x is not None]

@@ -91,7 +91,7 @@ class Resumed(Call[None]):
     """The run goes on from a snapshot; see `rl_sync.observe.resumption.mark`."""
 
     step: int
-    warm_up: int | None
+    sft_step: int | None
 
 
 @dataclasses.dataclass(frozen=True)

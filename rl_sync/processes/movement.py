@@ -11,7 +11,7 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.roles import TRAINER
 
 _WORK = {
-    SpanKind.WARM_UP,
+    SpanKind.SFT,
     SpanKind.TRAIN,
     SpanKind.COMPILE,
     SpanKind.EVALUATION,

@@ -56,7 +56,7 @@ class Result:
     Attributes:
       resumed: the trainer step that it went on from.
       transfer: why weights do not travel as the settings ask.
-      warm_up, rl: the metrics of the last step, and its number as `step`.
+      sft, rl: the metrics of the last step, and its number as `step`.
       evaluations: by their moments, such as "after RL".
       best: the best snapshot, if one is kept.
       skipped: by phase.
@@ -66,7 +66,7 @@ class Result:
 
     resumed: int | None = None
     transfer: str | None = None
-    warm_up: Mapping[str, float] | None = None
+    sft: Mapping[str, float] | None = None
     rl: Mapping[str, float] | None = None
     evaluations: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     best: Best | None = None

@@ -102,14 +102,14 @@ class Session:
         """Calls the master for this process alone, not in agreement with the others."""
         return self._master.call(call, self.settings.launch.call_secs)
 
-    def resumed(self, step: int, warm_up: int | None = None) -> None:
+    def resumed(self, step: int, sft_step: int | None = None) -> None:
         """Marks in all records that the run resumes from a snapshot.
 
         Args:
-          step, warm_up: see `rl_sync.observe.resumption.mark`.
+          step, sft_step: see `rl_sync.observe.resumption.mark`.
         """
-        self.spans.resume(step, warm_up)
-        self.call(Resumed(step, warm_up))
+        self.spans.resume(step, sft_step)
+        self.call(Resumed(step, sft_step))
 
     def check(self) -> None:
         """Raises `RunStoppedError` when the run is being stopped."""
@@ -150,8 +150,8 @@ class Session:
             activity, since = str(current.kind), current.lasted_secs
             waits_for = current.reason if current.kind is SpanKind.WAIT else None
         facts = dict(self.facts)
-        # The open span knows its step, except in a warm-up: that span has many steps.
-        if current is not None and current.kind is not SpanKind.WARM_UP:
+        # The open span knows its step, except in SFT: that span has many steps.
+        if current is not None and current.kind is not SpanKind.SFT:
             facts["step"] = current.attributes.get("step", facts.get("step"))
         if self._progress is not None and waits_for is None:
             facts["done"], facts["of"] = self._progress()

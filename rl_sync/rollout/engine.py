@@ -69,7 +69,7 @@ class Engine:
         chunk_tokens: int = 16,
         stepped_tokens: int = 64,
         cache: CachePolicy = "keep",
-        aside_bytes: int = 0,
+        kv_offload_bytes: int = 0,
         decode: Decode | None = None,
         seed: int = 0,
         layout: Layout,
@@ -88,8 +88,9 @@ class Engine:
           cache: what becomes of the keys and values of sequences that new weights find under way or
             parked: `keep` them, or `recompute` them with the new weights. Those set aside are kept
             likewise, or dropped.
-          aside_bytes: host memory for the caches of evicted sequences, for all processes of the
-            program together. What was used longest ago is dropped for others. 0: none is set aside.
+          kv_offload_bytes: host memory for the caches of evicted sequences, for all processes of
+            the program together. What was used longest ago is dropped for others. 0: none is set
+            aside.
           decode: from token ids to text; stop strings need it.
           seed: what the draws of requests without a seed depend on.
           layout: where the weights lie, and where slots are to lie.
@@ -103,7 +104,10 @@ class Engine:
         length = config.max_length if max_length is None else max_length
         if slots < 1 or chunk_tokens < 1:
             raise ValueError(f"slots={slots} and chunk_tokens={chunk_tokens} must be at least 1.")
-        for name, value in (("stepped_tokens", stepped_tokens), ("aside_bytes", aside_bytes)):
+        for name, value in (
+            ("stepped_tokens", stepped_tokens),
+            ("kv_offload_bytes", kv_offload_bytes),
+        ):
             if value < 0:
                 raise ValueError(f"{name}={value} must be at least 0.")
         if not 1 <= length <= config.max_length:
@@ -121,7 +125,7 @@ class Engine:
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
-        self._aside = Aside(self._batch, aside_bytes)
+        self._aside = Aside(self._batch, kv_offload_bytes)
         self._occupancy = Occupancy(self._aside.put)
         self._continuations = Continuations(
             batch=self._batch,

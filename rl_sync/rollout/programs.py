@@ -45,7 +45,7 @@ class Requests:
       stop_ids: the most stop ids of a completion.
       changes: those of logits that they ask for.
       held: whether completions are held and extended.
-      sets_aside: whether caches of held completions are set aside.
+      offloads_kv: whether caches of held completions are set aside.
       recomputes: whether new weights recompute caches.
     """
 
@@ -55,7 +55,7 @@ class Requests:
     stop_ids: int = LEAST_STOP_IDS
     changes: Changes = ALL_CHANGES
     held: bool = False
-    sets_aside: bool = False
+    offloads_kv: bool = False
     recomputes: bool = False
 
 
@@ -132,7 +132,7 @@ class EnginePrograms:
             add("rearrange", smaller, larger, width)
         held = sizes.prompt_buckets(range(min(requests.prompt_tokens, default=1), sizes.length + 1))
         for rows, tokens in itertools.product(sizes.rows, held):
-            if requests.sets_aside:
+            if requests.offloads_kv:
                 add("copy_cache", rows, tokens, width)
                 add("insert_copy", rows, 1, tokens, width)
             if requests.recomputes:
@@ -202,21 +202,21 @@ class EnginePrograms:
 
     def _slots(self, rows: int, stop_ids: int) -> Slots:
         """Describes slots as they lie on the devices between two calls."""
-        like = jax.eval_shape(
+        abstract = jax.eval_shape(
             lambda: core.empty_slots(self.config, rows, self.sizes.length, stop_ids)
         )
-        by_rows: Any = jax.tree.map(lambda x: self.layout.like(x, ("batch",)), like)
-        return Slots(by_rows.tokens, self._cache(like.cache), by_rows.rows)
+        by_rows: Any = jax.tree.map(lambda x: self.layout.abstract(x, ("batch",)), abstract)
+        return Slots(by_rows.tokens, self._cache(abstract.cache), by_rows.rows)
 
     def _prefix(self, rows: int, tokens: int) -> Prefix:
         """Describes the result of a prefill."""
         given: Any = jax.ShapeDtypeStruct((rows, tokens), jnp.int32)
-        like = jax.eval_shape(lambda p, t: core.prefill(self.config, p, t), self.params, given)
-        read: Any = self.layout.like(like.tokens, ("batch",))
-        return Prefix(read, self._cache(like.cache))
+        abstract = jax.eval_shape(lambda p, t: core.prefill(self.config, p, t), self.params, given)
+        read: Any = self.layout.abstract(abstract.tokens, ("batch",))
+        return Prefix(read, self._cache(abstract.cache))
 
-    def _cache(self, like: KVCache) -> KVCache:
-        parts: Any = map_with_axes(self.layout.like, like)
+    def _cache(self, abstract: KVCache) -> KVCache:
+        parts: Any = map_with_axes(self.layout.abstract, abstract)
         return KVCache(*parts)
 
 

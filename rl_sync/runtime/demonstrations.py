@@ -46,7 +46,7 @@ class DataReader:
         self.session.check()
         settings = self.session.settings
         count, size = settings.trainer.groups_per_step, settings.trainer.group_size
-        # A word more than the warm-up's, so that step t draws others than its t-th batch.
+        # A word more than SFT's, so that step t draws others than its t-th batch.
         tokens, mask, rewards = (
             array.reshape(count, size, *array.shape[1:])
             for array in self.draw(count * size, [settings.seed, step, count * size])

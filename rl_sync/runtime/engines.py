@@ -35,7 +35,7 @@ def rollout_engine(
         settings.slots,
         chunk_tokens=settings.rollout.chunk_tokens,
         cache=cast(CachePolicy, settings.rollout.cache),
-        aside_bytes=settings.environment.aside_bytes,
+        kv_offload_bytes=settings.environment.kv_offload_bytes,
         decode=task.tokenizer.decode,
         layout=layout,
         changes=rollout_changes(settings, task),
@@ -72,7 +72,7 @@ def evaluation_engine(
     problems = len(wiring.examination(settings, task).prompts)
     return Engine(
         model,
-        min(problems, settings.warm_up.probe_problems),
+        min(problems, settings.sft.probe_problems),
         decode=task.tokenizer.decode,
         layout=layout,
         changes=sampled_changes(settings, task),

@@ -110,7 +110,7 @@ class ExplorerLoop:
                     self.delivery.check()
                     step, answer = answer.trainer_step, self.session.call(waiting)
                     if isinstance(answer, HoldBack) and answer.trainer_step != step:
-                        patience.renew()  # A long warm-up is no reason to give up.
+                        patience.renew()  # A long SFT is no reason to give up.
         return answer
 
     def _request(self, state: ExplorerState | None) -> AskLease:

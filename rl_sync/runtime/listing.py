@@ -16,7 +16,7 @@ import jax
 
 from rl_sync.actors.trainer import Trainer
 from rl_sync.learning.batching import demonstration_batching
-from rl_sync.models.placement import param_like
+from rl_sync.models.placement import abstract_params
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.programs import Requests
 from rl_sync.runtime import wiring
@@ -26,7 +26,7 @@ from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.types import Demonstrations, Params, Prompt
 
-TRAINING, WARM_UP, EVALUATION, ROLLOUT = "training", "warm-up", "evaluation", "rollout"
+TRAINING, SFT, EVALUATION, ROLLOUT = "training", "sft", "evaluation", "rollout"
 
 
 class Listed(NamedTuple):
@@ -50,9 +50,9 @@ def shapes_of(arguments: Any) -> Hashable:
     return tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(arguments))
 
 
-def warm_up_key(drawn: Demonstrations) -> Hashable:
-    """Returns the key of the supervised step on demonstrations of these shapes."""
-    return WARM_UP, shapes_of(drawn)
+def sft_key(drawn: Demonstrations) -> Hashable:
+    """Returns the key of the SFT step on demonstrations of these shapes."""
+    return SFT, shapes_of(drawn)
 
 
 def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
@@ -62,7 +62,7 @@ def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> lis
     evaluations of reward models.
     """
     return [
-        *_warm_up(settings, task, trainer),
+        *_sft(settings, task, trainer),
         *evaluation_programs(settings, task, trainer),
         *_steps(settings, task, trainer),
     ]
@@ -72,16 +72,16 @@ def explorer_programs(
     settings: RunSettings, task: Task, engine: Engine, parameters: Parameters
 ) -> list[Listed]:
     """Lists the programs of an explorer's engine, about in the order in which it needs them."""
-    return _of_engine(ROLLOUT, engine, parameters.held_like, _rollouts(settings, task))
+    return _of_engine(ROLLOUT, engine, parameters.abstract_held, _rollouts(settings, task))
 
 
-def _warm_up(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
-    if not settings.warm_up.steps:
+def _sft(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    if not settings.sft.steps:
         return []
-    size, kind = settings.warm_up.batch_size, settings.trainer.batching
+    size, kind = settings.sft.batch_size, settings.trainer.batching
     laid_out = demonstration_batching(kind, size, task.row_tokens).demonstration_shapes()
     return [
-        Listed(WARM_UP, "step", warm_up_key(drawn), functools.partial(trainer.lower_warm_up, drawn))
+        Listed(SFT, "step", sft_key(drawn), functools.partial(trainer.lower_sft, drawn))
         for drawn in laid_out
     ]
 
@@ -93,7 +93,7 @@ def _steps(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
             TRAINING,
             "step",
             (TRAINING, shapes_of(batch)),
-            functools.partial(trainer.lower_step, trainer.like(), batch),
+            functools.partial(trainer.lower_step, trainer.abstract(), batch),
         )
         for batch in batching.shapes()
     ]
@@ -104,9 +104,9 @@ def evaluation_programs(settings: RunSettings, task: Task, trainer: Trainer) -> 
     if settings.algorithm.scores:
         return []
     engine = evaluation_engine(settings, task, trainer.model, trainer.layout)
-    like = param_like(trainer.model, trainer.layout)
+    abstract = abstract_params(trainer.model, trainer.layout)
     asked = _evaluations(settings, task, engine.slots)
-    return _of_engine(EVALUATION, engine, like, asked)
+    return _of_engine(EVALUATION, engine, abstract, asked)
 
 
 def _of_engine(purpose: str, engine: Engine, params: Params, requests: Requests) -> list[Listed]:
@@ -151,6 +151,6 @@ def _requests(
         stop_ids=len(sampling.stop_ids),
         changes=sampled_changes(settings, task),
         held=plays,
-        sets_aside=plays and settings.environment.aside_bytes > 0,
+        offloads_kv=plays and settings.environment.kv_offload_bytes > 0,
         recomputes=recomputes,
     )

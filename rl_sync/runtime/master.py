@@ -56,7 +56,7 @@ from rl_sync.types import Lease
 from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
-_WARM_UP, _RL = "warm-up", "rl"
+_SFT, _RL = "sft", "rl"
 _NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
 """Reasons for which groups are dropped by their rewards: these count in a step's metrics."""
 
@@ -91,8 +91,8 @@ class MasterServer:
         self._result = Result()
         self._first_lease = 0
         self._reward: float | None = None
-        self._warm_up_step = 0
-        self._paces = {phase: Pace() for phase in (_WARM_UP, _RL)}
+        self._sft_step = 0
+        self._paces = {phase: Pace() for phase in (_SFT, _RL)}
         self._not_selected: list[LiveLease] = []  # Of steps that are not trained yet.
         self._started = time.monotonic()
         self._attendance = Attendance(self._started)
@@ -180,7 +180,7 @@ class MasterServer:
             self._first_lease = self._ledger.resume(call.step)
         except RecordsError as error:
             self._fail(str(error))
-        self._metrics.resume(call.step, call.warm_up)
+        self._metrics.resume(call.step, call.sft_step)
         self._progress.resume()
         for line in read_metrics(self._settings.workdir):
             self._watch.take(line)
@@ -358,13 +358,13 @@ class MasterServer:
         with self._changed:
             raised = tuple(alarms.raised(self._watch.evidence()))
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
-            if self._phase == _WARM_UP:
+            if self._phase == _SFT:
                 if (trainer := self._roles.get(TRAINER)) is not None:
                     # The evaluation at the end is of step 0, as those before RL are.
-                    self._warm_up_step = max(self._warm_up_step, trainer.step or 0)
-                    self._paces[_WARM_UP].note(self._warm_up_step, now)
+                    self._sft_step = max(self._sft_step, trainer.step or 0)
+                    self._paces[_SFT].note(self._sft_step, now)
                     loss = trainer.loss
-                step, steps = self._warm_up_step, settings.warm_up.steps
+                step, steps = self._sft_step, settings.sft.steps
             pace = self._paces.get(self._phase)
             return RunStatus(
                 phase=self._phase,

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from rl_sync.models import lora
 from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
-from rl_sync.models.placement import init_sharded, like_cast, param_like, shardings, zeros
+from rl_sync.models.placement import abstract_params, cast_abstract, init_sharded, shardings, zeros
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.settings.records import ConfigError
@@ -41,9 +41,9 @@ class Parameters:
     dtype: str
 
     @functools.cached_property
-    def like(self) -> Params:
+    def abstract(self) -> Params:
         """All parameters' shapes and shardings, as they are trained."""
-        return param_like(self.model, self.layout)
+        return abstract_params(self.model, self.layout)
 
     def initial(self) -> Params:
         """Makes the parameters that the run starts with; the same in every process.
@@ -64,9 +64,9 @@ class Parameters:
         """
         if self.path is None:
             return self._drawn(1)
-        like = lora.split(self.like)[1]
+        abstract = lora.split(self.abstract)[1]
         try:
-            return load_params(locate(self.path), lora.merged_config(self.model), like)
+            return load_params(locate(self.path), lora.merged_config(self.model), abstract)
         except ValueError as error:
             raise ConfigError(f"config.model.path={self.path!r}: {error}") from error
 
@@ -100,25 +100,25 @@ class Parameters:
             )
         return lora.join(kept, base)
 
-    def travelling(self, params: Params) -> Params:
+    def published(self, params: Params) -> Params:
         """The part of the parameters that is published."""
         if self.model.lora:
             return lora.split(params)[0]
         return params if self.dtype == "float32" else _cast(params, self.dtype)
 
-    def travelling_like(self) -> Params:
+    def abstract_published(self) -> Params:
         """The shapes and shardings of what is published, and arrives."""
-        return lora.split(self.like)[0] if self.model.lora else self.held_like
+        return lora.split(self.abstract)[0] if self.model.lora else self.abstract_held
 
     def blank(self) -> Params:
         """Zeros in the shapes of what explorers generate with, to compile with."""
-        return zeros(self.held_like)
+        return zeros(self.abstract_held)
 
     def receiving(self, puller: Puller) -> Puller:
         """A puller of what explorers generate with, from one of what travels."""
         if not self.model.lora:
             return puller
-        return MergingPuller(puller, self.model, self.base(), self.held_like)
+        return MergingPuller(puller, self.model, self.base(), self.abstract_held)
 
     def _stored_head(self) -> Params:
         """The scalar head of a checkpoint that has one, which goes before one that is drawn."""
@@ -127,7 +127,7 @@ class Parameters:
         directory = locate(self.path)
         if not load_config(directory).scalar_head:
             return {}
-        return load_params(directory, lora.merged_config(self.model), {HEAD: self.like[HEAD]})
+        return load_params(directory, lora.merged_config(self.model), {HEAD: self.abstract[HEAD]})
 
     def _drawn(self, part: Literal[0, 1]) -> Params:
         """Adapters and scalar head (0), or the rest (1), of a random start."""
@@ -135,14 +135,14 @@ class Parameters:
         def draw(key: Array) -> Params:
             return lora.split(init_params(self.model, key))[part]
 
-        return jax.jit(draw, out_shardings=shardings(lora.split(self.like)[part]))(
+        return jax.jit(draw, out_shardings=shardings(lora.split(self.abstract)[part]))(
             jax.random.key(self.seed)
         )
 
     @property
-    def held_like(self) -> Params:
+    def abstract_held(self) -> Params:
         """The shapes, dtypes and shardings of what explorers generate with."""
-        return like_cast(lora.split(self.like)[1], self.dtype)
+        return cast_abstract(lora.split(self.abstract)[1], self.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -157,17 +157,17 @@ class MergingPuller:
       puller: of the adapters.
       model: with `lora`.
       base: the parameters without adapters.
-      like: what is to come of it: dtypes and shardings.
+      abstract: what is to come of it: dtypes and shardings.
     """
 
-    def __init__(self, puller: Puller, model: ModelConfig, base: Params, like: Params) -> None:
+    def __init__(self, puller: Puller, model: ModelConfig, base: Params, abstract: Params) -> None:
         self._puller, self._base = puller, base
 
         def merge(adapters: Params, base: Params) -> Params:
             merged = lora.merge(model, lora.join(adapters, base))
-            return jax.tree.map(lambda x, held: x.astype(held.dtype), merged, like)
+            return jax.tree.map(lambda x, held: x.astype(held.dtype), merged, abstract)
 
-        self._merge = jax.jit(merge, out_shardings=shardings(like))
+        self._merge = jax.jit(merge, out_shardings=shardings(abstract))
 
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float

@@ -116,7 +116,7 @@ def load_policy(
     """
     model = wiring.model_config(settings, task)
     parameters = parameters_of(settings, task, layout)
-    kept = {"params": parameters.kept(parameters.like)}
+    kept = {"params": parameters.kept(parameters.abstract)}
     try:
         step, part, metadata = load_part(Workdir(workdir).snapshots, step, kept)
     except SnapshotError as error:
@@ -136,7 +136,7 @@ def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> Policy:
 
     Args:
       layout: where the parameters go.
-      step: see `step_named`; 0 for the policy that the run began with, before any warm-up.
+      step: see `step_named`; 0 for the policy that the run began with, before any SFT.
 
     Raises:
       ConfigError: see `load_policy`.

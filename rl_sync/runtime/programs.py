@@ -33,8 +33,8 @@ from rl_sync.runtime.engines import evaluation_engine, rollout_engine
 from rl_sync.runtime.evaluation import Evaluator, Measure
 from rl_sync.runtime.explorer import ExplorerLoop
 from rl_sync.runtime.listing import (
+    SFT,
     TRAINING,
-    WARM_UP,
     Listed,
     explorer_programs,
     trainer_programs,
@@ -45,9 +45,9 @@ from rl_sync.runtime.pipeline import pipeline_of
 from rl_sync.runtime.playing import playing
 from rl_sync.runtime.recording import RolloutRecorder
 from rl_sync.runtime.scribe import Scribe
+from rl_sync.runtime.sft import SftPhase
 from rl_sync.runtime.stepping import DemonstrationsOf
 from rl_sync.runtime.trainer import TrainerLoop
-from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.snapshots import latest_snapshot
@@ -103,12 +103,12 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             trainer=trainer,
             batching=wiring.batching_of(settings, task),
             parameters=parameters,
-            warm_up=WarmUp(
+            sft=SftPhase(
                 session=session,
                 trainer=trainer,
                 evaluator=evaluator,
                 task=task,
-                snapshots=workdir.warm_up_snapshots,
+                snapshots=workdir.sft_snapshots,
                 processes=resources.processes,
                 before_first=ahead.settle,
             ),
@@ -143,7 +143,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
             settings.rollout.repetition_penalty if settings.algorithm.generates else 1.0
         ),
         steps=settings.trainer.steps,
-        warm_up_steps=settings.warm_up.steps,
+        sft=settings.sft,
         microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,
@@ -156,7 +156,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
 def _before_training(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
     """Lists what the trainer computes besides its steps, which it has compiled itself."""
     resumes = latest_snapshot(Workdir(settings.workdir).snapshots) is not None
-    left_out = {TRAINING, WARM_UP} if resumes else {TRAINING}
+    left_out = {TRAINING, SFT} if resumes else {TRAINING}
     programs = trainer_programs(settings, task, trainer)
     return [program for program in programs if program.purpose not in left_out]
 
@@ -184,8 +184,8 @@ def _evaluator(
 
 def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
     """From a trainer step to the demonstrations beside its rollouts; None for a run without."""
-    rows, seed = settings.algorithm.expert_rows, settings.seed
-    # A word more than the warm-up's, so that step t draws others than its t-th batch.
+    rows, seed = settings.algorithm.demonstration_rows, settings.seed
+    # A word more than SFT's, so that step t draws others than its t-th batch.
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
@@ -281,7 +281,7 @@ def _site(
     """Describes where a program's end of the transfer is."""
 
     def like_on(layout: Layout) -> Params:
-        return parameters_of(session.settings, task, layout).travelling_like()
+        return parameters_of(session.settings, task, layout).abstract_published()
 
     return Site(session, sync_kind(transfer), resources, master, like_on)
 

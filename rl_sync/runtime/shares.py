@@ -86,8 +86,8 @@ class BatchPlacer:
         got = self._session.hand_out("the rows of a batch", lay_out, self._share)
         if self._session.leads:
             return self._trainer.place(got)
-        likes = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype), got)
-        return jax.tree.map(Share.placed, got, self._trainer.batch_shardings(likes))
+        abstracts = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype), got)
+        return jax.tree.map(Share.placed, got, self._trainer.batch_shardings(abstracts))
 
     def _share(self, batch: TrainBatch, process: int) -> TrainBatch:
         """Returns the batch of a process of the program, whose leaves are shares."""

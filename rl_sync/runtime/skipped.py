@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 _AHEAD = 2
 UNJUDGED = "unjudged"
 """The name of updates of RL in whose batch nothing was judged."""
-PHASES = {"warm_up": "warm-up step", "rl": "trainer step"}
+PHASES = {"sft": "SFT step", "rl": "trainer step"}
 """By the metrics' name of a phase: what its steps are called."""
 
 
@@ -115,12 +115,12 @@ class SkippedUpdates:
             self.count(step, skipped, skipped, updates=1)
 
     def _reason(self, step: int) -> str:
-        rate = "learning_rate" if self._phase == "rl" else "warm_up_learning_rate"
+        rate = "optimizer.learning_rate" if self._phase == "rl" else "sft.learning_rate"
         steps = f"from {PHASES[self._phase]} {self._since} to {step}"
         most = self._session.settings.optimizer.max_skipped_updates
         return (
             f"{self._row} updates in a row, {steps}, had a loss or a gradient that is NaN or"
             f" infinite (optimizer.max_skipped_updates={most}). They were skipped, so the"
             " parameters are those of before. Look at the last finite values in metrics.jsonl, and"
-            f" go on with a lower optimizer.{rate}, which takes launch.resume_changed=true."
+            f" go on with a lower {rate}, which takes launch.resume_changed=true."
         )

@@ -1,4 +1,4 @@
-"""The trainer's loop: warm up, then read a batch, train, publish, step after step."""
+"""The trainer's loop: SFT, then read a batch, train, publish, step after step."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.evaluation import Measure, await_evaluations
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.runtime.recording import RolloutRecorder
+from rl_sync.runtime.sft import SftPhase
 from rl_sync.runtime.shares import BatchPlacer
 from rl_sync.runtime.stepping import DemonstrationsOf, Stepping
-from rl_sync.runtime.warm_up import WarmUp
 from rl_sync.schedule import SyncSchedule
 from rl_sync.storage.adaptation import load_adapted
 from rl_sync.storage.ledger import ConsumptionRecord
@@ -60,7 +60,7 @@ class TrainerLoop:
       trainer: the actor.
       batching: the layout of its batches.
       parameters: where they start, and what of them is published.
-      warm_up: the supervised steps before the first rollout.
+      sft: the SFT steps before the first rollout.
       evaluator: measures accuracy on held-out problems.
       end: from the schedule, which knows where the run starts, to the end that publishes weights.
       reader: likewise to the reader of batches; also gets what to do while it waits.
@@ -77,7 +77,7 @@ class TrainerLoop:
     trainer: Trainer
     batching: Batching
     parameters: Parameters
-    warm_up: WarmUp
+    sft: SftPhase
     evaluator: Measure
     end: Callable[[SyncSchedule], TrainerEnd]
     reader: Callable[[SyncSchedule, Callable[[], None]], Reader]
@@ -101,7 +101,7 @@ class TrainerLoop:
         try:
             state = self._start()
         except RunStoppedError:
-            return  # In the warm-up, which has saved how far it came.
+            return  # In SFT, which has saved how far it came.
         start = int(state.step)
         schedule = dataclasses.replace(self.session.settings.schedule, start=start)
         workdir = self.session.settings.workdir
@@ -126,7 +126,7 @@ class TrainerLoop:
             end = self.end(schedule)
             reader = self.reader(schedule, end.serve)
             if self._is_wanted(schedule, start):
-                end.publish(start, self.parameters.travelling(state.params))
+                end.publish(start, self.parameters.published(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
                 batch = reader.next(step)
                 whole = False  # A step that fails has taken the state with it.
@@ -135,7 +135,7 @@ class TrainerLoop:
                 if self._is_wanted(schedule, step):
                     if end.awaits(step):
                         stepping.settle()
-                    end.publish(step, self.parameters.travelling(state.params))
+                    end.publish(step, self.parameters.published(state.params))
                 end.serve()
                 self._look_after(state, step, stepping)
         except RunStoppedError as error:
@@ -158,19 +158,19 @@ class TrainerLoop:
         consumed.close()
 
     def _start(self) -> TrainState:
-        """The state of the newest snapshot, or of the initial policy after its warm-up."""
-        like = self.trainer.like()
-        self._steps = CompiledSteps(self.session, self.trainer, like, self.compile_threads or 1)
+        """The state of the newest snapshot, or of the initial policy after its SFT."""
+        abstract = self.trainer.abstract()
+        self._steps = CompiledSteps(self.session, self.trainer, abstract, self.compile_threads or 1)
         for batch in self._expected():
             if self.demonstrations is not None:
                 batch = batch._replace(demonstrations=self.demonstrations(0))
             self._steps.prepare(batch)
         position = Position(step=0, next_ordinal=0, again=(), next_lease=0)
         if self._latest() is not None:
-            state, position = self._resumed(like)
+            state, position = self._resumed(abstract)
         else:
             initial = self.parameters.initial
-            state = self.trainer.begin(self.warm_up.run(lambda: self.trainer.start(initial())))
+            state = self.trainer.begin(self.sft.run(lambda: self.trainer.start(initial())))
             try:
                 self._evaluate(state, f"before {self._learning}")
             except _OF_OTHERS:
@@ -178,7 +178,7 @@ class TrainerLoop:
                 raise
         self.session.call(Begin(position))
         self.session.call(EnterPhase("rl"))
-        self.session.facts.clear()  # Those of the warm-up.
+        self.session.facts.clear()  # Those of SFT.
         return state
 
     def _expected(self) -> Iterable[TrainBatch]:
@@ -188,9 +188,9 @@ class TrainerLoop:
         # Mixed rows hardly ever make the largest batch.
         return [] if self.batching.kind in MIXED else [self.batching.largest()]
 
-    def _resumed(self, like: TrainState) -> tuple[TrainState, Position]:
+    def _resumed(self, abstract: TrainState) -> tuple[TrainState, Position]:
         """The state of the newest snapshot that is whole, and the master's position then."""
-        kept = like._replace(params=self.parameters.kept(like.params))
+        kept = abstract._replace(params=self.parameters.kept(abstract.params))
         try:
             step, state, metadata = load_snapshot(
                 self.snapshots, None, kept, self.processes, self.session.agree, aside=True
@@ -263,7 +263,7 @@ class TrainerLoop:
         step = int(state.step)
         if self._latest() != step:
             self._write_snapshot(state, step)
-            self.warm_up.forget()
+            self.sft.forget()
 
     def _write_snapshot(self, state: TrainState, step: int) -> None:
         if not bool(_all_finite(state.params)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rl_sync.settings.run import RunSettings
 
 MOMENT = "before RL"
-"""The evaluation after the warm-up, if there is one, and before the first reward counts."""
+"""The evaluation after SFT, if there is one, and before the first reward counts."""
 
 HINT = ": rewards may have nothing to tell apart; see Small models in docs/tasks.md"
 """The warning in the middle of a line."""

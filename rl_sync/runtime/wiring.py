@@ -95,8 +95,8 @@ def _require_demonstrations(settings: RunSettings, task: Task) -> None:
         return
     algorithm = settings.algorithm
     wanted = {
-        "warm_up.steps": settings.warm_up.steps,
-        "algorithm.expert_rows": algorithm.expert_rows,
+        "sft.steps": settings.sft.steps,
+        "algorithm.demonstration_rows": algorithm.demonstration_rows,
     }
     for name, value in wanted.items():
         rule = f"{name}={value}, but the task has no demonstrations: use {name}=0 to go without."

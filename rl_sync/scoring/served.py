@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from rl_sync.models.config import DTYPES, ModelConfig
 from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
-from rl_sync.models.placement import like_cast, param_like, put
+from rl_sync.models.placement import abstract_params, cast_abstract, put
 from rl_sync.models.sharding import Layout, MeshShape, using
 from rl_sync.runtime import wiring
 from rl_sync.runtime.policy import (
@@ -122,8 +122,8 @@ class Served:
             self.tokenizer = tokenizer_of(path, chat, system)
             model = load_config(directory)
             self.layout = self.layout.grouped(model.num_kv_heads)
-            like = like_cast(param_like(model, self.layout), site.dtype)
-            self.params = load_params(directory, model, like)
+            abstract = cast_abstract(abstract_params(model, self.layout), site.dtype)
+            self.params = load_params(directory, model, abstract)
         self.model = dataclasses.replace(model, dtype=site.dtype)
         self._compiled: dict[Pass, Any] = {}
 

@@ -18,7 +18,7 @@ from rl_sync.settings.sections import (
     TrainerSettings,
 )
 
-_SCREENS = ("need_spread", "group_mean_low", "group_mean_high")
+_SCREENS = ("filter_zero_variance", "group_mean_low", "group_mean_high")
 _ATTEMPTS = 10
 """`algorithm.max_attempts` where the user asks for screening and says no number: that of `dapo`."""
 
@@ -79,9 +79,9 @@ def require_shares(algorithm: Algorithm, trainer: TrainerSettings, updates: int)
     )
     multiple = updates * max(1, rows)
     require(
-        algorithm.expert_rows % multiple == 0,
-        f"algorithm.expert_rows={algorithm.expert_rows} demonstrations cannot be shared evenly by"
-        f" optimizer.updates_per_batch={updates} updates in microbatches of"
+        algorithm.demonstration_rows % multiple == 0,
+        f"algorithm.demonstration_rows={algorithm.demonstration_rows} demonstrations cannot be"
+        f" shared evenly by optimizer.updates_per_batch={updates} updates in microbatches of"
         f" trainer.microbatch_rows={rows} (0 for whole updates): use a multiple of {multiple}.",
     )
 

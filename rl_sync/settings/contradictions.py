@@ -349,8 +349,8 @@ def _check_algorithm(settings: RunSettings) -> None:
     )
     require(
         not settings.algorithm.needs_values
-        or settings.critic.warm_up_steps < settings.trainer.steps,
-        f"critic.warm_up_steps={settings.critic.warm_up_steps} leaves the policy none of"
+        or settings.critic.warmup_steps < settings.trainer.steps,
+        f"critic.warmup_steps={settings.critic.warmup_steps} leaves the policy none of"
         f" trainer.steps={settings.trainer.steps} to learn in: use fewer.",
     )
 
@@ -363,9 +363,9 @@ def _require_pairs(settings: RunSettings) -> None:
         f"{settings.algorithm.name}, whose groups are pairs: use trainer.group_size={PAIR}.",
     )
     require(
-        not settings.warm_up.steps,
-        f"warm_up.steps={settings.warm_up.steps} would imitate demonstrations, which a reward model"
-        " cannot: it has a scalar head in place of an output for tokens. Use warm_up.steps=0, and"
+        not settings.sft.steps,
+        f"sft.steps={settings.sft.steps} would imitate demonstrations, which a reward model"
+        " cannot: it has a scalar head in place of an output for tokens. Use sft.steps=0, and"
         " begin with a checkpoint (model.path) if there is one.",
     )
     require(
@@ -422,9 +422,10 @@ def _check_meshes(settings: RunSettings) -> None:
     of_rows = {
         "trainer.groups_per_step · trainer.group_size / optimizer.updates_per_batch": rows,
         "trainer.microbatch_rows": settings.trainer.microbatch_rows,
-        "algorithm.expert_rows / optimizer.updates_per_batch": settings.algorithm.expert_rows
-        // settings.optimizer.updates_per_batch,
-        "warm_up.batch_size": settings.warm_up.batch_size if settings.warm_up.steps else 0,
+        "algorithm.demonstration_rows / optimizer.updates_per_batch": (
+            settings.algorithm.demonstration_rows // settings.optimizer.updates_per_batch
+        ),
+        "sft.batch_size": settings.sft.batch_size if settings.sft.steps else 0,
     }
     for name, value in of_rows.items():
         require(

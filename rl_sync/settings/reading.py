@@ -7,6 +7,7 @@ from typing import Any
 
 from rl_sync.settings import contradictions, home
 from rl_sync.settings.algorithm import complete
+from rl_sync.settings.learning_rates import with_learning_rates
 from rl_sync.settings.records import ConfigError, build
 from rl_sync.settings.run import RunSettings
 
@@ -20,7 +21,9 @@ def read_settings(config: Mapping[str, Any]) -> RunSettings:
       ConfigError: names the rule, the value, and the way out.
     """
     try:
-        settings: RunSettings = build(RunSettings, complete(home.expand(config)), "config")
+        settings: RunSettings = build(
+            RunSettings, with_learning_rates(complete(home.expand(config))), "config"
+        )
         contradictions.check(settings)
     except ConfigError:
         raise

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_sync.settings.renamed import new_name
 from rl_sync.spelling import nearest, question
 
 _GREATEST = 3.4e38  # About the greatest of float32, in which settings are computed with.
@@ -66,6 +67,8 @@ def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
     names = [field.name for field in dataclasses.fields(cls)]
     for name in values:
         if name not in names:
+            if renamed := new_name(f"{path}.{name}".removeprefix("config.")):
+                raise ConfigError(f"{path}.{name} is now config.{renamed}.")
             near = nearest(str(name), names)
             meant = question(f"{path}.{near}") if near else f"{path} has {', '.join(names)}."
             raise ConfigError(f"{path}.{name} is not a setting; {meant}")

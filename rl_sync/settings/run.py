@@ -19,6 +19,7 @@ from rl_sync.environments.catalog import branches
 from rl_sync.environments.settings import SEGMENT, EnvironmentSettings
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.sft import SftConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.observe.alarms import Limits
 from rl_sync.rewards.settings import RewardSettings
@@ -39,7 +40,6 @@ from rl_sync.settings.sections import (
     SnapshotSettings,
     SyncSettings,
     TrainerSettings,
-    WarmUpSettings,
 )
 from rl_sync.tasks import mixture
 from rl_sync.tasks.catalog import TaskConfig
@@ -76,10 +76,10 @@ class RunSettings:
     model: ModelSettings = section(
         ModelSettings, "Policy, from a checkpoint or from a random start."
     )
-    warm_up: WarmUpSettings = section(
-        WarmUpSettings,
-        "Supervised steps on the task's demonstrations, before the first rollout.",
-        free="warm",
+    sft: SftConfig = section(
+        SftConfig,
+        "Supervised fine-tuning (SFT) on the task's demonstrations, before the first rollout.",
+        free="after_sft",
     )
     algorithm: Algorithm = section(
         Algorithm,

@@ -23,28 +23,6 @@ from rl_sync.weights.locations import is_remote
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmUpSettings:
-    """`config.warm_up`."""
-
-    steps: int = setting(
-        0,
-        "Supervised steps on the task's demonstrations before RL; 0 for no warm-up.",
-        least=0,
-        free="always",
-    )
-    batch_size: int = setting(128, "Demonstrations in each supervised step.", least=1)
-    probe_every_steps: int = setting(
-        100, "Supervised steps between two measurements of greedy accuracy.", least=1, free="always"
-    )
-    probe_problems: int = setting(
-        128, "The most held-out problems that such a measurement uses.", least=1, free="always"
-    )
-
-    def __post_init__(self) -> None:
-        check(self, "warm_up")
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainerSettings:
     """`config.trainer`."""
 
@@ -55,7 +33,7 @@ class TrainerSettings:
     group_size: int = setting(8, "Completions of each prompt.", least=1)
     batching: str = setting(
         "padded",
-        "Layout of trajectories, and of the warm-up's demonstrations, in the rows of a batch:"
+        "Layout of trajectories, and of SFT's demonstrations, in the rows of a batch:"
         " `padded` makes rows of the most tokens, `bucketed` cuts them to the longest trajectory,"
         " `packed` puts several trajectories in a row, `shared` does so with one copy of a prompt"
         " for its completions.",
@@ -64,7 +42,7 @@ class TrainerSettings:
     )
     shared_row_tokens: int | None = setting(
         None,
-        "The most tokens of a row with `batching=shared`: long rows share more prompts, short ones"
+        "Maximum tokens of a row with `batching=shared`: long rows share more prompts, short ones"
         " make attention cheaper.",
         least=1,
         implied=f"those of two trajectories, but at least {SHARED_ROW_TOKENS}",
@@ -78,7 +56,7 @@ class TrainerSettings:
     )
     logits_bytes: int = setting(
         64 << 20,
-        "The most memory that logits take at once in the loss, on each device.",
+        "Maximum memory that logits take at once in the loss, on each device.",
         unit="bytes",
         least=1,
         free="always",
@@ -138,7 +116,7 @@ class SyncSettings:
     )
     max_staleness: int | None = setting(
         None,
-        "The most trainer steps between the weights that drew a batch and those that train on it.",
+        "Maximum staleness, in trainer steps: the trainer drops groups that are older.",
         least=0,
         implied="the mode's, from interval and offset",
     )
@@ -151,7 +129,7 @@ class SyncSettings:
     )
     transfer: str | None = setting(
         None,
-        "Way of the weights from the trainer to explorers: `collective` between the devices of one"
+        "How weights reach the explorers: `collective` between the devices of one"
         " cluster, `server` point to point, `checkpoint` through files.",
         choices=tuple(TRANSFERS),
         implied="the mode's",
@@ -207,7 +185,8 @@ class ExplorerSettings:
     )
     groups_per_lease: int | None = setting(
         None,
-        "The most groups that an explorer generates at once; streaming, `rollout.slots` says that.",
+        "Maximum groups of a lease. Ignored with `rollout.streaming`, where `rollout.slots` is the"
+        " limit.",
         least=1,
         implied="an explorer's even share of a batch",
         free="always",

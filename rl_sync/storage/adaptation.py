@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 
 def load_adapted(
-    directory: Path, step: int, like: TrainState, begin: Callable[[Params], TrainState]
+    directory: Path, step: int, abstract: TrainState, begin: Callable[[Params], TrainState]
 ) -> tuple[TrainState, list[str]]:
     """Loads the step, the parameters, and those other fields of a state that fit.
 
     Args:
       directory, step: the snapshot.
-      like: the state as it shall be.
+      abstract: the state as it shall be.
       begin: makes the state at the start of RL from a snapshot's parameters.
 
     Returns:
@@ -31,18 +31,18 @@ def load_adapted(
     Raises:
       MismatchError: the parameters do not fit.
     """
-    found = {name: _field(directory, step, like, name) for name in _KEPT}
+    found = {name: _field(directory, step, abstract, name) for name in _KEPT}
     fresh, anew = begin(found["params"])._replace(step=found["step"]), []
     for name in TrainState._fields:
-        if name in _KEPT or getattr(like, name) is None:
+        if name in _KEPT or getattr(abstract, name) is None:
             continue
         try:
-            fresh = fresh._replace(**{name: _field(directory, step, like, name)})
+            fresh = fresh._replace(**{name: _field(directory, step, abstract, name)})
         except MismatchError as error:
             _log.warning("%s begins anew: %s", name, error)
             anew.append(name)
     return fresh, anew
 
 
-def _field(directory: Path, step: int, like: TrainState, name: str) -> Params:
-    return load_part(directory, step, {name: getattr(like, name)})[1][name]
+def _field(directory: Path, step: int, abstract: TrainState, name: str) -> Params:
+    return load_part(directory, step, {name: getattr(abstract, name)})[1][name]

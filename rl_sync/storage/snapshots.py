@@ -128,7 +128,7 @@ def save_snapshot(
 def load_snapshot(
     directory: Path,
     step: int | None,
-    like: Any,
+    abstract: Any,
     processes: Iterable[int] | None = None,
     agree: Agree = alone,
     *,
@@ -139,7 +139,8 @@ def load_snapshot(
     Args:
       directory: the folder given to `save_snapshot`.
       step: the step of the snapshot; None for the newest that is undamaged.
-      like: a state of the same structure, shapes and dtypes. Each leaf is returned as the kind that
+      abstract: a state of the same structure, shapes and dtypes. Each leaf is returned as the kind
+        that
         it is here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array, a
         Python number.
       processes, agree: see `save_snapshot`; all these processes load it.
@@ -151,10 +152,10 @@ def load_snapshot(
     Raises:
       FileNotFoundError: there is no such snapshot.
       SnapshotError: it is damaged, or all snapshots are.
-      MismatchError: the snapshot is of another structure than `like`.
+      MismatchError: the snapshot is of another structure than `abstract`.
     """
     with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
-        return _load(storage, Path(directory), step, like, agree, partial=False, aside=aside)
+        return _load(storage, Path(directory), step, abstract, agree, partial=False, aside=aside)
 
 
 def read_metadata(directory: Path, step: int) -> dict[str, Any]:
@@ -162,13 +163,13 @@ def read_metadata(directory: Path, step: int) -> dict[str, Any]:
     return json.loads((snapshot_path(Path(directory), step) / _METADATA).read_text())
 
 
-def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any, dict[str, Any]]:
+def load_part(directory: Path, step: int | None, abstract: Any) -> tuple[int, Any, dict[str, Any]]:
     """Loads a part of a state, such as its parameters alone.
 
     Args:
       directory, step: see `load_snapshot`.
-      like: the wanted part at its place in the state: `{"params": …}` for the field `params`. Its
-        leaves are as in `load_snapshot`.
+      abstract: the wanted part at its place in the state: `{"params": …}` for the field `params`.
+        Its leaves are as in `load_snapshot`.
 
     Returns:
       The step, the part and the metadata.
@@ -178,20 +179,20 @@ def load_part(directory: Path, step: int | None, like: Any) -> tuple[int, Any, d
       MismatchError: the snapshot has no such part.
     """
     with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
-        return _load(storage, Path(directory), step, like, alone, partial=True, aside=False)
+        return _load(storage, Path(directory), step, abstract, alone, partial=True, aside=False)
 
 
 def _load(
     storage: ArrayStorage,
     directory: Path,
     step: int | None,
-    like: Any,
+    abstract: Any,
     agree: Agree,
     *,
     partial: bool,
     aside: bool,
 ) -> tuple[int, Any, dict[str, Any]]:
-    plain_like = jax.tree.map(_plain_like, like)
+    plain_like = jax.tree.map(_plain_like, abstract)
     unreadable: dict[int, str] = {}
     while True:
         chosen, metadata = agree(
@@ -206,7 +207,7 @@ def _load(
             cause = str(error).partition("\n")[0]
             unreadable[chosen] = f"it cannot be read ({type(error).__name__}: {cause})"
         else:
-            state = jax.tree.map(_restored, like, unflatten_named(plain_like, named))
+            state = jax.tree.map(_restored, abstract, unflatten_named(plain_like, named))
             return chosen, state, metadata
 
 
@@ -336,17 +337,17 @@ def _plain_like(leaf: Any) -> Any:
     return leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else np.asarray(leaf)
 
 
-def _key_impl(like: Any) -> Any:
+def _key_impl(abstract: Any) -> Any:
     impls: list[Any] = []
     # Traced, since JAX cannot tell it for a ShapeDtypeStruct.
-    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), like)
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), abstract)
     return impls[0]
 
 
-def _restored(like: Any, value: Any) -> Any:
-    if _is_key(like):
-        key = jax.random.wrap_key_data(value, impl=_key_impl(like))
-        return key if placement(like) is None else put(key, placement(like))
-    if isinstance(like, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+def _restored(abstract: Any, value: Any) -> Any:
+    if _is_key(abstract):
+        key = jax.random.wrap_key_data(value, impl=_key_impl(abstract))
+        return key if placement(abstract) is None else put(key, placement(abstract))
+    if isinstance(abstract, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
         return value
-    return type(like)(value.item())
+    return type(abstract)(value.item())

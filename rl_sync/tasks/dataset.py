@@ -100,7 +100,7 @@ class DatasetConfig:
     )
     demonstration: str | None = setting(
         None,
-        "Field that is imitated in the warm-up, by expert rows and by algorithm.name=sft: a text,"
+        "Field that is imitated in SFT, by demonstration rows and by algorithm.name=sft: a text,"
         " or a list of messages; empty for the answer.",
         implied="the format's",
     )

@@ -38,7 +38,7 @@ class DigitsConfig:
     )
     demonstrated: float = setting(
         0.2,
-        "Share of the training problems whose answer is demonstrated in the warm-up.",
+        "Share of the training problems whose answer is demonstrated in SFT.",
         least=0,
         greatest=1,
     )

@@ -26,7 +26,7 @@ class RowFormat:
         field, such as `####\s*(.+)`. None for all of the field.
       choices: the field of a question's options. They are written as lines with letters, in a
         template too, and the answer becomes the letter of the right option.
-      demonstration: the field of the demonstration, which the warm-up imitates; None for the
+      demonstration: the field of the demonstration, which SFT imitates; None for the
         answer.
       tools: the field of the schemas that a demonstration's assistant sees, where the demonstration
         is a list of messages; None for none.

@@ -203,7 +203,7 @@ def _with_short_demonstrations(
     kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
     left_out = len(everything) - len(kept)
     note = (
-        f"{left_out} of {len(everything)} demonstrations are left out of the warm-up: with their"
+        f"{left_out} of {len(everything)} demonstrations are left out of SFT: with their"
         f" end of sequence they are longer than the {max_tokens} tokens that {setting} allows."
     )
     notes = [*problems.notes, *([note] if left_out else [])]

@@ -129,7 +129,7 @@ class ShapesConfig:
     )
     demonstrated: float = setting(
         0.1,
-        "Share of the training problems whose answer is demonstrated in the warm-up.",
+        "Share of the training problems whose answer is demonstrated in SFT.",
         least=0,
         greatest=1,
     )

@@ -22,7 +22,7 @@ class Task:
     Attributes:
       train: problems to train on; `train[i].prompt_id == i`.
       held_out: problems for evaluation; `is_seen` says which of them are trained on too.
-      demonstrations: training problems with answers to imitate in the warm-up, and dialogues as
+      demonstrations: training problems with answers to imitate in SFT, and dialogues as
         tokens; may be empty.
       tokenizer: the tokenizer.
       reward: the expression of the reward; see `rl_sync.rewards.rubric.Rubric`.

@@ -216,7 +216,7 @@ def test_the_cache_of_earlier_turns_is_used_while_slots_allow_it_or_set_aside():
         episodes.generate([_request(turns, seed=(i,)) for i in range(4)])
         return episodes.stats
 
-    roomy, narrow, aside = read(slots=4), read(slots=1), read(slots=1, aside_bytes=1 << 20)
+    roomy, narrow, aside = read(slots=4), read(slots=1), read(slots=1, kv_offload_bytes=1 << 20)
     assert roomy.prefill_tokens == 4 * (len(PROMPT) + 3 * len(TURN))
     assert roomy.evictions == 0
     assert narrow.prefill_tokens > roomy.prefill_tokens

@@ -27,7 +27,7 @@ PROMPT = np.repeat(np.arange(PROMPTS), GROUP_SIZE)
 LENGTHS = np.random.default_rng(1).integers(1, LENGTH + 1, ROWS)
 MASK = np.arange(LENGTH) < LENGTHS[:, None]
 OPTIMIZER = optax.adam(0.1)
-CRITIC = CriticConfig("own", None, coefficient=0.5, clip=0.2, warm_up_steps=0)
+CRITIC = CriticConfig("own", None, coefficient=0.5, clip=0.2, warmup_steps=0)
 
 
 def _logprobs(logits, tokens):

@@ -11,7 +11,7 @@ from rl_sync.learning.batching import Batching
 from rl_sync.models.placement import move
 from rl_sync.models.sharding import Layout
 from tests.actors.test_explorer import EXPLORER, MODEL, TASK, _lease
-from tests.actors.tiny import OPTIMIZER
+from tests.actors.tiny import OPTIMIZER, sft
 from tests.models import tiny
 
 TEMPERATURE, STEPS, GROUPS = 0.7, 3, 4
@@ -31,12 +31,12 @@ def test_without_staleness_and_learning_the_gap_stays_flat():
         end_ids=sampling.stop_ids,
         temperature=TEMPERATURE,
         steps=STEPS,
-        warm_up_steps=STEPS,
+        sft=sft(STEPS),
         microbatch_rows=0,
         logits_bytes=1 << 20,
         layout=Layout.single(),
     )
-    state = trainer.begin(trainer.start(move(params, trainer.like().params)))
+    state = trainer.begin(trainer.start(move(params, trainer.abstract().params)))
     batching = Batching("padded", GROUPS * explorer.group_size, TASK.row_tokens, 2, 0)
     rewards = np.arange(explorer.group_size, dtype=np.float32)
     for step in range(STEPS):

@@ -11,6 +11,7 @@ from rl_sync.actors.reward_trainer import RewardTrainer
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.sft import SftConfig
 from rl_sync.models import heads
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.placement import move
@@ -24,7 +25,7 @@ PAIRS, T = 8, 8
 
 
 def _trainer(on=None, model=REWARD, updates=1, **fields):
-    optimizer = OptimizerConfig(learning_rate=1e-2, ramp_updates=0, updates_per_batch=updates)
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup_updates=0, updates_per_batch=updates)
     given = {
         "model": model,
         "algorithm": ALGORITHMS["reward_model"],
@@ -34,7 +35,7 @@ def _trainer(on=None, model=REWARD, updates=1, **fields):
         "end_ids": (1,),
         "temperature": 1.0,
         "steps": 30,
-        "warm_up_steps": 0,
+        "sft": SftConfig(),
         "microbatch_rows": 0,
         "logits_bytes": 256,
         "layout": on or layout(),
@@ -78,7 +79,7 @@ def _params(model):
 
 
 def _stepped(trainer, batch):
-    placed = move(_params(trainer.model), trainer.like().params)
+    placed = move(_params(trainer.model), trainer.abstract().params)
     return trainer.step(trainer.begin(trainer.start(placed)), trainer.place(batch))
 
 

@@ -305,7 +305,7 @@ def test_the_updates_of_a_step_with_judged_completions_are_taken():
 def test_the_compiled_step_takes_the_same_step():
     trainer = trainer_of(HELD, TWICE)
     largest = Batching("padded", 16, 8, 2, 0).largest()
-    compiled = trainer.compile_step(trainer.like(), largest)
+    compiled = trainer.compile_step(trainer.abstract(), largest)
     batch = batch_of(UNEVEN)
     assert_close(compiled(state_of(trainer), batch)[0], trainer.step(state_of(trainer), batch)[0])
 

@@ -13,7 +13,7 @@ from rl_sync.learning.critic import CriticConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.placement import move
 from rl_sync.storage.snapshots import load_snapshot, save_snapshot
-from tests.actors.tiny import OPTIMIZER
+from tests.actors.tiny import OPTIMIZER, sft
 from tests.actors.training import ALGORITHM, UNEVEN, batch_of, comparable
 from tests.models import tiny
 from tests.models.meshes import layout
@@ -56,7 +56,7 @@ def _trainer(on, **fields):
         "end_ids": (1,),
         "temperature": 0.8,
         "steps": 3,
-        "warm_up_steps": 3,
+        "sft": sft(3),
         "microbatch_rows": 0,
         "logits_bytes": 256,
         "layout": on,
@@ -66,7 +66,7 @@ def _trainer(on, **fields):
 
 def _placed(trainer, params):
     """Makes the state at the start of RL from parameters that were drawn elsewhere."""
-    return trainer.begin(trainer.start(move(params, trainer.like().params)))
+    return trainer.begin(trainer.start(move(params, trainer.abstract().params)))
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fiel
     # Neither microbatches nor what is computed again change what comes out.
     expected, expected_metrics = _on_one_device(dataclasses.replace(model, remat="none"))
     trainer = _trainer(layout(**mesh), model=model, **fields)
-    compiled = trainer.compile_step(trainer.like(), batch)
+    compiled = trainer.compile_step(trainer.abstract(), batch)
     found, metrics = compiled(_placed(trainer, params), batch)
     # Adam divides by the root of a tiny square at first, which magnifies the rounding of sums.
     jax.tree.map(
@@ -90,7 +90,7 @@ def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fiel
     )
     for name, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
-    assert jax.tree.map(_laid_out, found) == jax.tree.map(_laid_out, trainer.like())
+    assert jax.tree.map(_laid_out, found) == jax.tree.map(_laid_out, trainer.abstract())
 
 
 def _laid_out(x):
@@ -127,7 +127,7 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     assert batch.rows.tokens.shape[0] == 16
     assert (batch.rows.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
     expected, expected_metrics = one.step(_placed(one, params), batch_of(UNEVEN, **drawn))
-    found, metrics = mesh.compile_step(mesh.like(), batch)(_placed(mesh, params), batch)
+    found, metrics = mesh.compile_step(mesh.abstract(), batch)(_placed(mesh, params), batch)
     metrics = comparable(metrics, batch)
     expected_metrics = comparable(expected_metrics, batch_of(UNEVEN, **drawn))
     assert ("token_advantages" in metrics) == ALGORITHMS[name].needs_values
@@ -146,17 +146,17 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
 def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path):
     fields = {"offload_reference": True, "offload_optimizer": True}
     trainer = _trainer(layout(fsdp=2), **fields)
-    warming = trainer.start(move(PARAMS, trainer.like().params))
+    warming = trainer.start(move(PARAMS, trainer.abstract().params))
     assert {x.sharding.memory_kind for x in jax.tree.leaves(warming.opt_state[1][0].mu)} == {
         "pinned_host"
     }
-    assert jax.tree.map(_laid_out, warming) == jax.tree.map(_laid_out, trainer.warm_up_like())
+    assert jax.tree.map(_laid_out, warming) == jax.tree.map(_laid_out, trainer.abstract_sft_state())
     state = trainer.begin(warming)
     for tree in (state.ref_params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(tree)} == {"pinned_host"}
     assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {"device"}
     save_snapshot(tmp_path, 0, state, {})
-    _, found, _ = load_snapshot(tmp_path, 0, trainer.like())
+    _, found, _ = load_snapshot(tmp_path, 0, trainer.abstract())
     jax.tree.map(np.testing.assert_array_equal, found, state)
     assert jax.tree.map(_laid_out, found) == jax.tree.map(_laid_out, state)
 
@@ -178,12 +178,12 @@ def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
             assert sizes == {leaf.size // parts}, jax.tree_util.keystr(path)
 
 
-def test_a_warm_up_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
+def test_sft_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     batch = batch_of(params=PARAMS, model=MODEL)
     results = []
     for trainer in (_trainer(layout()), _trainer(layout(data=2, fsdp=2))):
-        state = trainer.start(move(PARAMS, trainer.like().params))
-        results.append(trainer.warm_up_step(state, batch.rows.tokens, batch.rows.completion_mask))
+        state = trainer.start(move(PARAMS, trainer.abstract().params))
+        results.append(trainer.sft_step(state, batch.rows.tokens, batch.rows.completion_mask))
     (expected, expected_metrics), (found, metrics) = results
     np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-5)
     jax.tree.map(

@@ -1,15 +1,14 @@
 """Helpers for the tests of the actors."""
 
 from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.sft import SftConfig
 
 OPTIMIZER = OptimizerConfig(
     name="adamw",
     learning_rate=0.01,
-    warm_up_learning_rate=0.02,
     schedule="constant",
-    warm_up_schedule="constant",
     final_share=0.0,
-    ramp_updates=0,
+    warmup_updates=0,
     b1=0.9,
     b2=0.95,
     weight_decay=0.0,
@@ -17,3 +16,8 @@ OPTIMIZER = OptimizerConfig(
     updates_per_batch=1,
     max_skipped_updates=20,
 )
+
+
+def sft(steps):
+    """Makes settings of SFT at a constant rate."""
+    return SftConfig(steps=steps, learning_rate=0.02, schedule="constant")

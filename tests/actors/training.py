@@ -14,7 +14,7 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import move
 from rl_sync.models.sharding import Layout
 from rl_sync.types import Group
-from tests.actors.tiny import OPTIMIZER
+from tests.actors.tiny import OPTIMIZER, sft
 from tests.models import tiny
 
 MODEL = ModelConfig(
@@ -51,7 +51,7 @@ def trainer_of(algorithm=None, optimizer=None, **fields):
         "end_ids": (1,),
         "temperature": 0.8,
         "steps": STEPS,
-        "warm_up_steps": STEPS,
+        "sft": sft(STEPS),
         "microbatch_rows": 0,
         "logits_bytes": 1 << 20,
         "layout": Layout.single(),
@@ -61,15 +61,15 @@ def trainer_of(algorithm=None, optimizer=None, **fields):
 
 
 def state_of(trainer, params=PARAMS):
-    """Makes a trainer state after its warm-up; a new one each time, since a step donates it."""
-    like = trainer.warm_up_like()._replace(opt_state=None)
-    return trainer.begin(move(TrainState(jnp.int32(0), params, None, None), like))
+    """Makes a trainer state after its SFT; a new one each time, since a step donates it."""
+    abstract = trainer.abstract_sft_state()._replace(opt_state=None)
+    return trainer.begin(move(TrainState(jnp.int32(0), params, None, None), abstract))
 
 
 def fresh_state_of(trainer):
-    """Makes a trainer state before its warm-up; numpy draws it, which compiles nothing."""
-    opt_state = trainer.optimizer.warm_up(trainer.warm_up_steps).init(PARAMS)
-    return move(TrainState(jnp.int32(0), PARAMS, opt_state, None), trainer.warm_up_like())
+    """Makes a trainer state before its SFT; numpy draws it, which compiles nothing."""
+    opt_state = trainer.optimizer.sft(trainer.sft).init(PARAMS)
+    return move(TrainState(jnp.int32(0), PARAMS, opt_state, None), trainer.abstract_sft_state())
 
 
 def group_of(lengths, row_tokens=8, version=0, params=PARAMS, model=MODEL):

@@ -27,7 +27,7 @@ TASK = types.SimpleNamespace(
 def _settings(batching, tensor):
     config = base.get_config()
     config.workdir = "/nowhere"
-    config.warm_up.steps = 0
+    config.sft.steps = 0
     config.sync.mode = "synchronous"
     config.algorithm.name = "grpo"
     config.trainer.update(dict(group_size=4, groups_per_step=1, batching=batching))

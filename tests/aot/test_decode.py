@@ -34,7 +34,7 @@ class Compiled(NamedTuple):
 def _compiled(devices, data, tensor, **sizes):
     config = base.get_config()
     config.model.update(sizes, num_layers=LAYERS, dtype="bfloat16", tie_embeddings=True)
-    config.warm_up.steps = 0
+    config.sft.steps = 0
     config.explorer.mesh.update(data=data, tensor=tensor)
     config.workdir = "/nowhere"
     settings = read_settings(config.to_dict())

@@ -7,7 +7,7 @@ import pytest
 
 from rl_sync.aot.reading import Reading
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.placement import like_cast, param_like
+from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.weights.link import Link
 from tests.models.meshes import RULES
@@ -30,7 +30,7 @@ ROUTES = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 
 def _link(devices: list[jax.Device], source: MeshShape, target: MeshShape) -> Link:
     sides = [
-        like_cast(param_like(MODEL, Layout(shape.mesh(on), RULES)), "bfloat16")
+        cast_abstract(abstract_params(MODEL, Layout(shape.mesh(on), RULES)), "bfloat16")
         for shape, on in (
             (source, devices[: source.devices]),
             (target, devices[source.devices :][: target.devices]),

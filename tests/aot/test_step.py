@@ -27,7 +27,7 @@ TASK = types.SimpleNamespace(
 def settings_of():
     config = base.get_config()
     config.workdir = "/nowhere"
-    config.warm_up.steps = 0
+    config.sft.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
     config.trainer.update(dict(group_size=4, groups_per_step=4, microbatch_rows=8))

@@ -10,7 +10,7 @@ from rl_sync.aot.reading import Reading
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.placement import constrain_like, param_like, shardings
+from rl_sync.models.placement import abstract_params, constrain_like, shardings
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, MeshShape, using
 from tests.models.meshes import RULES
@@ -31,20 +31,20 @@ def _gradient(on: Layout, tied: bool) -> Reading:
     model = ModelConfig(
         V, D, 2, 4, 2, 32, 256, TOKENS, tie_embeddings=tied, dtype="bfloat16", remat="full"
     )
-    forward, like = Forward(model, 1.0, 1 << 22), param_like(model, on)
+    forward, abstract = Forward(model, 1.0, 1 << 22), abstract_params(model, on)
 
     def loss(params, tokens):
-        found = forward.outputs(constrain_like(params, like), None, {}, tokens)
+        found = forward.outputs(constrain_like(params, abstract), None, {}, tokens)
         return (found.logprobs.sum() + 0.1 * found.entropy.sum()), ({}, None)
 
     def by_params(params, tokens):
         return gradient(loss, params, tokens, MICROBATCH_ROWS)[0]
 
-    tokens = on.like(jax.ShapeDtypeStruct((ROWS, TOKENS), jnp.int32), ("batch",))
+    tokens = on.abstract(jax.ShapeDtypeStruct((ROWS, TOKENS), jnp.int32), ("batch",))
     platform = on.mesh.devices.flat[0].platform
     with compiling_for("tpu" if platform == "tpu" else "gpu"), using(on):
-        step = jax.jit(by_params, out_shardings=shardings(like))
-        return Reading.of(step.lower(like, tokens).compile())
+        step = jax.jit(by_params, out_shardings=shardings(abstract))
+        return Reading.of(step.lower(abstract, tokens).compile())
 
 
 def _elements(one):

@@ -391,7 +391,7 @@ def test_the_example_of_the_page_is_a_task(tmp_path, rows):
     config.task.dataset.held_out_fraction = 0.5
     config.model.path = None
     config.tokenizer.path = str(rows[1])
-    config.warm_up.steps = 0
+    config.sft.steps = 0
     task = wiring.load_task(read_settings({**config.to_dict(), "workdir": "somewhere"}))
     assert len(task.demonstrations) == 1
     both = [

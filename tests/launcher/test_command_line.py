@@ -29,7 +29,9 @@ def test_a_pattern_that_fits_no_setting_is_a_mistake_that_gets_the_nearest(capsy
     said = said_here(capsys, "settings", "lerning", "rate")
     assert (said.status, said.out) == (2, "")
     assert "'lerning rate'" in said.err
-    assert said.err.endswith("did you mean critic.learning_rate or optimizer.learning_rate?\n")
+    assert said.err.endswith(
+        "did you mean sft.learning_rate or critic.learning_rate or optimizer.learning_rate?\n"
+    )
 
 
 def test_a_mistake_ends_the_process_with_status_2_and_one_line():
@@ -143,44 +145,44 @@ def test_plan_reads_the_users_own_file(tmp_path, capsys):
 
 
 def test_plan_warns_of_a_policy_that_has_learned_nothing(capsys):
-    done = said_here(capsys, "plan", CONFIG, "--config.warm_up.steps=0")
+    done = said_here(capsys, "plan", CONFIG, "--config.sft.steps=0")
     assert done.status == 0, done.err
     assert "starts at random, without demonstrations (model.path is not set" in done.out
-    assert "--config.warm_up.steps=400" in done.out
+    assert "--config.sft.steps=400" in done.out
     done = said_here(capsys, "plan", "--config=configs/base.py")
     assert done.status == 0, done.err
     assert done.out.count("starts at random, without demonstrations") == 1
 
 
-def test_plan_says_the_supervised_steps_and_both_learning_rates(capsys):
+def test_plan_says_the_sft_steps_and_both_learning_rates(capsys):
     done = said_here(capsys, "plan", CONFIG)
-    assert "400 supervised steps before it, each on 128 demonstrations" in done.out
+    assert "400 SFT steps before it, each on 128 demonstrations" in done.out
     assert "at a learning rate of 0.002 (cosine)" in done.out
     assert "groups of 4 completions, at a learning rate of 0.0014 (cosine)." in done.out
-    done = said_here(capsys, "plan", CONFIG, "--config.warm_up.steps=0")
-    assert "supervised steps before" not in done.out
-    flags = ("--config.warm_up.steps=1", "--config.optimizer.warm_up_schedule=constant")
+    done = said_here(capsys, "plan", CONFIG, "--config.sft.steps=0")
+    assert "SFT steps before" not in done.out
+    flags = ("--config.sft.steps=1", "--config.sft.schedule=constant")
     done = said_here(capsys, "plan", CONFIG, *flags)
-    assert "  1 supervised step before it, each on 128 demonstrations" in done.out
+    assert "  1 SFT step before it, each on 128 demonstrations" in done.out
     assert "at a learning rate of 0.002\n" in done.out
 
 
-def test_plan_warns_of_supervised_steps_that_overwrite_a_checkpoint(capsys):
+def test_plan_warns_of_sft_steps_that_overwrite_a_checkpoint(capsys):
     given = (CONFIG, "--config.model.path=tests/data/models/qwen2", "--config.tokenizer.chat=no")
     done = said_here(capsys, "plan", *given)
     assert done.status == 0, done.err
     assert "WARNING" not in done.out
-    assert "supervised steps" not in done.out
+    assert "SFT steps" not in done.out
     assert "starts at random" not in done.out
-    done = said_here(capsys, "plan", *given, "--config.warm_up.steps=20")
+    high = ("--config.sft.steps=20", "--config.sft.learning_rate=0.002")
+    done = said_here(capsys, "plan", *given, *high)
     assert done.status == 0, done.err
-    assert "20 steps at optimizer.warm_up_learning_rate=0.002, which overwrites" in done.out
-    low = ("--config.warm_up.steps=20", "--config.optimizer.warm_up_learning_rate=2e-5")
-    done = said_here(capsys, "plan", *given, *low)
-    assert "20 supervised steps before it" in done.out
+    assert "20 steps at sft.learning_rate=0.002, which overwrites" in done.out
+    done = said_here(capsys, "plan", *given, "--config.sft.steps=20")
+    assert "20 SFT steps before it" in done.out
     assert "WARNING" not in done.out
-    adapters = ("--config.model.lora.rank=4", "--config.optimizer.warm_up_learning_rate=5e-4")
-    done = said_here(capsys, "plan", *given, "--config.warm_up.steps=20", *adapters)
+    adapters = ("--config.model.lora.rank=4", "--config.sft.learning_rate=5e-4")
+    done = said_here(capsys, "plan", *given, "--config.sft.steps=20", *adapters)
     assert "WARNING" not in done.out
 
 

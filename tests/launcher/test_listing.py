@@ -32,7 +32,7 @@ def test_every_setting_is_listed_once_in_lines_that_a_terminal_has():
     ("pattern", "names"),
     [
         ("trainer.mesh.fsdp", ["trainer.mesh.fsdp"]),
-        ("Ramp Updates", ["optimizer.ramp_updates"]),
+        ("Warmup Updates", ["sft.learning_rate", "optimizer.warmup_updates"]),
         ("adafactor momentum", ["optimizer.b1"]),
         ("multi_explorer", ["sync.mode"]),
         ("rounds of the host", []),

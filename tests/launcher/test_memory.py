@@ -188,7 +188,7 @@ def test_what_is_offloaded_is_apart_from_what_the_device_holds():
 
 def test_caches_set_aside_are_apart_from_what_the_device_holds():
     without = described("explorer", environment__name="guess")
-    found = described("explorer", environment__name="guess", environment__aside_bytes=3000)
+    found = described("explorer", environment__name="guess", environment__kv_offload_bytes=3000)
     assert found == without._replace(apart={"caches set aside": format_bytes(3000)})
 
 
@@ -305,7 +305,7 @@ def test_a_process_on_cpus_has_the_arrays_of_all_its_devices():
 
 def test_a_step_on_cpus_takes_what_its_compiled_program_does():
     config = base.get_config()
-    config.workdir, config.warm_up.steps = "/nowhere", 0
+    config.workdir, config.sft.steps = "/nowhere", 0
     config.model.update({"embed_dim": 128, "num_layers": 8, "mlp_dim": 512, "remat": "full"})
     config.trainer.update({"groups_per_step": 4, "group_size": 4})
     settings = read_settings(config.to_dict())

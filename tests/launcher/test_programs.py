@@ -25,7 +25,7 @@ def test_the_programs_of_each_role_are_counted_for_both_kinds_of_platforms():
         "task__max_completion_tokens": 120,
         "rollout__slots": 16,
         "trainer__batching": "bucketed",
-        "warm_up__steps": 100,
+        "sft__steps": 100,
     }
     found = counted(**sizes)
     on_cpus = found["explorer", "CPUs"]
@@ -33,11 +33,11 @@ def test_the_programs_of_each_role_are_counted_for_both_kinds_of_platforms():
     assert on_cpus == {"empty_slots": 2, "prefill": 1, "insert": 2, "decode": 2, "rearrange": 2}
     assert found["explorer", "accelerators"] == {**on_cpus, "decode": 4}
     trainer = found["trainer", "CPUs"]
-    assert trainer["training"] == trainer["warm-up"] == 7
+    assert trainer["training"] == trainer["sft"] == 7
     assert found["trainer", "accelerators"]["evaluation"] > trainer["evaluation"]
 
 
 def test_a_run_without_rollouts_has_a_trainer_alone():
-    fields = {"algorithm__name": "sft", "warm_up__steps": 0}
+    fields = {"algorithm__name": "sft", "sft__steps": 0}
     assert {role for role, _ in counted(**fields)} == {"trainer"}
-    assert "warm-up" not in counted(**fields)["trainer", "CPUs"]
+    assert "sft" not in counted(**fields)["trainer", "CPUs"]

@@ -167,20 +167,20 @@ def snapshot(settings, name):
     [
         ([], None, "", "Nothing was trained yet, so there is nothing to go on from"),
         ([], status_of(phase="start", done=0), "", "Nothing was trained yet"),
-        ([], status_of("warm_up", phase="warm-up", done=0), "", "Nothing was trained yet"),
+        ([], status_of("sft", phase="sft", done=0), "", "Nothing was trained yet"),
         (
             [],
-            status_of("warm_up", phase="warm-up", done=7),
-            "warm-up steps 1 to 7",
+            status_of("sft", phase="sft", done=7),
+            "SFT steps 1 to 7",
             "Nothing was saved yet",
         ),
         (
-            ["warm_up/snapshot_00000005"],
-            status_of("warm_up", phase="warm-up", done=7),
-            "warm-up steps 6 to 7",
-            "To go on from warm-up step 5,",
+            ["sft/snapshot_00000005"],
+            status_of("sft", phase="sft", done=7),
+            "SFT steps 6 to 7",
+            "To go on from SFT step 5,",
         ),
-        ([], status_of("idle", done=1), "the warm-up and trainer step 1", "Nothing was saved yet"),
+        ([], status_of("idle", done=1), "SFT and trainer step 1", "Nothing was saved yet"),
         (
             ["snapshot_00000003", "snapshot_00000002"],
             status_of("idle", done=4),

@@ -41,19 +41,19 @@ def prepare(workdir, **fields):
 
 @pytest.fixture
 def began(tmp_path):
-    """Makes a directory whose run left a snapshot of so many trainer or warm-up steps."""
+    """Makes a directory whose run left a snapshot of so many trainer or SFT steps."""
     directory = Workdir(tmp_path / "run")
     Path(directory).mkdir()
 
-    def begin(step=STEP, warm_up=None, **fields):
+    def begin(step=STEP, sft_step=None, **fields):
         assert prepare(directory, **fields) is None
         settings = read_settings(json.loads(directory.config.read_text()))
         model = wiring.trainer_model(settings, wiring.load_task(settings))
         shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         state = {"step": jnp.int32(0), "params": params}
-        if warm_up is not None:
-            save_snapshot(directory.warm_up_snapshots, warm_up, state, {})
+        if sft_step is not None:
+            save_snapshot(directory.sft_snapshots, sft_step, state, {})
         else:
             save_snapshot(directory.snapshots, step, state, {})
         return directory
@@ -101,7 +101,7 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
     former = directory.config.read_text()
     changed = {"sync__mode": "asynchronous", "optimizer__learning_rate": 1e-5}
     resumption = prepare(directory, launch__resume_changed=True, **changed)
-    assert (resumption.warm_up, resumption.step) == (None, STEP)
+    assert (resumption.sft_step, resumption.step) == (None, STEP)
     told = str(resumption).splitlines()
     assert told[:2] == [
         f"Goes on from trainer step {STEP}.",
@@ -131,7 +131,7 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
 def test_a_jump_of_the_learning_rate_is_told_with_both_rates_and_the_way_to_avoid_it(
     began, first, then, horizon
 ):
-    course = {"optimizer__schedule": "cosine", "optimizer__ramp_updates": 0}
+    course = {"optimizer__schedule": "cosine", "optimizer__warmup_updates": 0}
     directory = began(**first, **course)
     settings = read_settings(json.loads(directory.config.read_text()))
     taken = STEP * settings.optimizer.updates_per_batch
@@ -163,20 +163,20 @@ def test_a_learning_rate_that_stays_as_it_was_is_not_told(began, course, kept):
         {"trainer__steps": 40, "checkpoint__every_steps": 0, "evaluation__every_steps": 2},
         {"launch__wait_secs": 1.0, "master__lease_secs": 9.0, "replay__backend": "embedded"},
         {"sync__transfer": "checkpoint", "explorer__count": 2},
-        {"warm_up__steps": 9, "warm_up__batch_size": 2, "optimizer__warm_up_learning_rate": 1.0},
+        {"sft__steps": 9, "sft__batch_size": 2, "sft__learning_rate": 1.0},
     ],
 )
 def test_what_says_where_how_fast_and_how_long_may_change(began, fields):
     assert prepare(began(), **fields).step == STEP
 
 
-def test_in_the_warm_up_its_length_may_change_and_its_batches_may_not(began):
-    directory = began(warm_up=3)
-    resumption = prepare(directory, warm_up__steps=9)
-    assert (resumption.warm_up, resumption.step) == (3, None)
-    assert str(resumption).startswith("Goes on from warm-up step 3.\n  with warm_up.steps: 4 there")
-    with pytest.raises(ConfigError, match=r"warm_up.batch_size: 128 there, 2 here"):
-        prepare(directory, warm_up__steps=9, warm_up__batch_size=2)
+def test_in_sft_its_length_may_change_and_its_batches_may_not(began):
+    directory = began(sft_step=3)
+    resumption = prepare(directory, sft__steps=9)
+    assert (resumption.sft_step, resumption.step) == (3, None)
+    assert str(resumption).startswith("Goes on from SFT step 3.\n  with sft.steps: 4 there")
+    with pytest.raises(ConfigError, match=r"sft.batch_size: 128 there, 2 here"):
+        prepare(directory, sft__steps=9, sft__batch_size=2)
 
 
 @pytest.mark.parametrize("fields", [{"model__embed_dim": 64}, {"model__num_layers": 2}])
@@ -250,10 +250,10 @@ def test_a_run_none_of_whose_snapshots_is_whole_does_not_begin_anew(twice):
     assert len(list(directory.snapshots.iterdir())) == 2
 
 
-def test_a_warm_up_does_not_go_on_from_a_damaged_snapshot(began):
-    directory = began(warm_up=3)
-    (snapshot_path(directory.warm_up_snapshots, 3) / "metadata.json").unlink()
-    with pytest.raises(ConfigError, match=r"No snapshot in .*/checkpoints/warm_up is whole"):
+def test_sft_does_not_go_on_from_a_damaged_snapshot(began):
+    directory = began(sft_step=3)
+    (snapshot_path(directory.sft_snapshots, 3) / "metadata.json").unlink()
+    with pytest.raises(ConfigError, match=r"No snapshot in .*/checkpoints/sft is whole"):
         prepare(directory)
 
 

@@ -67,7 +67,7 @@ def test_overlong_completions_have_their_reward_lowered():
     ("change", "kept"),
     [
         ({"mask_truncated": True}, [1, 0, 1, 1]),
-        ({"need_spread": True}, [1, 1, 0, 0]),
+        ({"filter_zero_variance": True}, [1, 1, 0, 0]),
         ({"group_mean_low": 0.6}, [0, 0, 0, 0]),
         ({"group_mean_high": 0.5}, [1, 1, 1, 1]),
         ({"extremes": 2}, [1, 1, 1, 1]),

@@ -27,7 +27,7 @@ from tests.actors.training import (
 )
 from tests.models import tiny
 
-CRITIC = CriticConfig("own", learning_rate=None, coefficient=0.5, clip=0.2, warm_up_steps=0)
+CRITIC = CriticConfig("own", learning_rate=None, coefficient=0.5, clip=0.2, warmup_steps=0)
 PPO = dataclasses.asdict(ALGORITHMS["ppo"]) | {"allow_unsafe": True}
 KINDS = ("own", "head")
 _scalars = jax.jit(heads.token_scalars, static_argnums=0)
@@ -100,7 +100,7 @@ def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they
 
 def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_goes_on(tmp_path):
     """With what holds the policy to its reference; from a snapshot the same bits follow."""
-    critic = {"warm_up_steps": 20, "clip": 0.0}
+    critic = {"warmup_steps": 20, "clip": 0.0}
     trainer = _ppo("own", critic, {"kl_target": 0.01}, microbatch_rows=8, steps=21)
     state, batch, losses = state_of(trainer), batch_of(UNEVEN), []
     for _ in range(20):
@@ -113,7 +113,7 @@ def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_g
     assert counts == [0, 40]
     assert state.kl_coefficient == 0.5
     save_snapshot(tmp_path, 20, state, {})
-    _, restored, _ = load_snapshot(tmp_path, 20, trainer.like())
+    _, restored, _ = load_snapshot(tmp_path, 20, trainer.abstract())
     expected, found = (trainer.step(one, batch) for one in (state, restored))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0].params, PARAMS)))
@@ -151,7 +151,7 @@ def test_with_lora_the_critic_s_own_model_is_adapters_on_the_same_base():
         ({"coefficient": 0.0}, "critic.coefficient=0 must be above 0"),
         ({"learning_rate": -1.0}, "critic.learning_rate=-1 must be at least 0"),
         ({"clip": -0.1}, "critic.clip=-0.1 must be at least 0"),
-        ({"warm_up_steps": -1}, "critic.warm_up_steps=-1 must be at least 0"),
+        ({"warmup_steps": -1}, "critic.warmup_steps=-1 must be at least 0"),
     ],
 )
 def test_a_critic_that_cannot_be_is_refused(change, message):

@@ -32,20 +32,22 @@ def test_the_mean_is_over_all_tokens_of_demonstrations_and_its_gradient_has_its_
     microbatch_rows,
 ):
     table = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
-    descent = jnp.array([1.0, 2.0, 3.0, 4.0])
+    gradients = jnp.array([1.0, 2.0, 3.0, 4.0])
     found, metrics = imitation.mix_in(
-        descent, lambda table, tokens: table[tokens], table, Demonstrations(TOKENS, MASK), 0.25,
+        gradients, lambda table, tokens: table[tokens], table, Demonstrations(TOKENS, MASK), 0.25,
         microbatch_rows,
     )  # fmt: skip
     counts = np.array([0, 3, 1, 2])
-    np.testing.assert_allclose(found, 0.75 * descent - 0.25 * counts / 6, rtol=1e-6)
+    np.testing.assert_allclose(found, 0.75 * gradients - 0.25 * counts / 6, rtol=1e-6)
     loss = -(counts * table).sum() / 6
     np.testing.assert_allclose(metrics["demonstration_loss"], loss, rtol=1e-6)
 
 
 def test_a_step_on_demonstrations_alone_takes_their_gradient():
     """With μ = 1, in microbatches: the mean over all their tokens, at temperature 1."""
-    trainer = trainer_of({"expert_rows": 8, "expert_coefficient": 1.0}, microbatch_rows=2)
+    trainer = trainer_of(
+        {"demonstration_rows": 8, "demonstration_coefficient": 1.0}, microbatch_rows=2
+    )
     batch, state = batch_of(UNEVEN), state_of(trainer)
     demonstrations = Demonstrations(batch.rows.tokens[:8], batch.rows.completion_mask[:8])
 

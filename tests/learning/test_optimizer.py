@@ -7,9 +7,11 @@ import pytest
 
 from rl_sync.learning.opt_state import updates_taken
 from rl_sync.learning.optimizer import OPTIMIZERS
+from rl_sync.learning.sft import SftConfig
 from tests.actors.tiny import OPTIMIZER
 
-CONFIG = dataclasses.replace(OPTIMIZER, learning_rate=0.4, warm_up_learning_rate=0.2)
+CONFIG = dataclasses.replace(OPTIMIZER, learning_rate=0.4)
+SFT = SftConfig(steps=4, learning_rate=0.2, schedule="constant")
 
 
 def _moved(transformation, updates, start=0.0):
@@ -26,16 +28,16 @@ def _rl(updates, **fields):
     return _moved(dataclasses.replace(CONFIG, **fields).reinforcement(updates), updates)
 
 
-def test_the_ramp_gives_each_update_its_share_and_no_update_is_lost():
-    np.testing.assert_allclose(_rl(6, ramp_updates=4), [0.1, 0.2, 0.3, 0.4, 0.4, 0.4], rtol=1e-4)
+def test_the_warmup_gives_each_update_its_share_and_no_update_is_lost():
+    np.testing.assert_allclose(_rl(6, warmup_updates=4), [0.1, 0.2, 0.3, 0.4, 0.4, 0.4], rtol=1e-4)
     np.testing.assert_allclose(_rl(3), [0.4] * 3, rtol=1e-4)
 
 
-def test_the_linear_schedule_falls_after_the_ramp_to_its_share_at_the_end_of_the_run():
-    fields = {"schedule": "linear", "ramp_updates": 3}
-    ramp = [0.4 / 3, 0.8 / 3]
-    np.testing.assert_allclose(_rl(6, **fields), [*ramp, 0.4, 0.3, 0.2, 0.1], rtol=1e-4)
-    np.testing.assert_allclose(_rl(4, **fields, final_share=0.5), [*ramp, 0.4, 0.3], rtol=1e-4)
+def test_the_linear_schedule_falls_after_the_warmup_to_its_share_at_the_end_of_the_run():
+    fields = {"schedule": "linear", "warmup_updates": 3}
+    warmup = [0.4 / 3, 0.8 / 3]
+    np.testing.assert_allclose(_rl(6, **fields), [*warmup, 0.4, 0.3, 0.2, 0.1], rtol=1e-4)
+    np.testing.assert_allclose(_rl(4, **fields, final_share=0.5), [*warmup, 0.4, 0.3], rtol=1e-4)
 
 
 def test_the_cosine_schedule_falls_as_half_a_cosine():
@@ -43,16 +45,16 @@ def test_the_cosine_schedule_falls_as_half_a_cosine():
     np.testing.assert_allclose(_rl(4, schedule="cosine"), expected, rtol=1e-4)
 
 
-def test_a_run_that_is_shorter_than_its_ramp_is_all_ramp():
-    np.testing.assert_allclose(_rl(2, schedule="linear", ramp_updates=4), [0.1, 0.2], rtol=1e-4)
+def test_a_run_that_is_shorter_than_its_warmup_is_all_warmup():
+    np.testing.assert_allclose(_rl(2, schedule="linear", warmup_updates=4), [0.1, 0.2], rtol=1e-4)
 
 
-def test_the_warm_up_has_a_rate_and_a_schedule_of_its_own():
-    config = dataclasses.replace(CONFIG, schedule="linear")
-    np.testing.assert_allclose(_moved(config.warm_up(4), 4), [0.2] * 4, rtol=1e-4)
-    cooled = dataclasses.replace(CONFIG, warm_up_schedule="cosine", final_share=0.5)
+def test_sft_has_a_rate_and_a_schedule_of_its_own():
+    config = dataclasses.replace(CONFIG, schedule="linear", final_share=0.5)
+    np.testing.assert_allclose(_moved(config.sft(SFT), 4), [0.2] * 4, rtol=1e-4)
+    cooled = dataclasses.replace(SFT, schedule="cosine")
     expected = 0.1 * (1 + np.cos(np.pi * np.arange(4) / 4))
-    np.testing.assert_allclose(_moved(cooled.warm_up(4), 4), expected, rtol=1e-4)
+    np.testing.assert_allclose(_moved(config.sft(cooled), 4), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

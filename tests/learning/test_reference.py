@@ -62,7 +62,7 @@ def test_each_step_has_in_its_loss_the_weight_that_the_one_before_left():
         penalty = metrics["loss"] - metrics["policy_loss"]
         np.testing.assert_allclose(penalty, weight * metrics["kl_reference"], rtol=1e-3)
     np.testing.assert_allclose(state.kl_coefficient, 0.6655, rtol=1e-5)
-    assert trainer.like().kl_coefficient.shape == ()
+    assert trainer.abstract().kl_coefficient.shape == ()
 
 
 def test_a_divergence_in_the_reward_has_the_weight_of_the_state_too():

@@ -236,7 +236,7 @@ def test_a_step_is_that_of_rows_of_their_own(name, model, changes, fields):
     assert batch.rows.tokens.shape[0] < 16
     padded = _batch("padded", groups)
     expected, expected_metrics = one.step(_placed(one, params), padded)
-    found, metrics = other.compile_step(other.like(), batch)(_placed(other, params), batch)
+    found, metrics = other.compile_step(other.abstract(), batch)(_placed(other, params), batch)
     expected_metrics, metrics = comparable(expected_metrics, padded), comparable(metrics, batch)
     for key, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
@@ -248,4 +248,4 @@ def test_a_step_is_that_of_rows_of_their_own(name, model, changes, fields):
 
 def _placed(trainer, params):
     """Makes the state at the start of RL from parameters that were drawn elsewhere."""
-    return trainer.begin(trainer.start(move(params, trainer.like().params)))
+    return trainer.begin(trainer.start(move(params, trainer.abstract().params)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models.config import Lora
-from rl_sync.models.placement import param_like, shardings, undivided
+from rl_sync.models.placement import abstract_params, shardings, undivided
 from rl_sync.models.sharding import using
 from rl_sync.models.transformer import hidden_states, logits
 from tests.models import tiny
@@ -39,9 +39,9 @@ def test_values_and_gradients_are_those_of_one_device(mesh, changes):
         return jax.nn.log_softmax(scores)[..., 3].sum()
 
     expected = loss(params)
-    like = param_like(config, on)
+    abstract = abstract_params(config, on)
     with using(on):
-        found = loss(jax.device_put(params, shardings(like)))
+        found = loss(jax.device_put(params, shardings(abstract)))
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         one = jax.device_get(one)  # Of devices that are not those of the other.
         np.testing.assert_allclose(one, other, atol=1e-5 * float(jnp.abs(other).max()))
@@ -49,7 +49,7 @@ def test_values_and_gradients_are_those_of_one_device(mesh, changes):
 
 def test_each_device_has_one_kv_head_and_its_share_of_the_output_kernel():
     on = layout(tensor=4).grouped(2)
-    block = param_like(CONFIG, on)["blocks"]["attention"]
+    block = abstract_params(CONFIG, on)["blocks"]["attention"]
     shapes = {name: leaf.sharding.shard_shape(leaf.shape) for name, leaf in block.items()}
     assert shapes == {"qkv": (1, 16, 1, 4 + 2, 4), "out": (1, 1, 4 // 2, 4, 16)}
     # A plan knows without being told.
@@ -62,4 +62,4 @@ def test_each_device_has_one_kv_head_and_its_share_of_the_output_kernel():
 
 def test_transfers_know_the_regions_of_such_devices():
     on = layout(tensor=4).grouped(2)
-    assert_regions(list(on.mesh.devices.flat), param_like(CONFIG, on))
+    assert_regions(list(on.mesh.devices.flat), abstract_params(CONFIG, on))

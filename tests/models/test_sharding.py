@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.models.placement import param_like, undivided
+from rl_sync.models.placement import abstract_params, undivided
 from rl_sync.models.sharding import Layout, MeshShape, constrain, using
 from rl_sync.models.shards import by_rows
 from tests.models import tiny
@@ -49,8 +49,8 @@ def test_what_cannot_be_cut_is_named():
 
 @pytest.mark.parametrize("sizes", [{"fsdp": 2, "tensor": 2}, {"tensor": 4}])
 def test_a_mesh_without_devices_plans_what_one_with_devices_does(sizes):
-    planned = param_like(tiny.CONFIG, Layout(MeshShape(**sizes).abstract(), RULES))
-    real = param_like(tiny.CONFIG, layout(**sizes))
+    planned = abstract_params(tiny.CONFIG, Layout(MeshShape(**sizes).abstract(), RULES))
+    real = abstract_params(tiny.CONFIG, layout(**sizes))
     parts = [
         jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), tree) for tree in (planned, real)
     ]
@@ -82,7 +82,7 @@ def test_a_forward_pass_gathers_no_parameter_where_the_mesh_cuts_tensors(tensor)
             return tiny.forward(config, params, tokens)
 
     tokens = jax.ShapeDtypeStruct((4, 8), np.int32, sharding=on.repeated)
-    text = jax.jit(forward).lower(param_like(config, on), tokens).compile().as_text()
+    text = jax.jit(forward).lower(abstract_params(config, on), tokens).compile().as_text()
     assert "all-reduce" in text
     assert not any(name in text for name in ("all-gather", "all-to-all", "collective-permute"))
 

@@ -138,7 +138,7 @@ def test_a_lookup_in_shards_is_one_in_the_table(on, rows, vocab):
 def _compiled(on, function, *shapes):
     """Reads a function of the matrix and of other arrays, which are cut by rows."""
     matrix, *others = shapes
-    given = [on.like(matrix, ("vocab", "embed")), *(on.like(x, ("batch",)) for x in others)]
+    given = [on.abstract(matrix, ("vocab", "embed")), *(on.abstract(x, ("batch",)) for x in others)]
     return Reading.of(jax.jit(function).lower(*given).compile())
 
 

@@ -35,16 +35,16 @@ TINY = {
     "model.mlp_dim": 64,
     "launch.colocate": True,
     "replay.backend": "embedded",
-    "warm_up.steps": 2,
+    "sft.steps": 2,
     "evaluation.problems": 8,
     "reward.workers": 1,
 }
 SMALL = {
     "own_reward": {"STEPS": 2, "CHANGES": {**TINY, "trainer.groups_per_step": 4}},
-    "environment": {"STEPS": 2, "WARM_UP": 20, "CHANGES": TINY},
+    "environment": {"STEPS": 2, "SFT": 20, "CHANGES": TINY},
     "four_modes": {
         "STEPS": 3,
-        "CHANGES": {"replay.backend": "embedded", "warm_up.steps": 2, "evaluation.problems": 8},
+        "CHANGES": {"replay.backend": "embedded", "sft.steps": 2, "evaluation.problems": 8},
     },
     "staleness": {"STEPS": 4, "STALENESS": 2, "SEEDS": [0, 1], "CHANGES": TINY},
     "lora_huggingface": {
@@ -247,9 +247,7 @@ def test_a_kernel_executes_a_notebook(name, execute, tmp_path):
 
 def test_an_unknown_setting_is_named(execute):
     book = nbformat.read(PATHS[0], as_version=4)
-    with pytest.raises(
-        ValueError, match="STEP is not a setting; there are CHANGES, STEPS, WARM_UP"
-    ):
+    with pytest.raises(ValueError, match="STEP is not a setting; there are CHANGES, STEPS, SFT"):
         execute.with_settings(book, {"STEP": 1})
 
 

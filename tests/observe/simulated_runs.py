@@ -28,7 +28,7 @@ def write_spans(workdir: Path, spans: list[Span]) -> None:
 
 
 def simulate(mode: str, steps: int = 12, explorers: int | None = None, **sync: int) -> list[Span]:
-    """Simulates `steps` trainer steps in a mode, after a warm-up and an evaluation."""
+    """Simulates `steps` trainer steps in a mode, after SFT and an evaluation."""
     schedule = schedules.resolve(mode, **sync)
     if schedule.pull == "exact":
         spans = _exact(schedule, steps)
@@ -36,7 +36,7 @@ def simulate(mode: str, steps: int = 12, explorers: int | None = None, **sync: i
         spans = _latest(schedule, steps, explorers or (3 if mode == "multi_explorer" else 1))
     spans += [
         Span("trainer", SpanKind.COMPILE, START_SECS, START_SECS + 2.5),
-        Span("trainer", SpanKind.WARM_UP, START_SECS + 2.5, START_SECS + 9.0, {"step": 100}),
+        Span("trainer", SpanKind.SFT, START_SECS + 2.5, START_SECS + 9.0, {"step": 100}),
         Span("trainer", SpanKind.EVALUATION, START_SECS + 9.0, START_SECS + 9.8, {"step": 0}),
     ]
     return sorted(spans, key=lambda span: span.start_secs)

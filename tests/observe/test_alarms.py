@@ -224,7 +224,7 @@ def test_the_history_of_a_run_has_the_fall_with_its_numbers_in_whatever_order_li
         {**_evaluated(17, 150), "phase": "evaluation", "step": 4},
     ]
     steps = [{**HEALTHY, "phase": "rl", "step": step} for step in range(1, 5)]
-    warm = [{"phase": "warm_up", "step": 100, "loss": 1.0}]
+    warm = [{"phase": "sft", "step": 100, "loss": 1.0}]
     for lines in (warm + evaluations + steps, steps + warm + evaluations[::-1]):
         (period,) = history(lines, LIMITS)
         assert (period.first_step, period.last_step) == (2, 4) == (2, alarms.last_step(lines))

@@ -66,7 +66,7 @@ def test_a_status_of_which_nothing_is_known_yet_renders():
         (RoleStatus("explorer3", "rollout", 1, step=7), "rollout e7"),
         (RoleStatus("trainer", "sync_checkpoint", 1, version=4), "sync v4"),
         (RoleStatus("explorer1", "sync_server", 1, version=4), "sync v4"),
-        (RoleStatus("trainer", "warm_up", 1, step=7), "warm-up"),
+        (RoleStatus("trainer", "sft", 1, step=7), "sft"),
         (RoleStatus("trainer", "evaluation", 1, step=7, done=64, of=500), "evaluation 64/500"),
         (RoleStatus("explorer1", "compile", 1, done=3), "compile 3"),
         (
@@ -107,9 +107,9 @@ def test_the_plain_line_says_it_all():
     )
 
 
-def test_a_warm_up_is_shown_with_its_own_steps_and_its_loss():
-    status = RunStatus("warm-up", 120, 400, (RoleStatus("trainer", "warm_up", 4.0),), loss=0.3512)
-    assert plain_line(status) == "[0:00] warm-up 120/400, loss 0.351 | trainer: warm-up"
+def test_sft_is_shown_with_its_own_steps_and_its_loss():
+    status = RunStatus("sft", 120, 400, (RoleStatus("trainer", "sft", 4.0),), loss=0.3512)
+    assert plain_line(status) == "[0:00] sft 120/400, loss 0.351 | trainer: SFT"
     assert "step 120/400, loss 0.351" in _text(status)
 
 

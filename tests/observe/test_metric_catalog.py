@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("evaluation", "pass@4_low", "pass@K"),
         ("evaluation", "accuracy/algebra_high", "accuracy/CATEGORY"),
         ("rl", "reward_median", None),
-        ("warm_up", "reward_mean", None),
+        ("sft", "reward_mean", None),
     ],
 )
 def test_a_name_is_found_whole_or_by_its_parts(phase, name, described):

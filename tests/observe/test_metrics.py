@@ -20,7 +20,7 @@ def _strict(constant: str) -> None:
 
 def test_metrics_read_back_as_written_by_phase(tmp_path):
     with MetricsWriter(tmp_path) as writer:
-        writer.write("warm_up", 1, {"loss": np.float32(2.5)})
+        writer.write("sft", 1, {"loss": np.float32(2.5)})
         writer.write("rl", 1, {"reward": 0.25, "groups": np.int64(8), "note": "first"})
         writer.write("rl", 2, {"reward": 0.5})
     rl = read_metrics(tmp_path, "rl")
@@ -79,7 +79,7 @@ def test_tensorboard_gets_the_finite_numbers(tmp_path):
 
 def test_of_steps_that_were_taken_again_after_a_crash_the_later_lines_count(tmp_path):
     with MetricsWriter(tmp_path) as writer:
-        writer.write("warm_up", 100, {"loss": 1.0})
+        writer.write("sft", 100, {"loss": 1.0})
         writer.write("evaluation", 0, {"accuracy": 0.1})
         for step in (1, 2, 3):
             writer.write("rl", step, {"reward": 0.0})
@@ -88,25 +88,25 @@ def test_of_steps_that_were_taken_again_after_a_crash_the_later_lines_count(tmp_
         writer.resume(1)
         writer.write("rl", 2, {"reward": 0.5})
     lines = [(line["phase"], line["step"]) for line in read_metrics(tmp_path)]
-    assert lines == [("warm_up", 100), ("evaluation", 0), ("rl", 1), ("rl", 2)]
+    assert lines == [("sft", 100), ("evaluation", 0), ("rl", 1), ("rl", 2)]
     assert read_metrics(tmp_path, "rl")[-1]["reward"] == 0.5
 
 
-def test_a_warm_up_that_went_on_makes_void_all_that_followed_its_snapshot(tmp_path):
+def test_sft_that_went_on_makes_void_all_that_followed_its_snapshot(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         for step in (100, 200):
-            writer.write("warm_up", step, {"loss": 1.0})
+            writer.write("sft", step, {"loss": 1.0})
         writer.write("evaluation", 0, {"accuracy": 0.1})
         writer.write("rl", 1, {"reward": 0.0})
-        writer.resume(0, warm_up=150)
-        writer.write("warm_up", 200, {"loss": 0.5})
+        writer.resume(0, sft_step=150)
+        writer.write("sft", 200, {"loss": 0.5})
     lines = [(line["step"], line["loss"]) for line in read_metrics(tmp_path)]
     assert lines == [(100, 1.0), (200, 0.5)]
 
 
-def test_tensorboard_is_told_to_forget_later_steps_but_not_those_of_the_warm_up(tmp_path):
+def test_tensorboard_is_told_to_forget_later_steps_but_not_those_of_sft(tmp_path):
     with MetricsWriter(tmp_path) as writer:
-        writer.write("warm_up", 100, {"loss": 1.5})
+        writer.write("sft", 100, {"loss": 1.5})
         writer.resume(7)
         writer.write("rl", 8, {"reward": 0.75})
     newest = max((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
@@ -114,7 +114,7 @@ def test_tensorboard_is_told_to_forget_later_steps_but_not_those_of_the_warm_up(
     assert [event.step for event in events if event.HasField("session_log")] == [8]
     points = [(value.tag, event.step) for event in events for value in event.summary.value]
     # TensorBoard drops the first one too, whose step is greater.
-    assert points == [("warm_up/loss", 100), ("warm_up/loss", 100), ("rl/reward", 8)]
+    assert points == [("sft/loss", 100), ("sft/loss", 100), ("rl/reward", 8)]
 
 
 def _events(path):

@@ -279,15 +279,15 @@ def test_a_run_that_went_on_where_it_was_stopped_loses_nothing_but_the_pause(tmp
     assert trains == [(1, 100.0), (2, 101.0), (3, 103.0), (4, 104.0)]
 
 
-def test_a_warm_up_that_went_on_from_its_snapshot_makes_void_what_came_after_it(tmp_path):
-    warm_up = [(SpanKind.WARM_UP, 100.0, 110.0, {"step": 1, "last_step": 7})]
-    _attempt(tmp_path, "trainer", [*warm_up, *_steps(1, 2, 120.0)])
-    again = [(SpanKind.WARM_UP, 501.0, 505.0, {"step": 8, "last_step": 10})]
+def test_sft_that_went_on_from_its_snapshot_makes_void_what_came_after_it(tmp_path):
+    sft_step = [(SpanKind.SFT, 100.0, 110.0, {"step": 1, "last_step": 7})]
+    _attempt(tmp_path, "trainer", [*sft_step, *_steps(1, 2, 120.0)])
+    again = [(SpanKind.SFT, 501.0, 505.0, {"step": 8, "last_step": 10})]
     _attempt(tmp_path, "trainer", [*again, *_steps(1, 2, 506.0)], (0, 7), began=500.0)
     found = [(str(s.kind), s.step, s.start_secs) for s in read_spans(tmp_path)]
     assert found == [
-        ("warm_up", 1, 100.0),
-        ("warm_up", 8, 111.0),
+        ("sft", 1, 100.0),
+        ("sft", 8, 111.0),
         ("train", 1, 116.0),
         ("train", 2, 117.0),
     ]

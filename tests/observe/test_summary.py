@@ -45,7 +45,7 @@ def test_what_of_a_wait_no_work_covers():
 
 def _hand_made_run() -> list[Span]:
     return [
-        _span(0, 5, SpanKind.WARM_UP, "trainer"),
+        _span(0, 5, SpanKind.SFT, "trainer"),
         _span(10, 14, step=1, version=0, tokens=100, leases=[0, 1]),
         _span(14, 16, SpanKind.WAIT, reason="synchronization"),
         _span(16, 18, step=2, version=1, tokens=60, leases=[2, 3]),

@@ -164,13 +164,13 @@ def test_a_window_in_seconds_counts_from_the_first_span(tmp_path):
     origin = spans[0].start_secs
     axes = draw(spans, (origin + 2.0, origin + 9.0), "").axes[0]
     assert axes.get_xlim() == pytest.approx((2.0, 9.0))
-    assert "warm-up" in _texts(axes)
+    assert "sft" in _texts(axes)
     png, _ = draw_timeline(tmp_path, start_secs=2.0, end_secs=9.0)
     assert png.exists()
 
 
 def test_a_run_that_has_only_warmed_up_is_drawn_whole(tmp_path):
-    write_spans(tmp_path, [Span("trainer", SpanKind.WARM_UP, 5.0, 9.0, {})])
+    write_spans(tmp_path, [Span("trainer", SpanKind.SFT, 5.0, 9.0, {})])
     png, _ = draw_timeline(tmp_path)
     assert png.exists()
 

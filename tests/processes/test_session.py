@@ -111,7 +111,7 @@ def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
     with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
         facts = {"step": 60, "loss": 0.3}
         session = SimpleNamespace(role="trainer", spans=spans, facts=facts, _progress=None)
-        with spans.span(SpanKind.WARM_UP, step=51):
+        with spans.span(SpanKind.SFT, step=51):
             assert Session.status(session).step == 60
         with spans.span(SpanKind.TRAIN, step=1):
             assert (Session.status(session).activity, Session.status(session).step) == ("train", 1)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.models.placement import param_like, shardings
+from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.sharding import using
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
@@ -49,12 +49,14 @@ def counts(stats):
 
 
 @pytest.mark.parametrize(
-    ("aside_bytes", "options"),
+    ("kv_offload_bytes", "options"),
     [(ROOMY, {}), (4 * ROW_BYTES, {"chunk_tokens": 1, "stepped_tokens": 3})],
     ids=["roomy", "drops"],
 )
-def test_restored_caches_draw_what_a_request_with_all_tokens_so_far_would(aside_bytes, options):
-    engine = make_engine(decode=decode, slots=3, aside_bytes=aside_bytes, **options)
+def test_restored_caches_draw_what_a_request_with_all_tokens_so_far_would(
+    kv_offload_bytes, options
+):
+    engine = make_engine(decode=decode, slots=3, kv_offload_bytes=kv_offload_bytes, **options)
     played = play_episodes(engine, count=12, turns=5, rng=np.random.default_rng(1))
     expected = make_engine(decode=decode, slots=64).generate(
         [dataclasses.replace(request, held=False) for request, _ in played]
@@ -64,14 +66,14 @@ def test_restored_caches_draw_what_a_request_with_all_tokens_so_far_would(aside_
     stats = engine.stats
     assert stats.set_aside <= stats.evictions
     assert 0 < stats.restored < stats.set_aside, "of the last turns nothing is restored"
-    assert (stats.dropped > 0) == (aside_bytes < ROOMY)
+    assert (stats.dropped > 0) == (kv_offload_bytes < ROOMY)
     assert engine._aside.held_bytes == 0, "nothing is left behind"
 
 
 def test_caches_of_one_page_of_all_positions_are_restored_alike():
     config = dataclasses.replace(CONFIG, num_layers=1, attention="einsum", max_length=100)
     options = {"config": config, "params": tiny.params(config)}
-    engine = make_engine(slots=1, aside_bytes=ROOMY, **options)
+    engine = make_engine(slots=1, kv_offload_bytes=ROOMY, **options)
     long = np.tile(PROMPT, 15)
     (first,) = evicted(engine, prompt=long)
     engine.extend(first.handle, GIVEN, FLAT, seed=(2,))
@@ -85,9 +87,11 @@ def test_caches_of_sharded_slots_are_restored_alike(mesh):
     config = dataclasses.replace(CONFIG, num_layers=1)
     params = tiny.params(config)
 
-    def turns(on, aside_bytes):
-        engine = Engine(config, slots=2, chunk_tokens=4, layout=on, aside_bytes=aside_bytes)
-        engine.load(jax.device_put(params, shardings(param_like(config, on))), version=0)
+    def turns(on, kv_offload_bytes):
+        engine = Engine(
+            config, slots=2, chunk_tokens=4, layout=on, kv_offload_bytes=kv_offload_bytes
+        )
+        engine.load(jax.device_put(params, shardings(abstract_params(config, on))), version=0)
         requests = [held_request(FLAT if i % 2 else GREEDY, (i,)) for i in range(6)]
         first = [completion for (completion,) in engine.generate(requests)]
         for number, completion in enumerate(first):
@@ -114,7 +118,7 @@ def test_a_copy_is_made_without_gathering_the_cache():
 
 
 def test_what_is_restored_reads_the_given_tokens_alone():
-    engine = make_engine(slots=2, aside_bytes=ROOMY)
+    engine = make_engine(slots=2, kv_offload_bytes=ROOMY)
     firsts = evicted(engine, 2)
     assert counts(engine.stats) == (2, 0, 0)
     assert engine._aside.held_bytes == 2 * ROW_BYTES
@@ -134,7 +138,7 @@ def test_what_is_restored_reads_the_given_tokens_alone():
 
 
 def test_beyond_the_bound_what_was_used_longest_ago_is_dropped():
-    engine = make_engine(slots=3, aside_bytes=2 * ROW_BYTES + 100)
+    engine = make_engine(slots=3, kv_offload_bytes=2 * ROW_BYTES + 100)
     firsts = evicted(engine, 3)
     assert counts(engine.stats) == (3, 0, 1)
     before = engine.stats
@@ -148,7 +152,7 @@ def test_beyond_the_bound_what_was_used_longest_ago_is_dropped():
 
 
 def test_a_cache_that_is_about_to_be_restored_is_not_the_first_to_be_dropped():
-    engine = make_engine(slots=1, aside_bytes=2 * ROW_BYTES)
+    engine = make_engine(slots=1, kv_offload_bytes=2 * ROW_BYTES)
     firsts = [completion for (completion,) in engine.generate([held_request()] * 3)]
     assert counts(engine.stats) == (2, 0, 0), "the third has the slot"
     before = engine.stats
@@ -162,7 +166,7 @@ def test_a_cache_that_is_about_to_be_restored_is_not_the_first_to_be_dropped():
 
 
 def test_a_cache_larger_than_the_bound_drops_no_others():
-    engine = make_engine(slots=1, aside_bytes=ROW_BYTES)
+    engine = make_engine(slots=1, kv_offload_bytes=ROW_BYTES)
     long = held_request(prompt=np.tile(PROMPT, 6))
     (_,), (larger,) = engine.generate([held_request(), long])
     engine.generate([CompletionRequest(PROMPT, GREEDY)])
@@ -181,7 +185,7 @@ def test_without_a_bound_nothing_is_set_aside():
 
 @pytest.mark.parametrize("given", [None, np.tile(GIVEN, 2)], ids=["released", "too long"])
 def test_caches_that_nobody_needs_any_more_are_freed(given):
-    engine = make_engine(slots=1, aside_bytes=ROOMY, stepped_tokens=9)
+    engine = make_engine(slots=1, kv_offload_bytes=ROOMY, stepped_tokens=9)
     (first,) = evicted(engine)
     assert engine._aside.held_bytes == ROW_BYTES
     if given is None:
@@ -197,8 +201,8 @@ def test_caches_that_nobody_needs_any_more_are_freed(given):
 @pytest.mark.parametrize("waits", [False, True], ids=["held", "waits for a slot"])
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_new_weights_find_caches_set_aside_like_those_in_slots(cache, waits):
-    def second_of(slots, aside_bytes):
-        engine = make_engine(slots=slots, cache=cache, aside_bytes=aside_bytes)
+    def second_of(slots, kv_offload_bytes):
+        engine = make_engine(slots=slots, cache=cache, kv_offload_bytes=kv_offload_bytes)
         ((first,),) = engine.generate([held_request()])
         engine.generate([CompletionRequest(PROMPT, GREEDY)])
         if not waits:
@@ -210,21 +214,21 @@ def test_new_weights_find_caches_set_aside_like_those_in_slots(cache, waits):
         assert second.versions.tolist() == [1] * 8
         return first, second, engine.stats
 
-    first, aside, stats = second_of(slots=1, aside_bytes=ROOMY)
+    first, aside, stats = second_of(slots=1, kv_offload_bytes=ROOMY)
     anew = fresh(whole(PROMPT, first, GIVEN), FLAT, (2,), params=OTHERS)
     if cache == "recompute":
         assert counts(stats) == (1, 0, 1)
         assert_same(aside, anew)
     else:
         assert counts(stats) == (1, 1, 0)
-        _, parked, stats = second_of(slots=8, aside_bytes=0)
+        _, parked, stats = second_of(slots=8, kv_offload_bytes=0)
         assert stats.evictions == 0
         assert_same(aside, parked)
         assert not np.allclose(aside.logprobs, anew.logprobs, atol=1e-3)
 
 
 def test_copies_compile_one_program_for_each_size_of_batch_and_prompt():
-    engine = make_engine(slots=1, aside_bytes=ROOMY)
+    engine = make_engine(slots=1, kv_offload_bytes=ROOMY)
     programs = slots.copy_cache._cache_size(), slots.insert._cache_size()
     held = [completion for (completion,) in engine.generate([held_request()] * 4)]
     for given in (GIVEN, GIVEN[:3], GIVEN[:2], GIVEN):
@@ -242,5 +246,5 @@ def test_copies_compile_one_program_for_each_size_of_batch_and_prompt():
 
 
 def test_a_negative_bound_is_refused():
-    with pytest.raises(ValueError, match="aside_bytes=-1 must be at least 0"):
-        make_engine(aside_bytes=-1)
+    with pytest.raises(ValueError, match="kv_offload_bytes=-1 must be at least 0"):
+        make_engine(kv_offload_bytes=-1)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.models.placement import param_like, shardings
+from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
 from rl_sync.rollout import slots
@@ -26,7 +26,7 @@ SAMPLING = Sampling(max_new_tokens=6, stop_ids=(1,))
 def _engine(on):
     on = on.grouped(CONFIG.num_kv_heads)
     engine = Engine(CONFIG, slots=8, chunk_tokens=4, layout=on)
-    engine.load(jax.device_put(PARAMS, shardings(param_like(CONFIG, on))), version=0)
+    engine.load(jax.device_put(PARAMS, shardings(abstract_params(CONFIG, on))), version=0)
     return engine
 
 
@@ -87,7 +87,7 @@ def test_extensions_are_those_of_one_device(mesh):
 
 def test_each_device_holds_its_rows_and_heads_of_the_cache():
     on = layout(data=2, tensor=2)
-    params = jax.device_put(PARAMS, shardings(param_like(CONFIG, on)))
+    params = jax.device_put(PARAMS, shardings(abstract_params(CONFIG, on)))
     with using(on):
         empty = slots.empty_slots(CONFIG, 8, 16, 4)
         before = empty.cache.keys.sharding

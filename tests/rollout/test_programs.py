@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.models.placement import param_like, shardings
+from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.platform import compiling_for
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.programs import Requests
@@ -39,7 +39,7 @@ def compilations():
 def engine(on, config=CONFIG, slots=16, **options):
     made = Engine(config, slots, chunk_tokens=16, layout=on, **options)
     params = PARAMS if config.mlp_dim == CONFIG.mlp_dim else tiny.params(config)
-    made.load(jax.device_put(params, shardings(param_like(config, on))), version=0)
+    made.load(jax.device_put(params, shardings(abstract_params(config, on))), version=0)
     return made
 
 
@@ -71,8 +71,8 @@ def test_an_engine_needs_the_listed_programs_and_no_other(platform):
 
 
 def test_an_engine_of_episodes_needs_no_program_that_is_not_listed():
-    made = engine(layout(), slots=2, cache="recompute", aside_bytes=1 << 20)
-    asked = dataclasses.replace(ASKED, prompts=2, held=True, sets_aside=True, recomputes=True)
+    made = engine(layout(), slots=2, cache="recompute", kv_offload_bytes=1 << 20)
+    asked = dataclasses.replace(ASKED, prompts=2, held=True, offloads_kv=True, recomputes=True)
     given, sampling = np.full(7, 4, np.int32), request(5, 20, 1).sampling
     first = made.generate([request(5, 20, 2, held=True)])[0]
     made.generate([request(20, 20, 2)])  # Sets the others aside.
@@ -94,7 +94,7 @@ def test_what_is_compiled_ahead_is_not_compiled_again(mesh, mlp_dim):
     config = dataclasses.replace(CONFIG, mlp_dim=mlp_dim)  # Of which nothing is compiled yet.
     on = layout(**mesh).grouped(CONFIG.num_kv_heads)
     made = engine(on, config)
-    programs = made.possible(param_like(config, on))
+    programs = made.possible(abstract_params(config, on))
     for program in programs.listed(ASKED):
         programs.lower(program).compile()
     with compilations() as count:

@@ -41,9 +41,9 @@ MESHES = (
     "--config.explorer.mesh.tensor=2",
     "--config.trainer.groups_per_step=8",
     "--config.evaluation.problems=8",
-    "--config.warm_up.steps=4",
-    "--config.warm_up.batch_size=16",
-    "--config.warm_up.probe_problems=8",
+    "--config.sft.steps=4",
+    "--config.sft.batch_size=16",
+    "--config.sft.probe_problems=8",
 )
 TEAMS = (*MESHES, "--config.trainer.processes=2", "--config.explorer.processes=2")
 
@@ -226,11 +226,11 @@ def assert_same_bits(one, other):
 def parameters(run) -> list[np.ndarray]:
     """Reads the parameters of the last snapshot from its files."""
     settings, task = run.settings, wiring.load_task(run.settings)
-    like = trainer_of(settings, task, layout()).like()
-    kept = parameters_of(settings, task, layout()).kept(like.params)
+    abstract = trainer_of(settings, task, layout()).abstract()
+    kept = parameters_of(settings, task, layout()).kept(abstract.params)
     directory = run.workdir.snapshots
     assert latest_snapshot(directory) == settings.trainer.steps
-    _, state, _ = load_snapshot(directory, None, like._replace(params=kept))
+    _, state, _ = load_snapshot(directory, None, abstract._replace(params=kept))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
 
 

@@ -23,8 +23,8 @@ def wait_for(condition, process):
 
 
 def reached(workdir: Path, phase: str) -> bool:
-    """Says whether the warm-up is over, or a few RL steps are done."""
-    least = {"warm_up": 1, "rl": 3}[phase]
+    """Says whether SFT is over, or a few RL steps are done."""
+    least = {"sft": 1, "rl": 3}[phase]
     return Workdir(workdir).metrics.exists() and len(read_metrics(workdir, phase)) >= least
 
 

@@ -1,6 +1,6 @@
 """Rows and moves of games, for runs whose policy knows only how moves are written.
 
-A row's answer is a move, which the warm-up shows: nobody compares with it.
+A row's answer is a move, which SFT shows: nobody compares with it.
 """
 
 from __future__ import annotations

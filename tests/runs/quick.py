@@ -1,4 +1,4 @@
-"""The tiny run with a tenth of its problems, which every process makes, and without a warm-up."""
+"""The tiny run with a tenth of its problems, which every process makes, and without SFT."""
 
 from ml_collections import ConfigDict
 
@@ -8,5 +8,5 @@ from tests.runs import tiny
 def get_config() -> ConfigDict:
     config = tiny.get_config()
     config.task.arithmetic.least_operand = 70  # As long as all the others.
-    config.warm_up.steps = 0
+    config.sft.steps = 0
     return config

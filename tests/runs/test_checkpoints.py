@@ -27,7 +27,7 @@ def test_a_run_starts_from_the_policy_that_another_exported(runs, tmp_path):
     second = runs.get(
         f"--config.model.path={target}",
         "--config.model.embed_dim=7",  # The checkpoint's counts.
-        "--config.warm_up.steps=0",
+        "--config.sft.steps=0",
         "--config.trainer.steps=1",
         "--config.optimizer.learning_rate=0.0",
         embedded,

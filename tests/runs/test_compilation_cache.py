@@ -12,7 +12,7 @@ from tests.runs.conftest import TIMEOUT_SECS, RunRecord, launch
 
 pytestmark = pytest.mark.slow
 
-LARGE = ("decode_chunk", "step", "warm_up_step")
+LARGE = ("decode_chunk", "step", "sft_step")
 
 
 def large(cache: Path) -> set[str]:
@@ -21,7 +21,7 @@ def large(cache: Path) -> set[str]:
 
 
 def run(workdir: Path, cache: Path) -> RunRecord:
-    short = {"trainer.steps": 2, "warm_up.steps": 1, "replay.backend": "embedded"}
+    short = {"trainer.steps": 2, "sft.steps": 1, "replay.backend": "embedded"}
     flags = [f"--config.{name}={value}" for name, value in short.items()]
     flags.append(f"--config.launch.compilation_cache={cache}")
     process = launch(*flags, workdir=workdir, variables={})

@@ -28,7 +28,7 @@ EPISODES = (
     "--config.environment.name=tests/runs/parrot.py:Parrot",
     "--config.environment.max_tokens=24",
     "--config.task.max_completion_tokens=3",
-    "--config.warm_up.steps=0",
+    "--config.sft.steps=0",
 )
 SYNCHRONOUS = flags("synchronous")
 AHEAD = "--config.launch.compile_ahead=2"

@@ -15,7 +15,7 @@ def test_a_supervised_run_trains_on_demonstrations_alone_and_learns(runs):
     run = runs.get(
         *TASK,
         "--config.algorithm.name=sft",
-        "--config.warm_up.steps=0",
+        "--config.sft.steps=0",
         "--config.optimizer.learning_rate=0.003",
         "--config.trainer.groups_per_step=32",
         "--config.trainer.steps=200",

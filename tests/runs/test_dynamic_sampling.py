@@ -18,7 +18,7 @@ from tests.runs.conftest import RunRecord
 EASY = {"operators": "+", "least_operand": 0, "greatest_operand": 5, "held_out_problems": 8}
 FLAGS = (
     *(f"--config.task.arithmetic.{name}={value}" for name, value in EASY.items()),
-    "--config.warm_up.steps=60",
+    "--config.sft.steps=60",
     "--config.replay.backend=embedded",
     "--config.algorithm.name=dapo",
     "--config.algorithm.max_attempts=3",
@@ -28,8 +28,8 @@ EXACT = (*FLAGS, "--config.sync.mode=one_step_off_policy", "--config.algorithm.k
 ASYNCHRONOUS = (
     *FLAGS,
     "--config.sync.mode=asynchronous",
-    "--config.algorithm.expert_rows=8",
-    "--config.algorithm.expert_coefficient=0.2",
+    "--config.algorithm.demonstration_rows=8",
+    "--config.algorithm.demonstration_coefficient=0.2",
 )
 
 
@@ -102,7 +102,7 @@ def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
     run = runs.get(*ASYNCHRONOUS)
     losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]
     assert len(losses) == run.settings.trainer.steps
-    # The warm-up has left the demonstrations' tokens likely, but not certain.
+    # SFT has left the demonstrations' tokens likely, but not certain.
     assert all(0 < loss < 1.5 for loss in losses)
 
 

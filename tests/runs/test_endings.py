@@ -133,8 +133,8 @@ def test_roles_end_when_the_launcher_is_killed(started):
 
 
 def test_a_work_directory_that_another_run_holds_is_refused(started):
-    flags = ("--config.sync.mode=asynchronous", "--config.warm_up.steps=4")
-    process, workdir = started(*flags, until="warm_up")
+    flags = ("--config.sync.mode=asynchronous", "--config.sft.steps=4")
+    process, workdir = started(*flags, until="sft")
     second = launch(LONG, EMBEDDED, workdir=workdir)
     output = ended(second)
     assert second.returncode == 2

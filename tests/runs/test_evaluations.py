@@ -34,7 +34,7 @@ def test_evaluations_change_no_bit_of_a_run_and_the_best_snapshot_stays(runs):
 
 def test_explorers_at_their_own_pace_evaluate_while_the_trainer_goes_on(runs):
     some = (*flags("asynchronous"), EMBEDDED)
-    run = runs.get(*some, "--config.evaluation.every_steps=4", "--config.warm_up.steps=4")
+    run = runs.get(*some, "--config.evaluation.every_steps=4", "--config.sft.steps=4")
     spans = run.spans(SpanKind.EVALUATION)
     by_trainer = [span for span in spans if span.role == "trainer"]
     assert {span.attributes.get("step", 0) for span in by_trainer} == {0, 12}

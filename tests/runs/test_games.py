@@ -44,11 +44,11 @@ GAME = (
     "--config.trainer.groups_per_step=4",
     "--config.trainer.batching=bucketed",  # Demonstrations are much shorter than episodes.
     "--config.evaluation.problems=4",
-    "--config.warm_up.steps=40",
-    "--config.warm_up.batch_size=16",
-    "--config.warm_up.probe_every_steps=1000",
-    "--config.warm_up.probe_problems=4",
-    "--config.optimizer.warm_up_learning_rate=0.01",
+    "--config.sft.steps=40",
+    "--config.sft.batch_size=16",
+    "--config.sft.probe_every_steps=1000",
+    "--config.sft.probe_problems=4",
+    "--config.sft.learning_rate=0.01",
     "--config.reward.record=all",
 )
 every_mode = pytest.mark.parametrize("mode", MODES)

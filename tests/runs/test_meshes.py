@@ -36,8 +36,8 @@ def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(run
     assert max(used) > 0, "no version was ever pulled"
     task, states = wiring.load_task(run.settings), []
     for on in (layout(fsdp=2), layout(data=2, tensor=2), layout(tensor=4)):
-        like = trainer_of(run.settings, task, on).like()
-        step, state, _ = load_snapshot(run.workdir.snapshots, None, like)
+        abstract = trainer_of(run.settings, task, on).abstract()
+        step, state, _ = load_snapshot(run.workdir.snapshots, None, abstract)
         assert step == 6
         states.append(state)
     for state in states[1:]:

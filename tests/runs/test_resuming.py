@@ -53,25 +53,25 @@ def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
 
 
 @pytest.mark.slow
-def test_an_interrupted_warm_up_goes_on_where_it_was_and_comes_to_the_same_bits(started, runs):
-    flags = ("--config.warm_up.steps=300", "--config.warm_up.probe_every_steps=100")
-    process, workdir = started(*flags, until="warm_up")
+def test_interrupted_sft_goes_on_where_it_was_and_comes_to_the_same_bits(started, runs):
+    flags = ("--config.sft.steps=300", "--config.sft.probe_every_steps=100")
+    process, workdir = started(*flags, until="sft")
     os.kill(process.pid, signal.SIGTERM)
     output = ended(process)
     assert process.returncode == 128 + signal.SIGTERM, output
     assert processes_of(workdir) == {}
-    step = int(re.search(r"To go on from warm-up step (\d+),", output)[1])
+    step = int(re.search(r"To go on from SFT step (\d+),", output)[1])
     assert 100 <= step < 300
 
     short = "--config.trainer.steps=2"
     again = launch(*flags, EMBEDDED, short, workdir=workdir)
     output = ended(again)
     assert again.returncode == 0, output
-    assert f"Goes on from warm-up step {step}." in output
-    assert not Workdir(workdir).warm_up_snapshots.exists()
+    assert f"Goes on from SFT step {step}." in output
+    assert not Workdir(workdir).sft_snapshots.exists()
     whole = runs.get(*flags, EMBEDDED, short)
     assert RunRecord(Workdir(workdir), output).digest == whole.digest
-    probed = [line["step"] for line in read_metrics(workdir, "warm_up")]
+    probed = [line["step"] for line in read_metrics(workdir, "sft")]
     assert probed == [100, 200, 300]
 
 

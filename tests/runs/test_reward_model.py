@@ -15,7 +15,7 @@ from rl_sync.runtime.export import export
 FLAGS = (
     "--config.algorithm.name=reward_model",
     "--config.algorithm.entropy_coefficient=0.0",
-    "--config.warm_up.steps=0",
+    "--config.sft.steps=0",
     "--config.task.arithmetic.least_operand=10",
     "--config.task.arithmetic.greatest_operand=30",
     "--config.optimizer.learning_rate=0.001",

@@ -21,7 +21,7 @@ GAME = (
     "--config.trainer.steps=4",
     "--config.trainer.groups_per_step=6",
     "--config.evaluation.problems=8",
-    "--config.warm_up.probe_problems=8",
+    "--config.sft.probe_problems=8",
 )
 
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 FLAGS = (
     *flags("synchronous", steps=3),
     EMBEDDED,
-    "--config.warm_up.steps=0",
+    "--config.sft.steps=0",
     "--config.trainer.mesh.fsdp=2",
     "--config.trainer.processes=2",
 )

@@ -25,7 +25,7 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
     assert_same_bits(one, other)
     settings = other.settings
-    travelling = parameters_of(settings, wiring.load_task(settings), layout()).travelling_like()
+    travelling = parameters_of(settings, wiring.load_task(settings), layout()).abstract_published()
     assert travelling == lora.split(travelling)[0]
     # It refuses versions that hold anything else.
     puller = CheckpointPuller(settings.weights_directory(other.workdir), travelling)
@@ -41,18 +41,18 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
         *flags("synchronous", transfer="checkpoint"),
         "--config.replay.backend=embedded",
         "--config.algorithm.name=ppo",
-        "--config.critic.warm_up_steps=1",
+        "--config.critic.warmup_steps=1",
         "--config.trainer.offload_reference=True",
         "--config.trainer.offload_optimizer=True",
     )
     settings, task = run.settings, wiring.load_task(run.settings)
-    travelling = parameters_of(settings, task, layout()).travelling_like()
+    travelling = parameters_of(settings, task, layout()).abstract_published()
     # It refuses versions that hold anything else.
     puller = CheckpointPuller(settings.weights_directory(run.workdir), travelling)
     puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
-    like = trainer_of(settings, task, layout()).like()
-    step, state, _ = load_snapshot(run.workdir.snapshots, None, like)
+    abstract = trainer_of(settings, task, layout()).abstract()
+    step, state, _ = load_snapshot(run.workdir.snapshots, None, abstract)
     assert step == settings.trainer.steps
     assert np.any(np.asarray(state.critic.params[HEAD]["kernel"])), "a head starts at zero"
     steps = read_metrics(run.workdir, "rl")

@@ -13,9 +13,9 @@ def get_config() -> ConfigDict:
     config.model.head_dim = 8
     config.model.mlp_dim = 64
     config.task.arithmetic.held_out_problems = 32
-    config.warm_up.steps = 4
-    config.warm_up.probe_every_steps = 4
-    config.warm_up.probe_problems = 32
+    config.sft.steps = 4
+    config.sft.probe_every_steps = 4
+    config.sft.probe_problems = 32
     config.trainer.steps = 12
     config.trainer.groups_per_step = 6
     config.trainer.group_size = 2

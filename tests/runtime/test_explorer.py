@@ -306,7 +306,7 @@ def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights
     assert isinstance(calls[-1], AskEvaluations), "the explorer leaves before it is measured"
 
 
-def test_an_explorer_waits_for_a_long_warm_up_as_long_as_it_goes_on(loop):
+def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on(loop):
     answers = [HoldBack("the first weights", step) for step in (None, 1, 1, 2, 2, 2)]
     answers.append(Finish("the run is over"))
     renewed = []

@@ -110,7 +110,7 @@ def test_an_explorer_that_is_held_back_learns_the_reason_and_goes_on_at_a_public
 
 def test_who_is_held_back_sees_that_the_trainer_goes_on(master):
     for step in (3, 4):
-        master(heartbeat(role="trainer", activity="warm-up", step=step))
+        master(heartbeat(role="trainer", activity="sft", step=step))
         assert master(AskLease(1)) == HoldBack("the first weights", trainer_step=step)
 
 
@@ -173,9 +173,9 @@ def test_a_stop_reaches_every_role_with_its_next_sign_of_life(master, tmp_path):
     assert read_ledger(tmp_path)[-1]["event"] == "balance"
 
 
-def test_the_status_of_a_warm_up_counts_its_own_steps(master):
-    master(heartbeat(role="trainer", activity="warm_up", step=7, loss=0.5))
-    master(EnterPhase("warm-up"))
+def test_the_status_of_sft_counts_its_own_steps(master):
+    master(heartbeat(role="trainer", activity="sft", step=7, loss=0.5))
+    master(EnterPhase("sft"))
     shown = master(AskStatus())
     assert (shown.step, shown.steps, shown.loss) == (7, 400, 0.5)
     assert decode(encode(shown)) == shown
@@ -183,7 +183,7 @@ def test_the_status_of_a_warm_up_counts_its_own_steps(master):
     master(heartbeat(role="trainer", activity="evaluation", step=0, loss=0.5, done=3, of=8))
     shown = master(AskStatus())
     assert (shown.step, shown.steps) == (7, 400)
-    assert plain_line(shown).startswith("[0:00] warm-up 7/400, loss 0.5 | trainer: evaluation 3/8")
+    assert plain_line(shown).startswith("[0:00] sft 7/400, loss 0.5 | trainer: evaluation 3/8")
     master(EnterPhase("rl"))
     shown = master(AskStatus())
     assert (shown.step, shown.steps, shown.loss) == (0, 10, None)
@@ -325,7 +325,7 @@ def test_accuracy_that_falls_during_the_run_is_an_alarm_at_once(program, master)
 
 
 def test_what_is_reported_of_a_run_adds_up(program, master):
-    master(Report(Result(resumed=0, skipped={"warm_up": Skipped(1, 2, 2)})))
+    master(Report(Result(resumed=0, skipped={"sft": Skipped(1, 2, 2)})))
     best = Best(10, "accuracy", 1.0)
     for moment, step, accuracy in (("before RL", 0, 0.5), ("after RL", 10, 1.0)):
         values = {"accuracy": accuracy, "problems": 2}
@@ -343,7 +343,7 @@ def test_what_is_reported_of_a_run_adds_up(program, master):
             "after RL": {"accuracy": 1.0, "problems": 2},
         },
         best=best,
-        skipped={"warm_up": Skipped(1, 2, 2), "rl": Skipped(2, 3, 4)},
+        skipped={"sft": Skipped(1, 2, 2), "rl": Skipped(2, 3, 4)},
         logprob_gap=gap,
     )
     assert type(decode(encode(summary))) is Summary

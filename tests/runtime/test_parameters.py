@@ -49,7 +49,7 @@ def adapted():
 def test_without_adapters_everything_travels_as_it_is():
     params = tiny.params()
     parameters = Parameters(tiny.CONFIG, None, 0, layout(), "float32")
-    assert parameters.travelling(params) is params
+    assert parameters.published(params) is params
     puller = Pulled(params)
     assert parameters.receiving(puller) is puller
     assert jax.tree.structure(parameters.blank()) == jax.tree.structure(params)
@@ -57,7 +57,7 @@ def test_without_adapters_everything_travels_as_it_is():
 
 def test_adapters_alone_travel_and_arrive_merged_into_the_base(adapted):
     initial = adapted.initial()
-    moved = jax.tree.map(lambda x: x + 0.1, adapted.travelling(initial))
+    moved = jax.tree.map(lambda x: x + 0.1, adapted.published(initial))
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(moved)]
     assert all("_lora" in name for name in names)
     version, received = adapted.receiving(Pulled(moved)).pull(timeout_secs=1.0)
@@ -107,9 +107,9 @@ def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_p
     of_trainer = Parameters(config, str(CHECKPOINT), 0, layout(fsdp=2, tensor=2), "float32")
     params = of_trainer.initial()
     assert same(params, whole)
-    assert laid_out(params) == laid_out(of_trainer.like)
+    assert laid_out(params) == laid_out(of_trainer.abstract)
     save_snapshot(tmp_path, 1, {"params": params}, {})
-    other = Parameters(config, None, 0, layout(data=2, tensor=2), "float32").like
+    other = Parameters(config, None, 0, layout(data=2, tensor=2), "float32").abstract
     _, restored, _ = load_part(tmp_path, None, {"params": other})
     assert same(restored["params"], whole)
     assert laid_out(restored["params"]) == laid_out(other)
@@ -118,11 +118,11 @@ def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_p
 def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_path):
     sent = Parameters(tiny.CONFIG, None, 0, layout(fsdp=2), "bfloat16")
     received = Parameters(tiny.CONFIG, None, 0, layout(tensor=2), "bfloat16")
-    params = jax.device_put(tiny.params(), shardings(sent.like))
+    params = jax.device_put(tiny.params(), shardings(sent.abstract))
     publisher = CheckpointPublisher(tmp_path)
-    publisher.publish(4, sent.travelling(params))
+    publisher.publish(4, sent.published(params))
     publisher.close()
-    puller = received.receiving(CheckpointPuller(tmp_path, received.travelling_like()))
+    puller = received.receiving(CheckpointPuller(tmp_path, received.abstract_published()))
     version, found = puller.pull(timeout_secs=5.0)
     assert version == 4
     assert same(found, jax.tree.map(lambda x: x.astype("bfloat16"), params))
@@ -131,8 +131,8 @@ def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_p
 
 def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
     to = dataclasses.replace(adapted, layout=layout(tensor=2), dtype="bfloat16")
-    moved = jax.tree.map(lambda x: x + 0.1, adapted.travelling(adapted.initial()))
-    assert laid_out(to.travelling(moved)) == laid_out(moved), "adapters travel as they are"
+    moved = jax.tree.map(lambda x: x + 0.1, adapted.published(adapted.initial()))
+    assert laid_out(to.published(moved)) == laid_out(moved), "adapters travel as they are"
     _, found = to.receiving(Pulled(jax.device_put(moved, layout(tensor=2).repeated))).pull(
         timeout_secs=1.0
     )

@@ -35,9 +35,9 @@ def in_two_processes(monkeypatch):
     monkeypatch.setattr(
         shares,
         "device_regions",
-        lambda like: {
+        lambda abstract: {
             Device(process_index=device.id // 2): region
-            for device, region in device_regions(like).items()
+            for device, region in device_regions(abstract).items()
         },
     )
 

@@ -100,8 +100,8 @@ def loop_of(tmp_path, offers, calls):
         session=session,
         trainer=Compiled(),
         batching=SimpleNamespace(placed=lambda groups: Placed(groups, None)),
-        parameters=SimpleNamespace(travelling=lambda params: params),
-        warm_up=None,
+        parameters=SimpleNamespace(published=lambda params: params),
+        sft=None,
         evaluator=None,
         end=lambda schedule: offers,
         reader=lambda schedule, idle: SimpleNamespace(

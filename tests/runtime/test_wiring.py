@@ -44,7 +44,7 @@ def test_the_users_own_file_without_a_path_is_refused():
         wiring.load_task(settings)
 
 
-def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path):
+def test_sft_needs_demonstrations_and_a_run_without_one_does_not(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"write f{i}", "test": f"assert f{i}()"} for i in range(20)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -56,15 +56,17 @@ def test_a_warm_up_needs_demonstrations_and_a_run_without_one_does_not(tmp_path)
     }
     with pytest.raises(
         ConfigError,
-        match=r"warm_up.steps=400, but .* use warm_up.steps=0 .* 18 of 18 .* nothing to imitate",
+        match=r"sft.steps=400, but .* use sft.steps=0 .* 18 of 18 .* nothing to imitate",
     ):
-        wiring.load_task(settings_with(**fields, warm_up__steps=400))
-    experts = {"algorithm__expert_rows": 8, "algorithm__expert_coefficient": 0.1}
-    with pytest.raises(ConfigError, match=r"expert_rows=8, but .* use algorithm.expert_rows=0"):
-        wiring.load_task(settings_with(**fields, **experts, warm_up__steps=0))
+        wiring.load_task(settings_with(**fields, sft__steps=400))
+    experts = {"algorithm__demonstration_rows": 8, "algorithm__demonstration_coefficient": 0.1}
+    with pytest.raises(
+        ConfigError, match=r"demonstration_rows=8, but .* use algorithm.demonstration_rows=0"
+    ):
+        wiring.load_task(settings_with(**fields, **experts, sft__steps=0))
     with pytest.raises(ConfigError, match=r"name=sft trains on demonstrations, but the task has"):
-        wiring.load_task(settings_with(**fields, algorithm__name="sft", warm_up__steps=0))
-    task = wiring.load_task(settings_with(warm_up__steps=0, **fields))
+        wiring.load_task(settings_with(**fields, algorithm__name="sft", sft__steps=0))
+    task = wiring.load_task(settings_with(sft__steps=0, **fields))
     assert (len(task.train), len(task.demonstrations)) == (18, 0)
 
 
@@ -173,9 +175,9 @@ def test_rows_of_shared_prompts_have_room_for_a_trajectory():
 
 def test_an_explorer_s_engine_sets_caches_aside_within_the_bound_of_the_run(monkeypatch):
     monkeypatch.setattr(engines, "Engine", lambda *_, **options: options)
-    settings = settings_with(environment__aside_bytes=1 << 20)
+    settings = settings_with(environment__kv_offload_bytes=1 << 20)
     options = engines.rollout_engine(settings, wiring.load_task(settings), layout())
-    assert options["aside_bytes"] == 1 << 20
+    assert options["kv_offload_bytes"] == 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_rows_need_no_answer_where_the_environment_judges(tmp_path, kind):
     else:
         fields |= {f"task__{kind}__path": str(tmp_path / "rows.jsonl")}
         fields |= {f"task__{kind}__held_out_fraction": 0.5}
-    fields |= {"warm_up__steps": 0}
+    fields |= {"sft__steps": 0}
     task = wiring.load_task(settings_with(environment__name="guess", **fields))
     assert (task.reward, task.train[0].answer) == ("environment", "")
     for others in (
@@ -298,7 +300,7 @@ def test_a_language_that_does_not_run_here_is_said_before_the_run(tmp_path, monk
             "task__jsonl__path": str(path),
             "task__reward": "code",
             "task__max_completion_tokens": 32,
-            "warm_up__steps": 0,
+            "sft__steps": 0,
         }
         settings = settings_with(**fields)
         return settings, wiring.load_task(settings)

@@ -1,4 +1,4 @@
-"""Defaults that follow from other settings, and the supervised steps of the shipped configs."""
+"""Defaults that follow from other settings, and the SFT steps of the shipped configs."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def test_a_default_follows_the_settings_it_is_of_until_it_is_set_itself():
 
 
 def test_nothing_is_imitated_by_default():
-    assert base.get_config().warm_up.steps == 0
+    assert base.get_config().sft.steps == 0
 
 
 @pytest.mark.parametrize("name", config_file.names())
 def test_a_checkpoint_is_not_trained_on_demonstrations_unless_that_is_asked_for(name):
     steps = FROM_SCRATCH.get(name, 0)
-    assert _config(name).warm_up.steps == steps
+    assert _config(name).sft.steps == steps
     given = f"--config.model.path={CHECKPOINT}"
-    assert _config(name, given).warm_up.steps == 0
-    for words in ([given, "--config.warm_up.steps=3"], ["--config.warm_up.steps=3", given]):
-        assert _config(name, *words).warm_up.steps == 3
+    assert _config(name, given).sft.steps == 0
+    for words in ([given, "--config.sft.steps=3"], ["--config.sft.steps=3", given]):
+        assert _config(name, *words).sft.steps == 3
 
 
 def test_the_learning_rate_of_own_data_is_scaled_with_the_batch_and_is_small_for_a_checkpoint():
@@ -65,11 +65,11 @@ def test_the_learning_rate_of_own_data_is_scaled_with_the_batch_and_is_small_for
     whole, adapters = _config("jsonl", given), _config("jsonl", given, "--config.model.lora.rank=8")
     assert whole.optimizer.learning_rate == 1e-6
     assert adapters.optimizer.learning_rate == 1e-5
-    assert whole.algorithm.expert_rows == adapters.algorithm.expert_rows == 0
-    assert _config("jsonl").algorithm.expert_rows == 128
+    assert whole.algorithm.demonstration_rows == adapters.algorithm.demonstration_rows == 0
+    assert _config("jsonl").algorithm.demonstration_rows == 128
     updates = "--config.optimizer.updates_per_batch=3"
-    assert _config("jsonl", updates).algorithm.expert_rows == 96
-    assert _config("jsonl", "--config.warm_up.steps=0").algorithm.expert_rows == 0
+    assert _config("jsonl", updates).algorithm.demonstration_rows == 96
+    assert _config("jsonl", "--config.sft.steps=0").algorithm.demonstration_rows == 0
     asked = _config("jsonl", "--config.optimizer.learning_rate=0.5", given)
     assert asked.optimizer.learning_rate == 0.5
 
@@ -80,4 +80,4 @@ def test_a_config_that_python_has_changed_is_read_with_what_follows(tmp_path):
         "from configs import jsonl\ndef get_config():\n    config = jsonl.get_config()\n"
         f"    config.model.path = {CHECKPOINT!r}\n    return config\n"
     )
-    assert json.loads(json.dumps(config_file.load(str(path)).to_dict()))["warm_up"]["steps"] == 0
+    assert json.loads(json.dumps(config_file.load(str(path)).to_dict()))["sft"]["steps"] == 0

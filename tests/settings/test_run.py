@@ -150,8 +150,8 @@ from tests.settings.changed import config_with, settings_with
             ["algorithm.loss=dpo", "microbatch_rows=4", "multiple of trainer.group_size=8"],
         ),
         (
-            {"algorithm__expert_rows": 6, "algorithm__expert_coefficient": 0.1},
-            ["expert_rows=6", "updates_per_batch=4", "use a multiple of 4"],
+            {"algorithm__demonstration_rows": 6, "algorithm__demonstration_coefficient": 0.1},
+            ["demonstration_rows=6", "updates_per_batch=4", "use a multiple of 4"],
         ),
         (
             {"algorithm__name": "sft", "explorer__count": 1},
@@ -242,8 +242,8 @@ from tests.settings.changed import config_with, settings_with
         ({"algorithm__clip_high": 99.0}, ["algorithm.clip_high=99", "unclipped", "at most 10"]),
         ({"critic__model": "heads"}, ["critic.model='heads' is not one of own, head"]),
         (
-            {"algorithm__name": "ppo", "critic__warm_up_steps": 5, "trainer__steps": 5},
-            ["critic.warm_up_steps=5", "trainer.steps=5", "use fewer"],
+            {"algorithm__name": "ppo", "critic__warmup_steps": 5, "trainer__steps": 5},
+            ["critic.warmup_steps=5", "trainer.steps=5", "use fewer"],
         ),
     ],
 )
@@ -334,10 +334,10 @@ def test_a_setting_of_the_algorithm_changes_it_alone():
     ("fields", "attempts"),
     [
         ({}, 1),
-        ({"algorithm__need_spread": True}, 10),
+        ({"algorithm__filter_zero_variance": True}, 10),
         ({"algorithm__group_mean_high": 0.9}, 10),
-        ({"algorithm__need_spread": True, "algorithm__max_attempts": 1}, 1),
-        ({"algorithm__need_spread": True, "algorithm__max_attempts": 3}, 3),
+        ({"algorithm__filter_zero_variance": True, "algorithm__max_attempts": 1}, 1),
+        ({"algorithm__filter_zero_variance": True, "algorithm__max_attempts": 3}, 3),
     ],
 )
 def test_who_says_which_groups_teach_nothing_has_them_replaced(fields, attempts):
@@ -350,6 +350,8 @@ def test_an_algorithm_that_does_not_bear_staleness_runs_without_any_or_by_force(
     assert forced.algorithm.loss == "reinforce"
     corrected = settings_with(algorithm__name="rloo", algorithm__correction="token_truncation")
     assert corrected.algorithm.corrections == ("token_truncation",)
+    published = settings_with(algorithm__name="rloo", algorithm__correction="tis, icepop")
+    assert published.algorithm.corrections == ("token_truncation", "token_mask")
 
 
 def test_whole_numbers_are_taken_for_fractions():

@@ -82,7 +82,7 @@ def test_after_a_crash_no_lease_id_is_used_again_and_every_lease_ends_once(attem
     master(Happened(GroupsBuffered(buffered)))
     # It crashes, and goes on from step 1; and does so again before it has saved.
     for _ in range(2):
-        master = attempt(snapshot, step=1, warm_up=None)
+        master = attempt(snapshot, step=1, sft_step=None)
         again = train(master, 2)
         assert min(again) > max([*lost, *buffered, *leased])
         lost = again
@@ -120,7 +120,7 @@ def test_failed_episodes_have_a_line_each_and_their_prompt_is_leased_again(attem
     assert [line["leases"][0]["ordinal"] for line in told] == [first.ordinal] * 2
     assert [line["episode"] for line in told] == [one._asdict() for one in failed]
     assert ledger[-1]["failed"] == {"time-out": 2}
-    later = lease(attempt(FIRST, step=0, warm_up=None))
+    later = lease(attempt(FIRST, step=0, sft_step=None))
     assert min(later) > again.lease_id
     given, dropped = counted(read_ledger(tmp_path), "leased"), counted(ledger, "dropped")
     assert dropped[first.lease_id] == given[first.lease_id] == 1
@@ -133,7 +133,7 @@ def test_a_run_that_goes_on_in_order_drops_what_stood_in_the_buffer(attempt, tmp
     master(Happened(GroupsBuffered(buffered)))
     position = master(AskPosition())
     master(Close())
-    again = lease(attempt(position, step=1, warm_up=None))
+    again = lease(attempt(position, step=1, sft_step=None))
     assert min(again) > max(buffered)
     dropped = counted(read_ledger(tmp_path), "dropped")
     assert dropped == collections.Counter(buffered)

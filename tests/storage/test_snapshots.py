@@ -55,8 +55,8 @@ def test_a_state_comes_back_to_the_bit_with_its_kinds_of_leaves(tmp_path):
 
 def test_it_loads_into_abstract_arrays(tmp_path):
     save_snapshot(tmp_path, 1, make_state(3), {})
-    like = jax.eval_shape(lambda: make_state(0)._replace(step=jnp.int32(0)))
-    _, state, _ = load_snapshot(tmp_path, 1, like._replace(step=0, seen=np.arange(4)))
+    abstract = jax.eval_shape(lambda: make_state(0)._replace(step=jnp.int32(0)))
+    _, state, _ = load_snapshot(tmp_path, 1, abstract._replace(step=0, seen=np.arange(4)))
     assert as_bytes(state) == as_bytes(make_state(3))
 
 

@@ -229,10 +229,10 @@ class TensorFiles:
         return self._slice(name)[where]
 
 
-def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
+def load_params(directory: Path, config: ModelConfig, abstract: Params) -> Params:
     """Loads the parameters of a directory, each directly into its own shards.
 
-    Only those parameters are loaded that `like` has at its top; it may lack the scalar head.
+    Only those parameters are loaded that `abstract` has at its top; it may lack the scalar head.
 
     The host never holds more than one tensor of the files. For each tensor, the parts that this
     process's devices need are read, copied into their buffers, and dropped.
@@ -240,17 +240,17 @@ def load_params(directory: Path, config: ModelConfig, like: Params) -> Params:
     Args:
       directory: see `locate`.
       config: the config that `load_config` returns; fields that we choose may differ.
-      like: the tree of `init_params` with the dtype and the sharding that each array shall have, as
-        `jax.ShapeDtypeStruct`.
+      abstract: the tree of `init_params` with the dtype and the sharding that each array shall
+        have, as `jax.ShapeDtypeStruct`.
 
     Raises:
       ValueError: a tensor is missing, unknown, or of another shape than config.json implies.
     """
     tensors = TensorFiles(directory)
-    _check(directory, tensors, config, needs_head=HEAD in like)
+    _check(directory, tensors, config, needs_head=HEAD in abstract)
     tree = assemblies(config, tensors.prefix, tensors.head)
-    tree = {name: tree[name] for name in like}
-    return jax.tree.map(functools.partial(_assemble, tensors), tree, like)
+    tree = {name: tree[name] for name in abstract}
+    return jax.tree.map(functools.partial(_assemble, tensors), tree, abstract)
 
 
 def _check(
@@ -286,11 +286,11 @@ def _check(
         tensors.dtype(name)
 
 
-def _assemble(tensors: TensorFiles, assembly: Assembly, like: jax.ShapeDtypeStruct) -> Array:
+def _assemble(tensors: TensorFiles, assembly: Assembly, abstract: jax.ShapeDtypeStruct) -> Array:
     """Assembles one parameter, shard by shard."""
-    sharding = like.sharding
+    sharding = abstract.sharding
     assert sharding is not None, "parameters are read into a sharding"
-    shape, dtype = like.shape, like.dtype
+    shape, dtype = abstract.shape, abstract.dtype
     # Devices that hold the same window share one read of it.
     devices: dict[tuple[tuple[int, int, int], ...], list[jax.Device]] = {}
     for device, window in sharding.addressable_devices_indices_map(shape).items():

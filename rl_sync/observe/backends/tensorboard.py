@@ -61,7 +61,7 @@ class _Events:
             self._writer.write_event(Event(wall_time=time.time(), summary=summary))
 
     def resume(self, step: int, earlier: Sequence[Point]) -> None:
-        """Makes TensorBoard drop all points of later steps, and writes again those of the warm-up.
+        """Makes TensorBoard drop all points of later steps, and writes again those of SFT.
 
         It drops points by their step, whatever the phase.
         """

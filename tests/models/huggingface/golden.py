@@ -27,7 +27,7 @@ def expected(family: str) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def like(config: ModelConfig, dtype: Any = np.float32) -> Params:
+def abstract(config: ModelConfig, dtype: Any = np.float32) -> Params:
     """Returns the parameters' shapes, on the first device."""
     shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -37,4 +37,4 @@ def like(config: ModelConfig, dtype: Any = np.float32) -> Params:
 def load(directory: Path) -> tuple[ModelConfig, Params]:
     """Loads a checkpoint on the first device."""
     config = load_config(directory)
-    return config, load_params(directory, config, like(config))
+    return config, load_params(directory, config, abstract(config))

@@ -54,7 +54,7 @@ def test_host_memory_never_holds_more_than_one_tensor(monkeypatch):
         return values
 
     monkeypatch.setattr(reading.TensorFiles, "read", tracked)
-    reading.load_params(directory, config, golden.like(config))
+    reading.load_params(directory, config, golden.abstract(config))
     sizes = [values.nbytes for values in stored(directory).values()]
     assert peak[0] == max(sizes)
     assert total[0] == sum(sizes)
@@ -71,7 +71,7 @@ def test_half_precision_is_widened_to_the_bit_or_kept(copy, dtype):
     down = params["blocks"]["mlp"]["down"]
     assert down.dtype == jnp.float32
     np.testing.assert_array_equal(down[1], rounded.T.astype(np.float32))
-    kept = reading.load_params(copy, config, golden.like(config, dtype))
+    kept = reading.load_params(copy, config, golden.abstract(config, dtype))
     assert kept["blocks"]["mlp"]["down"].dtype == dtype
     np.testing.assert_array_equal(np.asarray(kept["blocks"]["mlp"]["down"])[1], rounded.T)
 
@@ -116,7 +116,7 @@ def test_weights_that_are_not_those_of_the_config_are_refused(copy, change, mess
     with pytest.raises(ValueError, match=message):
         reading.load_config(copy)
     with pytest.raises(ValueError, match=message):
-        reading.load_params(copy, config, golden.like(config))
+        reading.load_params(copy, config, golden.abstract(config))
 
 
 def test_what_a_tied_or_an_older_checkpoint_holds_besides_is_passed_over(copy):

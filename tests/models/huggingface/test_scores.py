@@ -66,11 +66,11 @@ def test_a_language_model_begins_a_reward_model_with_a_head_still_to_be_drawn(ti
     params = tiny.params(plain)
     write_checkpoint(tmp_path / "policy", plain, params)
     config = dataclasses.replace(load_config(tmp_path / "policy"), scalar_head=True)
-    like = golden.like(config)
+    abstract = golden.abstract(config)
     with pytest.raises(ValueError, match=r"lacks 1 of .* such as score\.weight"):
-        load_params(tmp_path / "policy", config, like)
-    del like[HEAD]
-    loaded = load_params(tmp_path / "policy", config, like)
+        load_params(tmp_path / "policy", config, abstract)
+    del abstract[HEAD]
+    loaded = load_params(tmp_path / "policy", config, abstract)
     trunk = {k: v for k, v in params.items() if k != "unembedding"}
     jax.tree.map(np.testing.assert_array_equal, loaded, trunk)
 

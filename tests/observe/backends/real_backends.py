@@ -71,7 +71,7 @@ def _write(workdir, backend, caplog, **labels):
 def test_the_run_has_enough_to_compare():
     assert len(LINES) >= 4
     assert len(EXPECTED) > 100
-    assert {line["phase"] for line in LINES} == {"warm_up", "rl", "evaluation"}
+    assert {line["phase"] for line in LINES} == {"sft", "rl", "evaluation"}
 
 
 def _wandb_records(data):

@@ -29,7 +29,7 @@ LEFT_OUT = ("VIRTUAL_ENV", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "WANDB_PROJE
 
 def _train(workdir: Path) -> None:
     command = [sys.executable, "-m", "launcher", f"--config={ROOT}/configs/arithmetic.py"]
-    changes = ["trainer.steps=3", f"workdir={workdir}", "warm_up.steps=100"]
+    changes = ["trainer.steps=3", f"workdir={workdir}", "sft.steps=100"]
     changes += ["replay.backend=embedded", "launch.colocate=true", "observe.backends="]
     command += [f"--config.{change}" for change in changes]
     path = f"{ROOT}{os.pathsep}{ROOT / 'launch'}"

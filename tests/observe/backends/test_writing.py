@@ -62,7 +62,7 @@ def test_one_that_fails_takes_nothing_from_the_others(tmp_path, caplog):
 
 def test_a_resumption_says_which_points_still_count(tmp_path):
     with MetricsWriter(tmp_path, []) as writer:
-        writer.write("warm_up", 100, {"loss": 1.0})
+        writer.write("sft", 100, {"loss": 1.0})
         for step in (1, 2, 3):
             writer.write("rl", step, {"reward": 0.0})
     with MetricsWriter(tmp_path, ["fake"]) as writer:
@@ -99,7 +99,7 @@ def _tracker(calls, **more):
 
 
 POINTS = [
-    Point("warm_up", 100, 1.0, {"warm_up/loss": 1.5}),
+    Point("sft", 100, 1.0, {"sft/loss": 1.5}),
     Point("rl", 1, 2.0, {"rl/reward": 0.5}),
 ]
 
@@ -121,7 +121,7 @@ def test_wandb_has_an_axis_for_each_phase_and_a_step_that_never_falls(tmp_path, 
     assert (first["project"], first["name"], first["resume"]) == ("p", tmp_path.name, "allow")
     assert ("axis", "rl/*", "rl/step") in rest
     assert [call[1:] for call in rest if call[0] == "log"] == [
-        ({"warm_up/loss": 1.5, "warm_up/step": 100}, 1),
+        ({"sft/loss": 1.5, "sft/step": 100}, 1),
         ({"rl/reward": 0.5, "rl/step": 1}, 2),
     ]
     assert rest[-1] == ("finish", {"exit_code": 1})

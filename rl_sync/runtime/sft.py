@@ -1,4 +1,4 @@
-"""The warm start: supervised steps on the task's own demonstrations, by the trainer itself."""
+"""SFT: supervised fine-tuning on the task's own demonstrations, by the trainer itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.runtime.evaluation import Measure
-from rl_sync.runtime.listing import warm_up_key
+from rl_sync.runtime.listing import sft_key
 from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.snapshots import latest_snapshot, load_snapshot, save_snapshot
 from rl_sync.tasks.demonstrations import draw
@@ -24,8 +24,8 @@ from rl_sync.types import Demonstrations
 
 
 @dataclasses.dataclass
-class WarmUp:
-    """Runs the supervised steps.
+class SftPhase:
+    """Runs the SFT steps.
 
     Attributes:
       session: the trainer's part in the run.
@@ -48,7 +48,7 @@ class WarmUp:
     def run(self, initial: Callable[[], TrainState]) -> TrainState:
         """Takes the configured steps, and measures now and then how far they have led.
 
-        Goes on where a warm-up was stopped that saved a snapshot, with the same bits.
+        Goes on where SFT was stopped that saved a snapshot, with the same bits.
 
         Args:
           initial: makes the state before the first step.
@@ -56,16 +56,16 @@ class WarmUp:
         Raises:
           RunStoppedError: the run is being stopped; the steps that were taken are saved.
         """
-        settings = self.session.settings.warm_up
+        settings = self.session.settings.sft
         every = settings.probe_every_steps
-        skipped = SkippedUpdates(self.session, "warm_up")
+        skipped = SkippedUpdates(self.session, "sft")
         step, state = self._start(initial)
         if settings.steps:
-            self.session.call(EnterPhase("warm-up"))
+            self.session.call(EnterPhase("sft"))
         try:
             while step < settings.steps:
                 until = min(step + every - step % every, settings.steps)
-                with self.session.spans.span(SpanKind.WARM_UP, step=step + 1) as attributes:
+                with self.session.spans.span(SpanKind.SFT, step=step + 1) as attributes:
                     metrics: Metrics = {}
                     while step < until:
                         self.session.check()
@@ -81,20 +81,20 @@ class WarmUp:
         return state
 
     def forget(self) -> None:
-        """Deletes the warm-up's snapshot, once there is one of the steps that follow it."""
+        """Deletes SFT's snapshot, once there is one of the steps that follow it."""
         self.session.agree("forget", lambda: shutil.rmtree(self.snapshots, ignore_errors=True))
 
     def _start(self, initial: Callable[[], TrainState]) -> tuple[int, TrainState]:
         """The steps that were taken, and the state after them."""
-        latest = self.session.agree("warm-up snapshot", lambda: latest_snapshot(self.snapshots))
+        latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
         if latest is None:
             return 0, initial()
-        like = self.trainer.warm_up_like()
+        abstract = self.trainer.abstract_sft_state()
         step, state, _ = load_snapshot(
-            self.snapshots, None, like, self.processes, self.session.agree, aside=True
+            self.snapshots, None, abstract, self.processes, self.session.agree, aside=True
         )
         self.session.facts["step"] = step
-        self.session.resumed(0, warm_up=step)
+        self.session.resumed(0, sft_step=step)
         return step, state
 
     def _take(self, state: TrainState, step: int, before: Metrics) -> tuple[TrainState, Metrics]:
@@ -104,8 +104,8 @@ class WarmUp:
           before: the metrics of the step before; none for the first after a probe.
         """
         drawn = self._batch(step)
-        self.before_first(warm_up_key(drawn))
-        state, metrics = self.trainer.warm_up_step(state, *drawn)
+        self.before_first(sft_key(drawn))
+        state, metrics = self.trainer.sft_step(state, *drawn)
         if before:
             self.session.facts.update(step=step - 1, loss=float(before["loss"]))
         return state, metrics
@@ -113,17 +113,17 @@ class WarmUp:
     def _probe(self, state: TrainState, step: int, values: dict[str, float]) -> None:
         """Measures the accuracy, and reports it with the metrics of the last step."""
         self.session.facts.update(step=step, loss=values["loss"])
-        problems = self.session.settings.warm_up.probe_problems
+        problems = self.session.settings.sft.probe_problems
         probe = self.evaluator.accuracy(state.params, problems)
         values |= {f"probe_{name}": x for name, x in probe.items() if "accuracy" in name}
-        self.session.call(WriteMetrics("warm_up", step, values))
-        self.session.call(Report(Result(warm_up={"step": step, **values})))
+        self.session.call(WriteMetrics("sft", step, values))
+        self.session.call(Report(Result(sft={"step": step, **values})))
 
     def _save(self, state: TrainState, step: int) -> None:
-        latest = self.session.agree("warm-up snapshot", lambda: latest_snapshot(self.snapshots))
+        latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
         if step in (0, latest):
             return
-        with self.session.spans.span(SpanKind.SNAPSHOT, warm_up_step=step):
+        with self.session.spans.span(SpanKind.SNAPSHOT, sft_step=step):
             save_snapshot(
                 self.snapshots,
                 step,
@@ -137,5 +137,5 @@ class WarmUp:
     def _batch(self, step: int) -> Demonstrations:
         """The demonstrations of one step; depends on the seed and the step alone."""
         settings = self.session.settings
-        drawn = draw(self.task, settings.warm_up.batch_size, [settings.seed, step])
+        drawn = draw(self.task, settings.sft.batch_size, [settings.seed, step])
         return lay_out(drawn, settings.trainer.batching)

@@ -1,4 +1,4 @@
-"""The warm-up: what a run is told of it, and what is left of one that is stopped."""
+"""SFT: what a run is told of it, and what is left of one that is stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_sync.learning.train_state import TrainState
 from rl_sync.processes.calls import EnterPhase, Report, WriteMetrics
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
-from rl_sync.runtime.warm_up import WarmUp
+from rl_sync.runtime.sft import SftPhase
 from rl_sync.storage.snapshots import SnapshotError, latest_snapshot
 
 
@@ -23,9 +23,9 @@ class FakeTrainer:
     def start(self):
         return TrainState(jnp.int32(0), {"x": jnp.float32(1)}, {"seen": jnp.int32(0)}, None)
 
-    warm_up_like = start
+    abstract_sft_state = start
 
-    def warm_up_step(self, state, tokens, mask):
+    def sft_step(self, state, tokens, mask):
         params = {"x": state.params["x"] * 0.5 + jnp.float32(tokens[0, 0])}
         seen = {"seen": state.opt_state["seen"] + 1}
         return state._replace(params=params, opt_state=seen), {
@@ -35,7 +35,7 @@ class FakeTrainer:
 
 
 class Warming:
-    """A warm-up whose session is stopped at the check before a step, or whose probe fails."""
+    """SFT whose session is stopped at the check before a step, or whose probe fails."""
 
     def __init__(self, directory, steps, stopped_at=None, failing=False):
         self.calls, self.taken, self.resumed = [], [], []
@@ -43,22 +43,22 @@ class Warming:
             steps=steps, probe_every_steps=2, probe_problems=1, batch_size=4
         )
         self.session = types.SimpleNamespace(
-            settings=types.SimpleNamespace(warm_up=section, seed=0),
+            settings=types.SimpleNamespace(sft=section, seed=0),
             spans=types.SimpleNamespace(span=lambda kind, **_: contextlib.nullcontext({})),
             call=self._call,
             check=self._check,
             agree=lambda what, thunk: thunk(),
-            resumed=lambda step, warm_up: self.resumed.append((step, warm_up)),
+            resumed=lambda step, sft_step: self.resumed.append((step, sft_step)),
             facts={},
         )
         self.stopped_at, self.failing = stopped_at, failing
         evaluator = types.SimpleNamespace(accuracy=self._accuracy)
         trainer = FakeTrainer()
-        self.warm_up = WarmUp(self.session, trainer, evaluator, None, directory, [0])
-        self.warm_up._batch = self._batch
+        self.sft = SftPhase(self.session, trainer, evaluator, None, directory, [0])
+        self.sft._batch = self._batch
 
     def run(self):
-        return self.warm_up.run(FakeTrainer().start)
+        return self.sft.run(FakeTrainer().start)
 
     def _batch(self, step):
         self.taken.append(step)
@@ -81,20 +81,20 @@ class Warming:
     ("steps", "told"),
     [(0, []), (3, [EnterPhase, WriteMetrics, Report, WriteMetrics, Report])],
 )
-def test_a_warm_up_is_announced_if_there_is_one_and_its_probes_are_reported(tmp_path, steps, told):
+def test_sft_is_announced_if_there_is_one_and_its_probes_are_reported(tmp_path, steps, told):
     warming = Warming(tmp_path, steps)
     assert warming.run().opt_state["seen"] == steps
     assert [type(call) for call in warming.calls] == told
     if steps:
-        assert warming.calls[0] == EnterPhase("warm-up")
-        values = warming.calls[-1].result.warm_up
+        assert warming.calls[0] == EnterPhase("sft")
+        values = warming.calls[-1].result.sft
         assert values["probe_accuracy"] == 0.25
         assert values["probe_accuracy_seen"] == 1.0
         assert values["step"] == steps
     assert latest_snapshot(tmp_path) is None
 
 
-def test_a_warm_up_that_is_stopped_goes_on_at_its_step_with_the_same_bits(tmp_path):
+def test_sft_that_is_stopped_goes_on_at_its_step_with_the_same_bits(tmp_path):
     whole = Warming(tmp_path / "whole", 9).run()
     with pytest.raises(RunStoppedError):
         Warming(tmp_path / "parts", 9, stopped_at=4).run()
@@ -110,23 +110,23 @@ def test_a_warm_up_that_is_stopped_goes_on_at_its_step_with_the_same_bits(tmp_pa
     assert [call.step for call in rest.calls if isinstance(call, WriteMetrics)] == [6, 8, 9]
     assert state.params["x"].tobytes() == whole.params["x"].tobytes()
     assert state.opt_state["seen"] == whole.opt_state["seen"] == 9
-    rest.warm_up.forget()
+    rest.sft.forget()
     assert latest_snapshot(tmp_path / "parts") is None
 
 
-def test_a_warm_up_that_is_stopped_before_its_first_step_saves_nothing(tmp_path):
+def test_sft_that_is_stopped_before_its_first_step_saves_nothing(tmp_path):
     with pytest.raises(RunStoppedError):
         Warming(tmp_path, 9, stopped_at=1).run()
     assert latest_snapshot(tmp_path) is None
 
 
-def test_a_warm_up_whose_probe_fails_saves_what_it_has(tmp_path):
+def test_sft_whose_probe_fails_saves_what_it_has(tmp_path):
     with pytest.raises(RemoteError):
         Warming(tmp_path, 9, failing=True).run()
     assert latest_snapshot(tmp_path) == 2
 
 
-def test_a_warm_up_whose_snapshot_is_damaged_does_not_go_on_from_it(tmp_path):
+def test_sft_whose_snapshot_is_damaged_does_not_go_on_from_it(tmp_path):
     with pytest.raises(RunStoppedError):
         Warming(tmp_path, 9, stopped_at=4).run()
     (metadata,) = tmp_path.glob("snapshot_*/metadata.json")
@@ -135,7 +135,7 @@ def test_a_warm_up_whose_snapshot_is_damaged_does_not_go_on_from_it(tmp_path):
         Warming(tmp_path, 9).run()
 
 
-def test_a_warm_up_tells_how_far_it_is_and_its_loss(tmp_path):
+def test_sft_tells_how_far_it_is_and_its_loss(tmp_path):
     warming = Warming(tmp_path, 9, stopped_at=4)
     with pytest.raises(RunStoppedError):
         warming.run()

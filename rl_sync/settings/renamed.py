@@ -1,0 +1,28 @@
+"""Earlier names of settings, each with the one that took its place."""
+
+from __future__ import annotations
+
+RENAMED = {
+    "warm_up": "sft",
+    "optimizer.warm_up_learning_rate": "sft.learning_rate",
+    "optimizer.warm_up_schedule": "sft.schedule",
+    "optimizer.ramp_updates": "optimizer.warmup_updates",
+    "critic.warm_up_steps": "critic.warmup_steps",
+    "algorithm.need_spread": "algorithm.filter_zero_variance",
+    "algorithm.expert_rows": "algorithm.demonstration_rows",
+    "algorithm.expert_coefficient": "algorithm.demonstration_coefficient",
+    "environment.aside_bytes": "environment.kv_offload_bytes",
+}
+"""By earlier name, of a setting or of a section."""
+
+
+def new_name(name: str) -> str | None:
+    """Returns the name that an earlier setting or section has now; None if there was none.
+
+    Args:
+      name: such as `warm_up.steps`.
+    """
+    for old, new in RENAMED.items():
+        if name == old or name.startswith(f"{old}."):
+            return new + name.removeprefix(old)
+    return None
