@@ -253,7 +253,7 @@ def run_explorer(
                 explorer=explorer,
                 replay=replay,
                 table=TABLE,
-                beside=wiring.delivers_beside(settings, task),
+                beside=wiring.delivers_beside(settings),
             ),
         ).run()
         explorer.close()
