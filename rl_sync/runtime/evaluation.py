@@ -15,6 +15,7 @@ from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import AskEvaluations, HandInEvaluation
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.judging_calls import Written
+from rl_sync.processes.messages import Records
 from rl_sync.processes.session import Session
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
@@ -129,7 +130,7 @@ class Evaluator(NamedTuple):
         """Generates the completions of an evaluation, and leaves their judging to the master."""
         with self.session.spans.span(SpanKind.EVALUATION, step=step):
             items = self._completed(params, self.examination)
-            self.session.call(HandInEvaluation(moment, step, items))
+            self.session.call(HandInEvaluation(moment, step, Records(items)))
 
     def accuracy(self, params: Params, problems: int) -> dict[str, float]:
         """Measures the accuracy of the likeliest completions, and waits for it.

@@ -24,6 +24,7 @@ from rl_sync.processes.judging_calls import (
     Verdict,
     Written,
 )
+from rl_sync.processes.messages import Records
 from rl_sync.processes.rpc import Handler
 from rl_sync.rewards.by_set import ACCURACY
 from rl_sync.rewards.catalog import BY_SET
@@ -182,7 +183,7 @@ class Judging:
         return future.result()
 
     def _judged(self, items: Sequence[Written]) -> list[Verdict]:
-        return [Verdict(one.score, self.solves(one)) for one in self.judgements(items)]
+        return Records(Verdict(one.score, self.solves(one)) for one in self.judgements(items))
 
     def judgements(self, items: Sequence[Written]) -> list[Judgement]:
         """Judges completions, in their order, and records the judgements.

@@ -43,6 +43,7 @@ from rl_sync.observe.progress import Pace, Progress
 from rl_sync.observe.usage import UsageRecorder
 from rl_sync.processes import calls, judging_calls, weight_calls
 from rl_sync.processes.attendance import Attendance
+from rl_sync.processes.messages import Records
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
@@ -221,7 +222,7 @@ class MasterServer:
 
     def _granted(self, grant: GrantLeases) -> calls.LeaseGrant:
         """The grant with the prompts of its leases."""
-        leases = []
+        leases = Records[Lease]()
         for lease in grant.leases:
             prompt = self._task.train[lease.choice.prompt]
             # Under exact pulls a batch is that of its step, however often it was begun.

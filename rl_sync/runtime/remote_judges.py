@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from rl_sync.processes.messages import Records
 from rl_sync.processes.rpc import PeerLostError, RefusedError, RemoteError, RpcClient
 from rl_sync.rewards.identity import RewardIdentity, identity_of
 from rl_sync.rewards.judgement import Judgement
@@ -330,7 +331,7 @@ class _Server:
                 _settle(one, judged)
 
     def _judged(self, one: _Slice) -> list[Judgement]:
-        hand_in = HandIn(one.key, self._identity.reward, list(one.items))
+        hand_in = HandIn(one.key, self._identity.reward, Records(one.items))
         self._client.call(hand_in, _ANSWER_SECS)
         before: int | None = None
         while True:

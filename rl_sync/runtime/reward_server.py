@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from rl_sync.expression import parse_sum
+from rl_sync.processes.messages import Records
 from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.rewards.identity import identity_of
 from rl_sync.rewards.judgement import Judgement
@@ -100,4 +101,4 @@ class RewardServer:
         judged = self._judges.judge(items)
         with self._lock:
             self._judged += len(items)
-        return judged
+        return Records(judged)

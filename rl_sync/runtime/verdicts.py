@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 
 from rl_sync.ending import Ending
 from rl_sync.processes.judging_calls import AskVerdicts, Judge, Pending, Verdict, Written
+from rl_sync.processes.messages import Records
 from rl_sync.processes.rpc import Call
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task
@@ -70,7 +71,7 @@ def verdicts(session: Session, items: Sequence[Written]) -> list[Verdict]:
       TimeoutError: nothing was judged for `launch.wait_secs`, or twice `reward.limit_secs`.
       RunStoppedError: the run is being stopped.
     """
-    ticket = session.call(Judge(list(items)))
+    ticket = session.call(Judge(Records(items)))
     return await_pending(session, lambda poll_secs: AskVerdicts(ticket, poll_secs))
 
 
