@@ -141,16 +141,16 @@ def _column(values: Sequence[Any]) -> list[Any]:
 
 def _made_of_columns(name: str, columns: Mapping[str, Sequence[Any]]) -> Records[Any]:
     """Inverts `_columns`."""
-    make: Any = _class(name, columns.keys())
+    make = _class_of(name, columns.keys())
     return Records(map(make, *(columns[field] for field in _fields(name))))
 
 
 def _made(name: str, fields: Mapping[str, Any]) -> Any:
     """Makes a record of the class of that name."""
-    return _class(name, fields.keys())(**fields)
+    return _class_of(name, fields.keys())(**fields)
 
 
-def _class(name: str, fields: AbstractSet[str]) -> type:
+def _class_of(name: str, fields: AbstractSet[str]) -> Any:
     """Returns the class of records of that name and those fields.
 
     Raises:

@@ -17,7 +17,7 @@ from rl_sync.processes.judging_calls import Screen, Written
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.replay.priorities import priority_of
-from rl_sync.runtime.verdicts import last_reply, verdicts, written
+from rl_sync.runtime.verdicts import last_replies, verdicts, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
@@ -147,14 +147,12 @@ class Delivery:
         return [
             written(
                 self._task,
-                last_reply(tokens, mask).tolist(),
+                ids,
                 prompt_id=group.prompt_id,
                 lease_id=group.lease_id,
                 ending=ending,
             )
-            for tokens, mask, ending in zip(
-                group.tokens, group.completion_mask, endings, strict=True
-            )
+            for ids, ending in zip(last_replies(group), endings, strict=True)
         ]
 
     def _screened(self, groups: list[Group]) -> list[Group]:

@@ -204,8 +204,7 @@ class Judging:
         except Exception as error:
             self._fail(f"Completions cannot be judged: {error}")
             raise
-        for prompt, item, one in zip(prompts, items, judged, strict=True):
-            self._count(prompt, item, one)
+        self._count(prompts, items, judged)
         if self._scored is not None and (successes := self._successes(items, judged)):
             self._scored(successes)
         self._clerk.submit(self._write, items, judged)
@@ -301,18 +300,20 @@ class Judging:
         """Says whether a judgement's completion solves its problem."""
         return solves(judgement, self._main)
 
-    def _count(self, prompt: Prompt, item: Written, one: Judgement) -> None:
-        garbled = has_unprintable(item.text)
-        with self._lock:
-            if item.lease_id != NO_LEASE:
-                judged = _Judged(one, item.ending, garbled)
-                self._by_lease.setdefault(item.lease_id, []).append(judged)
-                self._latest.append((prompt.text, item.text, one.why))
-            self._window.append(_Seen((item.held_out, item.prompt_id), one.is_known))
+    def _count(
+        self, prompts: Sequence[Prompt], items: Sequence[Written], judged: Sequence[Judgement]
+    ) -> None:
+        for prompt, item, one in zip(prompts, items, judged, strict=True):
+            with self._lock:
+                if item.lease_id != NO_LEASE:
+                    found = _Judged(one, item.ending, has_unprintable(item.text))
+                    self._by_lease.setdefault(item.lease_id, []).append(found)
+                    self._latest.append((prompt.text, item.text, one.why))
+                self._window.append(_Seen((item.held_out, item.prompt_id), one.is_known))
+                if not one.is_known:
+                    self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
             if not one.is_known:
-                self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
-        if not one.is_known:
-            self._limit()
+                self._limit()
 
     def _write(self, items: Sequence[Written], judged: Sequence[Judgement]) -> None:
         """Records judgements; nobody waits for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from rl_sync.processes.messages import Records
 from rl_sync.processes.rpc import Call
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE
+from rl_sync.types import NO_LEASE, Group
 
 _POLL_SECS = 1.0
 
@@ -38,7 +38,7 @@ def written(
       tokens: the ids, the end of sequence included.
       prompt_id, held_out, lease_id, sample, ending: see `Written`.
     """
-    ids = [int(token) for token in tokens]
+    ids = list(tokens)
     has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
     return Written(
         prompt_id=prompt_id,
@@ -50,6 +50,18 @@ def written(
         sample=sample,
         ending=ending,
     )
+
+
+def last_replies(group: Group) -> Iterator[list[int]]:
+    """Yields the ids of the last reply of each episode of a group, or of each completion."""
+    mask = group.completion_mask
+    counts, firsts = mask.sum(axis=1), mask.argmax(axis=1)
+    ends = np.where(counts, mask.shape[1] - mask[:, ::-1].argmax(axis=1), firsts)
+    is_one_run = (ends - firsts == counts).tolist()
+    for row, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
+        tokens = group.tokens[row]
+        ids = tokens[first:end] if is_one_run[row] else last_reply(tokens, mask[row])
+        yield ids.tolist()
 
 
 def last_reply(

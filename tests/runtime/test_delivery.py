@@ -15,6 +15,7 @@ from rl_sync.processes.judging_calls import AskVerdicts, Judge, Pending, Screen,
 from rl_sync.processes.messages import decode, encode
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.delivery import Delivery
+from rl_sync.runtime.verdicts import last_replies
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.weights.agreement import alone
 
@@ -269,3 +270,9 @@ def test_who_waits_for_verdicts_is_told_of_a_stop_and_of_judging_that_stands_sti
     session.settings.launch.wait_secs = 0.3
     with pytest.raises(TimeoutError, match="waits for completions to be judged"):
         delivery(session).deliver([Group(7)])
+
+
+def test_the_last_reply_of_each_row_is_its_last_run_of_learned_tokens():
+    mask = np.array([[0, 1, 1, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 0]], bool)
+    group = types.SimpleNamespace(tokens=np.arange(20).reshape(4, 5), completion_mask=mask)
+    assert [*last_replies(group)] == [[4], [6, 7], [], [17, 18]]
