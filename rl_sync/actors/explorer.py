@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.actors.admission import filled
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest, Played
 from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of, stacked
@@ -296,14 +297,17 @@ class Explorer:
     def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
         """Returns the group with rewards; a greedy completion's reward becomes the baseline.
 
-        Completions that could not be judged are left out: their tokens are masked, and their reward
-        is the mean of the others', so that it moves no baseline. Where none was judged, or the
-        greedy one was not, the whole group is masked, with rewards of 0.
+        The tokens of completions that could not be judged are masked; see `filled`.
 
         Args:
           rewards: NaN for those that could not be judged.
         """
-        return self._split(_without_unjudged(group, rewards, self.with_baselines))
+        rewards, learned = filled(rewards, self.with_baselines)
+        group = dataclasses.replace(group, rewards=rewards)
+        if not learned.all():
+            mask = group.completion_mask & learned[:, None]
+            group = dataclasses.replace(group, completion_mask=mask)
+        return self._split(group)
 
     def _split(self, group: Group) -> Group:
         """Takes the greedy completion off the group."""
@@ -319,25 +323,6 @@ class Explorer:
             rows["truncated"] = group.truncated[:-1]
         baselines = np.full_like(rewards[:-1], rewards[-1])
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
-
-
-def _without_unjudged(
-    group: Group, rewards: Float[np.ndarray, " rows"], with_baselines: bool
-) -> Group:
-    """Masks completions whose reward is NaN, and replaces these rewards."""
-    judged = np.isfinite(rewards)
-    sampled = judged[:-1] if with_baselines else judged
-    if not sampled.any() or (with_baselines and not judged[-1]):
-        judged, mean = np.zeros_like(judged), np.float32(0.0)
-    elif judged.all():
-        return dataclasses.replace(group, rewards=rewards)
-    else:
-        mean = rewards[: len(sampled)][sampled].mean()
-    return dataclasses.replace(
-        group,
-        rewards=np.where(judged, rewards, mean).astype(np.float32),
-        completion_mask=group.completion_mask & judged[:, None],
-    )
 
 
 def _with_more(group: UnfinishedGroup, finished: Iterable[Finished]) -> UnfinishedGroup:

@@ -87,7 +87,7 @@ def test_lists_of_records_arrive_column_by_column_with_records_in_them():
     assert {type(lease.prompt) for lease in arrived} == {Prompt}
     assert len(encode(leases)) < len(encode([*leases])) / 2
     items = Records(Judgeable({"answer": i}, Completion("2")) for i in range(3))
-    assert decode(encode(HandIn("key", "exact", items))).items == items
+    assert decode(encode(HandIn("exact", items))).items == items
     judged = Records([Judgement(1.0, "yes", {"a": 1.0}), Judgement.unknown("no")])
     assert decode(encode(judged)) == judged
     assert decode(encode(Records())) == []
