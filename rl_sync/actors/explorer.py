@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from rl_sync.actors.admission import filled
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest, Played
-from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of, stacked
+from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of
 from rl_sync.ending import CUTS
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest
@@ -272,9 +272,7 @@ class Explorer:
         """Makes the record of a group whose completions have all finished."""
         lease = whole.lease
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
-        columns: dict[str, Any] = stacked(
-            [columns_of(one, whole.prompt, self.task.row_tokens) for one in rows]
-        )
+        columns: dict[str, Any] = columns_of(rows, whole.prompt)
         drawn = columns["policy_versions"] >= 0
         # So that each trajectory has a version, also one whose environment never began.
         columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version

@@ -190,11 +190,21 @@ class Stepping:
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
         self._skipped.count_unjudged(step, int(values["unjudged_updates"]))
         if self._recorder and chosen:
-            self._recorder.record(step, chosen, lambda: _figures(arrays, sources))
+            self._recorder.record(step, chosen, lambda: self._figures(arrays, sources))
         try:
             self._consumed.write(step, groups)
         except RecordsError as error:
             self._session.tell(Fail(str(error)))
+
+    def _figures(self, arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
+        """Reads a step's figures from the devices, as far as this process can."""
+        advantages = arrays.get(ADVANTAGES_NAME)
+        return Figures(
+            advantages=None if advantages is None else np.asarray(advantages),
+            of_tokens={name: addressable(arrays[name]) for name in FIELDS if name in arrays},
+            source=sources[0] if sources else None,
+            row_tokens=self._batching.row_tokens,
+        )
 
     def _compare(self, step: int, gap: float) -> None:
         """Gives the alarm where trainer and explorers disagree on how likely tokens were."""
@@ -212,13 +222,6 @@ class Stepping:
         greatest = max(before.greatest, gap)
         self._apart = before._replace(steps=before.steps + 1, greatest=greatest)
         self._session.tell(Report(Result(logprob_gap=self._apart)))
-
-
-def _figures(arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
-    """Reads a step's figures from the devices, as far as this process can."""
-    of_tokens = {name: addressable(arrays[name]) for name in FIELDS if name in arrays}
-    advantages = arrays.get(ADVANTAGES_NAME)
-    return Figures(None if advantages is None else np.asarray(advantages), of_tokens, *sources)
 
 
 def _leases(groups: list[Group]) -> list[int]:

@@ -52,6 +52,8 @@ class Run:
         self.recorded = []
         self.stepping = Stepping(self, self, self, self.place, self, recorder=self)
 
+    row_tokens = 4
+
     def placed(self, groups):
         return Placed(TrainBatch(groups, groups), SOURCE)
 
