@@ -23,7 +23,7 @@ from rl_sync.actors.events import (
 from rl_sync.observe.alarms import Alarm
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.attendance import Silence
-from rl_sync.processes.judging_calls import Written
+from rl_sync.processes.judging_calls import Judgements, Written
 from rl_sync.processes.messages import record
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Call
@@ -101,17 +101,19 @@ class Begin(Call[None]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained(Call[None]):
-    """The trainer has finished a step.
+class Trained(Call[Judgements]):
+    """The trainer has finished a step; answered with the judgements of groups that it records.
 
     Attributes:
       metrics: of the step; `num_tokens` are its own.
       spent: see `SpanRecorder.spent`.
+      recorded: the lease ids of these groups.
     """
 
     event: BatchTrained
     metrics: dict[str, float]
     spent: dict[str, float]
+    recorded: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,13 +70,6 @@ class Judgements(NamedTuple):
     endings: list[Ending | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class AskJudgements(Call[Judgements]):
-    """Asks for the judgements of groups that no step has trained on for the last time."""
-
-    lease_ids: list[int]
-
-
 @record
 class Judged(NamedTuple):
     """The master's answer about completions.

@@ -128,9 +128,6 @@ class MasterServer:
     def _desk(self) -> Desk:
         return Desk(
             calls.AskLease.answered_by(self._lease),
-            judging_calls.AskJudgements.answered_by(
-                lambda call: self._judging.of_leases(call.lease_ids)
-            ),
             self._pending.handler(),
             calls.Claim.answered_by(self._claim),
             calls.Happened.answered_by(self._happened),
@@ -289,8 +286,8 @@ class MasterServer:
             self._attendance.lost(explorer_name(call.event.explorer))
         self._apply(call.event)
 
-    def _trained(self, call: calls.Trained) -> None:
-        event = call.event
+    def _trained(self, call: calls.Trained) -> judging_calls.Judgements:
+        event, judgements = call.event, self._judging.of_leases(call.recorded)
         with self._changed:
             live = self._state.live
             leases = [live[lease_id] for lease_id in event.lease_ids if lease_id in live]
@@ -313,6 +310,7 @@ class MasterServer:
         self._paces[_RL].note(event.step, time.monotonic())
         self._watch.add(metrics)
         self._add(Result(rl=last))
+        return judgements
 
     def _take_not_selected(self, step: int) -> list[int]:
         """Returns the lease ids of groups that were generated for a step and not selected.

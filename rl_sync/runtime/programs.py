@@ -198,7 +198,6 @@ def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] 
         settings.observe,
         parts=RolloutParts(settings.workdir, start),
         scribe=Scribe(task, wiring.sampling(settings, task).stop_ids),
-        ask=session.call_alone,
     )
 
 

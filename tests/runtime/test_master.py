@@ -44,7 +44,6 @@ from rl_sync.processes.calls import (
     WriteMetrics,
 )
 from rl_sync.processes.judging_calls import (
-    AskJudgements,
     Judge,
     Verdict,
     Written,
@@ -295,7 +294,6 @@ def test_every_call_of_the_master_is_answered(program):
 
 def test_troubles_of_so_many_steps_are_in_the_status_with_completions(master):
     master(Await("key", Judge([Written(0, False, 3, "no", [1], False)] * 2), 10.0))
-    assert master(AskJudgements([3, 4])).counts == [2, 0]
     nothing = {"reward_min": 0.0, "reward_max": 0.0, "reward_mean": 0.0}
     for step in range(1, 6):
         status = master(AskStatus())
@@ -386,3 +384,14 @@ def test_groups_that_teach_nothing_are_judged_and_not_admitted(tmp_path):
     again = server.answer(AskLease(1)).leases
     assert same.ordinal in {one.ordinal for one in again}
     server.answer(Close())
+
+
+def test_the_report_of_a_step_is_answered_with_the_judgements_of_what_is_recorded(master):
+    master(Happened(VersionPublished(0)))
+    one, other = (lease.lease_id for lease in master(AskLease(1)).leases[:2])
+    items = [Written(0, False, lease, "no", [1], False) for lease in (one, one, other)]
+    master(Await("key", Judge(items), 10.0))
+    metrics = {"reward_mean": 0.0}
+    judgements = master(Trained(BatchTrained(1, (one, other)), metrics, {}, [other, 99]))
+    assert (judgements.counts, judgements.scores) == ([1, 0], [0.0])
+    assert decode(encode(judgements)) == judgements
