@@ -89,15 +89,13 @@ def length_of(seed: Sequence[int], row: int) -> int:
 class TimedAdmission(Admission):
     """An admission that gives completions the lengths of `length_of`."""
 
-    def start(self, waiting: Waiting, slot: int) -> Start:
+    def start(self, waiting: Waiting, index: int, slot: int, key: np.ndarray) -> Start:
         """Starts a completion that ends after its own number of tokens."""
         request = waiting.request
-        tokens = length_of(waiting.seed, waiting.next)
+        tokens = length_of(waiting.seed, index)
         sampling = dataclasses.replace(request.sampling, max_new_tokens=tokens)
         own = dataclasses.replace(waiting, request=dataclasses.replace(request, sampling=sampling))
-        start = super().start(own, slot)
-        waiting.next = own.next
-        return start
+        return super().start(own, index, slot, key)
 
 
 class TimedEngine(Engine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -138,7 +139,7 @@ class Explorer:
         # The engine looks at the budget after each chunk.
         budget = 1 if self.in_parts else self.budget_tokens or None
         finished = self.engine.advance(budget, swap)
-        groups = [_with_more(group, finished) for group in begun]
+        groups = _with_more(begun, finished)
         whole = [self._group(group) for group in groups if self._is_whole(group)]
         unfinished = tuple(group for group in groups if not self._is_whole(group))
         return state._replace(unfinished=unfinished), whole
@@ -167,7 +168,7 @@ class Explorer:
         tickets = self.engine.submit(requests)
         finished: list[Finished] = [*self.engine.advance()]
         finished.sort(key=lambda one: one.index)
-        unfinished = tuple(_with_more(group, finished) for group in state.unfinished)
+        unfinished = tuple(_with_more(state.unfinished, finished))
         by_ticket: dict[int, list[Finished]] = {ticket: [] for ticket in tickets}
         for completion in finished:
             if completion.ticket in by_ticket:
@@ -323,8 +324,20 @@ class Explorer:
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
 
 
-def _with_more(group: UnfinishedGroup, finished: Iterable[Finished]) -> UnfinishedGroup:
-    """Adds to a group those finished completions that belong to it."""
-    tickets = (group.ticket, group.baseline_ticket)
-    own = tuple(completion for completion in finished if completion.ticket in tickets)
-    return group._replace(completions=group.completions + own)
+def _with_more(
+    groups: Iterable[UnfinishedGroup], finished: Iterable[Finished]
+) -> list[UnfinishedGroup]:
+    """Adds to each group those finished completions that belong to it."""
+    by_ticket = collections.defaultdict[int | None, list[Finished]](list)
+    for one in finished:
+        by_ticket[one.ticket].append(one)
+    return [
+        group._replace(
+            completions=(
+                *group.completions,
+                *by_ticket.get(group.ticket, ()),
+                *by_ticket.get(group.baseline_ticket, ()),
+            )
+        )
+        for group in groups
+    ]
