@@ -11,6 +11,7 @@ from rl_sync.actors.explorer import DifferentTaskError, Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import AskLease, HandInEvaluation, LeaseGrant
 from rl_sync.processes.failures import RunError
+from rl_sync.processes.loading import settle
 from rl_sync.processes.messages import Records
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.rollout.engine import NonFiniteLogitsError
@@ -72,6 +73,7 @@ class ExplorerLoop:
             self.session.showing(lambda: (self.explorer.engine.stats.programs, None)),
         ):
             self.explorer.compile(self.blank())
+        settle()
         try:
             while (grant := self._grant(state)) is not None:
                 if state is None or not _suits(grant, state.version):

@@ -47,6 +47,7 @@ from rl_sync.observe.progress import Pace, Progress
 from rl_sync.observe.usage import UsageRecorder
 from rl_sync.processes import calls, judging_calls, weight_calls
 from rl_sync.processes.attendance import Attendance
+from rl_sync.processes.loading import settle
 from rl_sync.processes.messages import Records
 from rl_sync.processes.pending import PendingCalls
 from rl_sync.processes.results import Result, Summary
@@ -467,6 +468,7 @@ class MasterServer:
 def run_master(settings: RunSettings, address: str) -> None:
     """Serves as the master, at `host:port`, until it is told to close, or to terminate."""
     served = MasterServer(settings)
+    settle()
     host, _, port = address.rpartition(":")
     server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))
     signal.signal(signal.SIGTERM, lambda *_: served.closed.set())
