@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -364,10 +365,8 @@ def test_the_end_of_a_run_is_recorded_with_what_stopped_it(master, tmp_path):
 
 def test_groups_that_teach_nothing_are_judged_and_not_admitted(tmp_path):
     """A completion without a reward counts as the mean of the others, as its explorer has it."""
-    settings = settings_with(
-        sync__mode="asynchronous", algorithm__name="dapo", reward__workers=0, workdir=str(tmp_path)
-    )
-    server = MasterServer(settings)
+    settings = settings_with(sync__mode="asynchronous", algorithm__name="dapo", reward__workers=0)
+    server = MasterServer(dataclasses.replace(settings, workdir=str(tmp_path)))
     server.answer(Begin(Position(step=0, next_ordinal=0, again=(), next_lease=0)))
     server.answer(Happened(VersionPublished(0)))
     same, mixed, *_ = server.answer(AskLease(1)).leases
