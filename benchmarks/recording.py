@@ -29,12 +29,12 @@ import numpy as np
 
 from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.observe.rollout_parts import RolloutParts
-from rl_sync.processes.judging_calls import AskJudgements, Judgements
+from rl_sync.processes.judging_calls import Judgements
 from rl_sync.processes.messages import decode, encode
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import trainer_of
 from rl_sync.runtime.recording import Budget, RolloutRecorder
-from rl_sync.runtime.scribe import FIELDS, Figures, Scribe
+from rl_sync.runtime.scribe import FIELDS, Chosen, Figures, Scribe
 from rl_sync.settings.reading import read_settings
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
@@ -113,24 +113,18 @@ def groups_of(settings: RunSettings, task: Task, seed: int) -> list[Group]:
     return made
 
 
-class Master:
-    """Answers as the master does, with what that costs of coding and decoding."""
-
-    def __init__(self, group_size: int):
-        self._group_size = group_size
-
-    def __call__(self, call: AskJudgements) -> Judgements:
-        counts = [self._group_size] * len(call.lease_ids)
-        count = sum(counts)
-        answer = Judgements(
-            counts=counts,
-            scores=[1.0] * count,
-            whys=["the answer is '42'"] * count,
-            components=[{"exact": 1.0}] * count,
-            answers=["42"] * count,
-            endings=[None] * count,
-        )
-        return decode(encode(answer))
+def judgements(groups: int, group_size: int) -> Judgements:
+    """Makes the master's answer about groups, with what that costs of coding and decoding."""
+    count = groups * group_size
+    answer = Judgements(
+        counts=[group_size] * groups,
+        scores=[1.0] * count,
+        whys=["the answer is '42'"] * count,
+        components=[{"exact": 1.0}] * count,
+        answers=["42"] * count,
+        endings=[None] * count,
+    )
+    return decode(encode(answer))
 
 
 def figures(metrics: Mapping[str, Any]) -> Figures:
@@ -157,7 +151,6 @@ def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) ->
             settings.observe,
             parts=RolloutParts(workdir),
             scribe=Scribe(task, wiring.sampling(settings, task).stop_ids),
-            ask=Master(settings.trainer.group_size),
             budget=budget,
         )
         with contextlib.closing(recorder):
@@ -170,7 +163,10 @@ def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) ->
                     state, metrics = step(state, batch)
                     values: dict[str, Any] = jax.device_get(metrics)
                     if chosen is not None:
-                        recorder.record(number + 1, chosen, functools.partial(figures, values))
+                        told = judgements(len(chosen), settings.trainer.group_size)
+                        recorder.record(
+                            number + 1, Chosen(chosen, told), functools.partial(figures, values)
+                        )
                 secs = time.monotonic() - started
                 time.sleep(0.2)  # What is still recorded belongs to this turn.
                 clock.skipped_secs += 0.2 if records else time.monotonic() - started

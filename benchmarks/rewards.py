@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from rl_sync.observe.spans import SpanRecorder
-from rl_sync.processes.judging_calls import AskVerdicts, Judge
+from rl_sync.processes.judging_calls import Judged
+from rl_sync.processes.pending import Await
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings
@@ -73,10 +74,9 @@ class Session:
         self._judging = judging
 
     def call(self, call: Any) -> Any:
-        if isinstance(call, Judge):
-            return self._judging.hand_in(call.items)
-        if isinstance(call, AskVerdicts):
-            return self._judging.verdicts(call.ticket, call.poll_secs)
+        if isinstance(call, Await):
+            items = call.call.items
+            return Judged(self._judging.verdicts(items), [item.lease_id for item in items])
         return None
 
     def check(self) -> None:

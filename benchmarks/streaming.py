@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import statistics
 import threading
 import time
@@ -55,6 +54,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.observe.spans import SpanKind, SpanRecorder, sync_kind
 from rl_sync.processes import calls, judging_calls
+from rl_sync.processes.pending import Await, Pending
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay
 from rl_sync.rollout.admission import Admission
@@ -89,15 +89,13 @@ def length_of(seed: Sequence[int], row: int) -> int:
 class TimedAdmission(Admission):
     """An admission that gives completions the lengths of `length_of`."""
 
-    def start(self, waiting: Waiting, slot: int) -> Start:
+    def start(self, waiting: Waiting, index: int, slot: int, key: np.ndarray) -> Start:
         """Starts a completion that ends after its own number of tokens."""
         request = waiting.request
-        tokens = length_of(waiting.seed, waiting.next)
+        tokens = length_of(waiting.seed, index)
         sampling = dataclasses.replace(request.sampling, max_new_tokens=tokens)
         own = dataclasses.replace(waiting, request=dataclasses.replace(request, sampling=sampling))
-        start = super().start(own, slot)
-        waiting.next = own.next
-        return start
+        return super().start(own, index, slot, key)
 
 
 class TimedEngine(Engine):
@@ -175,8 +173,7 @@ class Standing:
             wiring.master_settings(settings, wiring.prompt_pool(settings, self.task))
         )
         self._buffer: list[int] = []
-        self._tickets: dict[int, tuple[float, int]] = {}
-        self._count = itertools.count()
+        self._judging: dict[str, tuple[float, Any]] = {}
         self.marks: dict[int, tuple[float, float, Stats, int]] = {}
         self._apply(Started(Position(0, 0, (), 0)))
         self._apply(VersionPublished(0))
@@ -203,18 +200,16 @@ class Standing:
         match call:
             case calls.AskLease():
                 return self._lease(call)
-            case judging_calls.Judge(items):
-                with self._changed:
-                    ticket = next(self._count)
-                    self._tickets[ticket] = time.monotonic() + self._judging_secs, len(items)
-                return ticket
-            case judging_calls.AskVerdicts(ticket, poll_secs):
-                due, count = self._tickets[ticket]
+            case Await(key, judge, poll_secs):
+                due, items = self._judging.setdefault(
+                    key, (time.monotonic() + self._judging_secs, judge and judge.items)
+                )
                 left = due - time.monotonic()
                 time.sleep(max(0.0, min(poll_secs, left)))
                 if left > poll_secs:
-                    return judging_calls.Pending(0)
-                return [judging_calls.Verdict(1.0, True)] * count
+                    return Pending(0)
+                verdicts = [judging_calls.Verdict(1.0, True)] * len(items)
+                return judging_calls.Judged(verdicts, [item.lease_id for item in items])
             case calls.Happened(event):
                 self._buffered(event)
         return None

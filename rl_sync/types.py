@@ -114,10 +114,10 @@ class Seen(NamedTuple):
 class Group:
     """A prompt's trajectories; an explorer writes them as one item of the replay buffer.
 
-    Rows hold the prompt, then the completion, then padding (id 0). The row of an episode of several
-    turns holds its prompt, then replies of the policy and turns of the environment. Arrays with a
-    value for each token are aligned with the tokens: `behavior_logprobs[g, t]` belongs to
-    `tokens[g, t]`.
+    Rows hold the prompt, then the completion, then padding (id 0) up to the longest row of the
+    group. The row of an episode of several turns holds its prompt, then replies of the policy and
+    turns of the environment. Arrays with a value for each token are aligned with the tokens:
+    `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
 
     Attributes:
       lease_id, ordinal, prompt_id: see `Lease`; `NO_LEASE` in demonstrations.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
 
 from rl_sync.actors.events import (
     Admit,
@@ -15,6 +18,7 @@ from rl_sync.actors.events import (
     Record,
 )
 from rl_sync.actors.master_state import MasterState, Outcome, drop
+from rl_sync.ending import Ending
 
 EPISODE_FAILED = "episode failed"
 
@@ -56,6 +60,52 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
         state, records = drop(state, tuple(lease_ids), fault, replaced=True)
         commands += records
     return state, tuple(commands)
+
+
+def filled(
+    rewards: Float[np.ndarray, " rows"], with_baselines: bool
+) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+    """Replaces the rewards of a group's completions that could not be judged.
+
+    Such a completion gets the mean of the others', so that it moves no baseline. Where none was
+    judged, or the greedy one was not, all get 0.
+
+    Args:
+      rewards: NaN for those that could not be judged; that of a greedy completion is the last.
+
+    Returns:
+      The rewards, and which of the completions can be learned from.
+    """
+    judged = np.isfinite(rewards)
+    if judged.all():
+        return rewards, judged
+    sampled = judged[:-1] if with_baselines else judged
+    if not sampled.any() or (with_baselines and not judged[-1]):
+        judged, mean = np.zeros_like(judged), np.float32(0.0)
+    else:
+        mean = rewards[: len(sampled)][sampled].mean()
+    return np.where(judged, rewards, mean).astype(np.float32), judged
+
+
+def failed_episodes(
+    lease_id: int, prompt_id: int, endings: Iterable[Ending | None]
+) -> Iterator[FailedEpisode]:
+    """Tells of each beginning of a group's episodes that failed.
+
+    Args:
+      endings: the ends of the group's episodes, in the order of its rows.
+    """
+    for sample, ending in enumerate(endings):
+        for attempt, fault in enumerate(ending.faults if ending else ()):
+            yield FailedEpisode(
+                lease_id=lease_id,
+                prompt_id=prompt_id,
+                sample=sample,
+                attempt=attempt,
+                reason=fault.reason,
+                why=fault.why,
+                is_lost=ending is not None and ending.failed and attempt == len(ending.faults) - 1,
+            )
 
 
 def _lost(failed: Sequence[FailedEpisode]) -> dict[int, str]:

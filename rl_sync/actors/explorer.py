@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.actors.admission import filled
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import EpisodeRequest, Played
-from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of, stacked
+from rl_sync.actors.rows import TOKEN_COLUMNS, columns_of
 from rl_sync.ending import CUTS
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import Completion, CompletionRequest
@@ -137,7 +139,7 @@ class Explorer:
         # The engine looks at the budget after each chunk.
         budget = 1 if self.in_parts else self.budget_tokens or None
         finished = self.engine.advance(budget, swap)
-        groups = [_with_more(group, finished) for group in begun]
+        groups = _with_more(begun, finished)
         whole = [self._group(group) for group in groups if self._is_whole(group)]
         unfinished = tuple(group for group in groups if not self._is_whole(group))
         return state._replace(unfinished=unfinished), whole
@@ -166,7 +168,7 @@ class Explorer:
         tickets = self.engine.submit(requests)
         finished: list[Finished] = [*self.engine.advance()]
         finished.sort(key=lambda one: one.index)
-        unfinished = tuple(_with_more(group, finished) for group in state.unfinished)
+        unfinished = tuple(_with_more(state.unfinished, finished))
         by_ticket: dict[int, list[Finished]] = {ticket: [] for ticket in tickets}
         for completion in finished:
             if completion.ticket in by_ticket:
@@ -271,9 +273,7 @@ class Explorer:
         """Makes the record of a group whose completions have all finished."""
         lease = whole.lease
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
-        columns: dict[str, Any] = stacked(
-            [columns_of(one, whole.prompt, self.task.row_tokens) for one in rows]
-        )
+        columns: dict[str, Any] = columns_of(rows, whole.prompt)
         drawn = columns["policy_versions"] >= 0
         # So that each trajectory has a version, also one whose environment never began.
         columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version
@@ -296,14 +296,17 @@ class Explorer:
     def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
         """Returns the group with rewards; a greedy completion's reward becomes the baseline.
 
-        Completions that could not be judged are left out: their tokens are masked, and their reward
-        is the mean of the others', so that it moves no baseline. Where none was judged, or the
-        greedy one was not, the whole group is masked, with rewards of 0.
+        The tokens of completions that could not be judged are masked; see `filled`.
 
         Args:
           rewards: NaN for those that could not be judged.
         """
-        return self._split(_without_unjudged(group, rewards, self.with_baselines))
+        rewards, learned = filled(rewards, self.with_baselines)
+        group = dataclasses.replace(group, rewards=rewards)
+        if not learned.all():
+            mask = group.completion_mask & learned[:, None]
+            group = dataclasses.replace(group, completion_mask=mask)
+        return self._split(group)
 
     def _split(self, group: Group) -> Group:
         """Takes the greedy completion off the group."""
@@ -321,27 +324,20 @@ class Explorer:
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
 
 
-def _without_unjudged(
-    group: Group, rewards: Float[np.ndarray, " rows"], with_baselines: bool
-) -> Group:
-    """Masks completions whose reward is NaN, and replaces these rewards."""
-    judged = np.isfinite(rewards)
-    sampled = judged[:-1] if with_baselines else judged
-    if not sampled.any() or (with_baselines and not judged[-1]):
-        judged, mean = np.zeros_like(judged), np.float32(0.0)
-    elif judged.all():
-        return dataclasses.replace(group, rewards=rewards)
-    else:
-        mean = rewards[: len(sampled)][sampled].mean()
-    return dataclasses.replace(
-        group,
-        rewards=np.where(judged, rewards, mean).astype(np.float32),
-        completion_mask=group.completion_mask & judged[:, None],
-    )
-
-
-def _with_more(group: UnfinishedGroup, finished: Iterable[Finished]) -> UnfinishedGroup:
-    """Adds to a group those finished completions that belong to it."""
-    tickets = (group.ticket, group.baseline_ticket)
-    own = tuple(completion for completion in finished if completion.ticket in tickets)
-    return group._replace(completions=group.completions + own)
+def _with_more(
+    groups: Iterable[UnfinishedGroup], finished: Iterable[Finished]
+) -> list[UnfinishedGroup]:
+    """Adds to each group those finished completions that belong to it."""
+    by_ticket = collections.defaultdict[int | None, list[Finished]](list)
+    for one in finished:
+        by_ticket[one.ticket].append(one)
+    return [
+        group._replace(
+            completions=(
+                *group.completions,
+                *by_ticket.get(group.ticket, ()),
+                *by_ticket.get(group.baseline_ticket, ()),
+            )
+        )
+        for group in groups
+    ]

@@ -1,4 +1,4 @@
-"""Rows of a group: a finished completion or episode, as columns of one value a token."""
+"""Rows of a group: finished completions or episodes, as columns of one value a token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from rl_sync.actors.episodes import Played
 from rl_sync.rollout.request import Completion
-from rl_sync.sampling_masks import no_entries, padded, shifted
+from rl_sync.sampling_masks import Entries, no_entries, padded, shifted
 
 TOKEN_COLUMNS = (
     *("tokens", "completion_mask", "behavior_logprobs", "policy_versions"),
@@ -20,60 +20,63 @@ MASKS = "sampling_masks"
 
 
 def columns_of(
-    finished: Completion | Played, prompt: Int[np.ndarray, " P"], row_tokens: int
+    finished: Sequence[Completion | Played], prompt: Int[np.ndarray, " P"]
 ) -> dict[str, np.ndarray]:
-    """Makes the row of a completion or of an episode, by the names of `Group`.
+    """Makes the rows of a group, by the names of `Group`, as long as the longest of them.
 
     Args:
-      prompt: of the completion; an episode has its own.
-      row_tokens: T, the length of the row, padded.
+      finished: completions or episodes, in the order of the rows.
+      prompt: of completions; episodes have their own.
     """
+    tokens = max(_tokens(one, prompt) for one in finished)
+    shape = len(finished), max(1, tokens)
+    columns: dict[str, np.ndarray] = {
+        "tokens": np.zeros(shape, np.int32),
+        "completion_mask": np.zeros(shape, bool),
+        "behavior_logprobs": np.zeros(shape, np.float32),
+        "policy_versions": np.full(shape, -1, np.int32),
+    }
+    if isinstance(finished[0], Played):
+        columns["turn_rewards"] = np.zeros(shape, np.float32)
+        columns["segments"] = np.full(shape, -1, np.int32)
+    else:
+        columns["tokens"][:, : len(prompt)] = prompt
+    masks = []
+    for number, one in enumerate(finished):
+        row = {name: values[number] for name, values in columns.items()}
+        if isinstance(one, Played):
+            masks.append(_write_episode(row, one))
+        else:
+            here = slice(len(prompt), len(prompt) + len(one.tokens))
+            row["tokens"][here] = one.tokens
+            row["completion_mask"][here] = True
+            row["behavior_logprobs"][here] = one.logprobs
+            row["policy_versions"][here] = one.versions
+            masks.append(shifted(one.masks, len(prompt)) if len(one.masks) else one.masks)
+    return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
+
+
+def _tokens(finished: Completion | Played, prompt: Int[np.ndarray, " P"]) -> int:
+    """Counts the tokens of a row."""
     if isinstance(finished, Played):
-        return _of_episode(finished, row_tokens)
-    columns = _blank(row_tokens)
-    here = slice(len(prompt), len(prompt) + len(finished.tokens))
-    columns["tokens"][: len(prompt)] = prompt
-    columns["tokens"][here] = finished.tokens
-    columns["completion_mask"][here] = True
-    columns["behavior_logprobs"][here] = finished.logprobs
-    columns["policy_versions"][here] = finished.versions
-    columns[MASKS] = shifted(finished.masks, len(prompt))
-    return columns
+        return sum(map(len, finished.trajectory.segments))
+    return len(prompt) + len(finished.tokens)
 
 
-def _of_episode(played: Played, row_tokens: int) -> dict[str, np.ndarray]:
-    columns = _blank(row_tokens)
-    columns["turn_rewards"] = np.zeros(row_tokens, np.float32)
-    columns["segments"] = np.full(row_tokens, -1, np.int32)
+def _write_episode(row: dict[str, np.ndarray], played: Played) -> Entries:
+    """Writes an episode into a row; returns its sampling mask."""
     starts, masks = [], []
     at = 0
     for number, segment in enumerate(played.trajectory.segments):
         starts.append(at)
         here = slice(at, at + len(segment))
-        columns["tokens"][here] = segment.tokens
-        columns["completion_mask"][here] = segment.mask
-        columns["behavior_logprobs"][here] = segment.behavior_logprobs
-        columns["policy_versions"][here] = segment.policy_versions
-        columns["segments"][here] = number
+        row["tokens"][here] = segment.tokens
+        row["completion_mask"][here] = segment.mask
+        row["behavior_logprobs"][here] = segment.behavior_logprobs
+        row["policy_versions"][here] = segment.policy_versions
+        row["segments"][here] = number
         masks.append(shifted(segment.masks, at))
         at = here.stop
-    columns[MASKS] = np.concatenate([no_entries(), *masks])
     for reward, reply in zip(played.turn_rewards, played.trajectory.replies, strict=True):
-        columns["turn_rewards"][starts[reply.segment] + reply.stop - 1] = reward
-    return columns
-
-
-def stacked(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Stacks the columns of rows; those of a group without sampling masks have none."""
-    masks = [row[MASKS] for row in rows]
-    columns = {name: np.stack([row[name] for row in rows]) for name in rows[0] if name != MASKS}
-    return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
-
-
-def _blank(row_tokens: int) -> dict[str, np.ndarray]:
-    return {
-        "tokens": np.zeros(row_tokens, np.int32),
-        "completion_mask": np.zeros(row_tokens, bool),
-        "behavior_logprobs": np.zeros(row_tokens, np.float32),
-        "policy_versions": np.full(row_tokens, -1, np.int32),
-    }
+        row["turn_rewards"][starts[reply.segment] + reply.stop - 1] = reward
+    return np.concatenate([no_entries(), *masks])

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
 from rl_sync.learning.rows import (
+    EPISODE_PADDING,
     PADDING,
     Source,
     first_fit_decreasing,
@@ -184,7 +185,7 @@ class Batching:
         named = [*PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
-        columns, packing, source = self._in_rows(_stack(groups, named))
+        columns, packing, source = self._in_rows(self._padded(groups, named))
         fields: dict[str, Any] = {**columns, "packing": packing}
         if self.mask_words:
             fields["sampling_masks"] = self._masks(groups, columns["tokens"].shape, source)
@@ -194,12 +195,25 @@ class Batching:
         of_trajectories: dict[str, Any] = _stack(groups, names)
         return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 
+    def _padded(self, groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Pads the rows of groups, which are as long as the longest of each, to `row_tokens`."""
+        padding, columns = PADDING | EPISODE_PADDING, {}
+        for name in names:
+            parts = [getattr(group, name) for group in groups]
+            shape = sum(map(len, parts)), self.row_tokens
+            columns[name] = rows = np.full(shape, padding[name], parts[0].dtype)
+            start = 0
+            for part in parts:
+                rows[start : start + len(part), : part.shape[1]] = part
+                start += len(part)
+        return columns
+
     def _masks(
         self, groups: list[Group], shape: tuple[int, int], source: Source
     ) -> UInt32[np.ndarray, "B E 3"]:
         """Lays out the sampling masks of groups, in one of few sizes."""
         masks = padded([entries for group in groups for entries in _entries(group)])
-        found = masks_in_rows(masks, source, groups[0].tokens.shape[1], shape)
+        found = masks_in_rows(masks, source, self.row_tokens, shape)
         needed = math.ceil(found.shape[1] / shape[1])
         sizes = sorted({*self._mask_sizes, *_mask_sizes(needed)})
         size = next(size for size in sizes if size >= needed)

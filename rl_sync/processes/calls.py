@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from rl_sync.actors.events import (
     BatchTrained,
     ExplorerDied,
-    FailedEpisode,
     Finish,
     GrantEvaluation,
     GroupsBuffered,
@@ -24,7 +23,7 @@ from rl_sync.actors.events import (
 from rl_sync.observe.alarms import Alarm
 from rl_sync.observe.display import RoleStatus, RunStatus
 from rl_sync.processes.attendance import Silence
-from rl_sync.processes.judging_calls import Pending, Written
+from rl_sync.processes.judging_calls import Judgements, Written
 from rl_sync.processes.messages import record
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Call
@@ -34,7 +33,7 @@ for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
     *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
     *(Seen, Use),
-    *(FailedEpisode, RoleStatus, RunStatus, Silence, Lease, Prompt),
+    *(RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
 ):
     record(_class)
@@ -102,17 +101,19 @@ class Begin(Call[None]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained(Call[None]):
-    """The trainer has finished a step.
+class Trained(Call[Judgements]):
+    """The trainer has finished a step; answered with the judgements of groups that it records.
 
     Attributes:
       metrics: of the step; `num_tokens` are its own.
       spent: see `SpanRecorder.spent`.
+      recorded: the lease ids of these groups.
     """
 
     event: BatchTrained
     metrics: dict[str, float]
     spent: dict[str, float]
+    recorded: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,14 +180,11 @@ class HandInMeasured(Call[None]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AskEvaluations(Call[Pending | None]):
-    """Asks whether evaluations are being judged; None if all are measured.
+class AwaitEvaluations(Call[None]):
+    """Waits until all evaluations that were handed in are measured.
 
-    Attributes:
-      poll_secs: the longest wait for them.
+    It may take long; see `rl_sync.processes.pending`.
     """
-
-    poll_secs: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from rl_sync.actors.events import GroupsJudged
 from rl_sync.ending import Ending, Fault, Move
 from rl_sync.processes.messages import record
 from rl_sync.processes.rpc import Call
 
-for _class in (Ending, Fault, GroupsJudged, Move):
+for _class in (Ending, Fault, Move):
     record(_class)
 
 
@@ -71,48 +70,24 @@ class Judgements(NamedTuple):
     endings: list[Ending | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class AskJudgements(Call[Judgements]):
-    """Asks for the judgements of groups that no step has trained on for the last time."""
-
-    lease_ids: list[int]
-
-
 @record
-class Pending(NamedTuple):
-    """Completions are still being judged.
+class Judged(NamedTuple):
+    """The master's answer about completions.
 
     Attributes:
-      judged: the number of completions that were judged so far in the run.
+      verdicts: one for each, in their order.
+      admitted: the lease ids of the groups that are to be inserted; the others are dropped.
     """
 
-    judged: int
+    verdicts: list[Verdict]
+    admitted: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Judge(Call[int]):
-    """Hands in completions to be judged; the answer is a ticket for their verdicts."""
+class Judge(Call[Judged]):
+    """Hands in completions to be judged, those of a group one after the other.
+
+    It may take long; see `rl_sync.processes.pending`.
+    """
 
     items: list[Written]
-
-
-@dataclasses.dataclass(frozen=True)
-class AskVerdicts(Call[list[Verdict] | Pending]):
-    """Asks, once, for the verdicts of a ticket, in the order of the completions.
-
-    Attributes:
-      poll_secs: the longest wait for them.
-    """
-
-    ticket: int
-    poll_secs: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Screen(Call[tuple[int, ...]]):
-    """Asks for the lease ids of the groups that are to be inserted, now that they are judged.
-
-    It is asked where groups may be replaced, and where episodes of them failed.
-    """
-
-    event: GroupsJudged

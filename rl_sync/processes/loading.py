@@ -1,4 +1,4 @@
-"""Imports of many modules at once."""
+"""Objects that stay as long as a process: none of them is looked at for garbage again and again."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def loading() -> Iterator[None]:
         gc.freeze()
         if was:
             gc.enable()
+
+
+def settle() -> None:
+    """Never looks for garbage again among the objects that there are now.
+
+    Called once a role has compiled its programs. What is compiled makes hundreds of thousands of
+    objects, which stay; to look at all of them took a third of a rollout's time.
+    """
+    gc.collect()
+    gc.freeze()

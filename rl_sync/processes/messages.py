@@ -10,7 +10,8 @@ import builtins
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 import msgpack
@@ -19,12 +20,20 @@ import numpy as np
 from rl_sync.images import Image
 from rl_sync.types import Demonstrations, Packing, Rows, SharedPrompts, TrainBatch
 
-_TUPLE, _ARRAY, _RECORD, _ERROR, _INTEGER = range(1, 6)
+_TUPLE, _ARRAY, _RECORD, _ERROR, _INTEGER, _COLUMNS = range(1, 7)
 _TEXT = "surrogatepass"
 """Data of users may have halves of surrogate pairs: they arrive as they were sent."""
 _records: dict[str, type] = {}
 
 C = TypeVar("C", bound=type)
+T = TypeVar("T")
+
+
+class Records(list[T]):
+    """A list of records of one class, which is sent column by column.
+
+    That takes a tenth of the time of a list whose records are sent one by one.
+    """
 
 
 def record(cls: C) -> C:
@@ -63,6 +72,8 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_RECORD, encode([name, fields]))
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, encode(list(value)))
+    if type(value) is Records:
+        return msgpack.ExtType(_COLUMNS, encode(_columns(value)))
     if isinstance(value, np.ndarray | np.generic):
         return msgpack.ExtType(_ARRAY, encode(_plain(np.asarray(value))))
     if isinstance(value, BaseException):
@@ -83,6 +94,8 @@ def _value(code: int, data: bytes) -> Any:
         return array if shape else array[()]
     if code == _RECORD:
         return _made(*value)
+    if code == _COLUMNS:
+        return _made_of_columns(*value) if value else Records()
     if code == _ERROR:
         return _error(*value)
     if code == _INTEGER:
@@ -99,13 +112,55 @@ def _fields(name: str) -> Sequence[str]:
     return cls._fields
 
 
+def _columns(records: Records[Any]) -> list[Any]:
+    """Returns the name of records of one class, and their fields as columns; [] of no records."""
+    if not records:
+        return []
+    kind = type(records[0])
+    name = kind.__name__
+    if _records.get(name) is not kind or any(type(one) is not kind for one in records):
+        raise TypeError(f"A list of records has not only records of the class {name}.")
+    if dataclasses.is_dataclass(kind):
+        columns: Iterable[Any] = (
+            [getattr(one, field) for one in records] for field in _fields(name)
+        )
+    else:
+        columns = zip(*records, strict=True)
+    return [
+        name,
+        {field: _column(values) for field, values in zip(_fields(name), columns, strict=True)},
+    ]
+
+
+def _column(values: Sequence[Any]) -> list[Any]:
+    """Returns values as a list, which is sent column by column if they are records."""
+    kind = type(values[0])
+    is_known = _records.get(kind.__name__) is kind
+    return Records(values) if is_known and {*map(type, values)} == {kind} else list(values)
+
+
+def _made_of_columns(name: str, columns: Mapping[str, Sequence[Any]]) -> Records[Any]:
+    """Inverts `_columns`."""
+    make = _class_of(name, columns.keys())
+    return Records(map(make, *(columns[field] for field in _fields(name))))
+
+
 def _made(name: str, fields: Mapping[str, Any]) -> Any:
-    """A record of the class of that name."""
+    """Makes a record of the class of that name."""
+    return _class_of(name, fields.keys())(**fields)
+
+
+def _class_of(name: str, fields: AbstractSet[str]) -> Any:
+    """Returns the class of records of that name and those fields.
+
+    Raises:
+      ValueError: there is none.
+    """
     if name not in _records:
         raise ValueError(f"A {name} is no record that processes send each other.")
     known = _fields(name)
-    if fields.keys() == set(known):
-        return _records[name](**fields)
+    if fields == set(known):
+        return _records[name]
     missing = [field for field in known if field not in fields]
     unknown = [field for field in fields if field not in known]
     wrong = [f"lacks {', '.join(missing)}"] * bool(missing)

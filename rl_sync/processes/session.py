@@ -93,10 +93,13 @@ class Session:
         """Calls the master; the deadline for its answer is in the settings."""
         return self.agree(f"call {type(call).__name__}", lambda: self.call_alone(call))
 
-    def tell(self, call: Call[None]) -> None:
-        """Calls the master where there is nothing to hear; for any thread."""
-        if self.leads:
-            self.call_alone(call)
+    def tell(self, call: Call[T]) -> T | None:
+        """Calls the master where only the first process has something to hear; for any thread.
+
+        Returns:
+          The answer in the first process, None in any other.
+        """
+        return self.call_alone(call) if self.leads else None
 
     def call_alone(self, call: Call[T]) -> T:
         """Calls the master for this process alone, not in agreement with the others."""

@@ -44,12 +44,20 @@ PRIORITIES: Mapping[str, Callable[[Group], float]] = {
 """By the names that `replay.priority` has for them."""
 
 
+_BY_PRIORITY = ("prioritized", "max_heap", "min_heap")
+"""Samplers that look at priorities."""
+
+
 def priority_of(group: Group, name: str, sampler: str) -> float:
     """The priority of a group in a table; `prioritized` ones take none below 0.
+
+    It is 1 where the sampler does not look at it.
 
     Args:
       name: a key of `PRIORITIES`.
       sampler: the table's.
     """
+    if sampler not in _BY_PRIORITY:
+        return 1.0
     priority = PRIORITIES[name](group)
     return max(0.0, priority) if sampler == "prioritized" else priority

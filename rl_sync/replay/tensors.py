@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import cramjam
@@ -31,6 +32,8 @@ _CODES: dict[np.dtype, int] = {
     )
 }  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_SMALL_BYTES = 1 << 16
+_IS_LITTLE = sys.byteorder == "little"
 
 
 class EncodedTensor(NamedTuple):
@@ -55,6 +58,13 @@ def encode(array: np.ndarray) -> EncodedTensor:
     Raises:
       ValueError: the dtype cannot be stored.
     """
+    code = _CODES.get(array.dtype)
+    if code is not None and _IS_LITTLE and array.nbytes <= _SMALL_BYTES:
+        # A copy of small data takes less time than all that it takes to go without.
+        small = bytes(cramjam.snappy.compress_raw(array.tobytes()))
+        return EncodedTensor(
+            _head(code, array.shape, len(small)), [small], len(small), array.nbytes
+        )
     if array.dtype.kind in "SUO":
         content = encode_strings([_as_bytes(value) for value in array.ravel()])
         return _encoded(_DT_STRING, array.shape, [content], len(content))
@@ -72,18 +82,18 @@ def _encoded(
     code: int, shape: tuple[int, ...], content: list[Buffer], size_bytes: int
 ) -> EncodedTensor:
     content_bytes = sum(memoryview(piece).nbytes for piece in content)
-    head = _dtype_and_shape(code, shape) + field(_CONTENT_FIELD, content_bytes)
-    return EncodedTensor(head, content, content_bytes, size_bytes)
+    return EncodedTensor(_head(code, shape, content_bytes), content, content_bytes, size_bytes)
 
 
-@functools.lru_cache(maxsize=1024)
-def _dtype_and_shape(code: int, shape: tuple[int, ...]) -> bytes:
+@functools.lru_cache(maxsize=4096)
+def _head(code: int, shape: tuple[int, ...], content_bytes: int) -> bytes:
     proto = reverb_pb2.Tensor(dtype=code)
     for size in shape:
         proto.tensor_shape.dim.add().size = size
-    return proto.SerializeToString()
+    return proto.SerializeToString() + field(_CONTENT_FIELD, content_bytes)
 
 
+@functools.lru_cache(maxsize=4096)
 def field(number: int, size_bytes: int) -> bytes:
     """Returns the bytes before a field's content in a serialized message: its tag and length."""
     return varint(number << 3 | 2) + varint(size_bytes)
@@ -100,7 +110,7 @@ def read(proto: reverb_pb2.Tensor, *, delta_encoded: bool = False) -> np.ndarray
     Raises:
       ValueError: the dtype is not one of ours, or the content's size does not fit the shape.
     """
-    shape = tuple(dim.size for dim in proto.tensor_shape.dim)
+    shape = shape_of(proto)
     if proto.dtype == _DT_STRING:
         strings = np.empty(math.prod(shape), dtype=object)
         content = proto.tensor_content
@@ -121,6 +131,16 @@ def read(proto: reverb_pb2.Tensor, *, delta_encoded: bool = False) -> np.ndarray
     if delta_encoded and array.dtype.kind in "iu" and array.ndim >= 2:
         np.cumsum(array, axis=0, dtype=array.dtype, out=array)
     return array
+
+
+def shape_of(proto: reverb_pb2.Tensor) -> tuple[int, ...]:
+    """Returns the shape of a tensor."""
+    return _shape(proto.tensor_shape.SerializeToString())
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape(serialized: bytes) -> tuple[int, ...]:
+    return tuple(dim.size for dim in reverb_pb2.TensorShape.FromString(serialized).dim)
 
 
 def encode_strings(strings: list[bytes]) -> bytes:

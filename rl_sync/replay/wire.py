@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rl_sync.replay import reverb_pb2, tensors
+from rl_sync.replay.compression import varint
 from rl_sync.replay.interface import Sample
 from rl_sync.replay.tables import TableInfo, TableSpec
 
@@ -28,9 +29,11 @@ _NAMES_MARKER = b"rl_sync.columns"
 _CHUNKS_FIELD = reverb_pb2.InsertStreamRequest.CHUNKS_FIELD_NUMBER
 _ITEMS_FIELD = reverb_pb2.InsertStreamRequest.ITEMS_FIELD_NUMBER
 _DATA_FIELD = reverb_pb2.Chunk.DATA_FIELD_NUMBER
+_TRAJECTORY_FIELD = reverb_pb2.Item.FLAT_TRAJECTORY_FIELD_NUMBER
 _generator = random.Random()
 _MOST_AT_ONCE = 1 << 20
 _new_key = _generator.getrandbits
+_SOME_KEY = (1 << 64) - 1
 os.register_at_fork(after_in_child=_generator.seed)  # or it would repeat the parent's keys
 
 
@@ -71,21 +74,33 @@ def encode_item(table: str, columns: Mapping[str, np.ndarray], priority: float) 
         prefix = tensors.field(reverb_pb2.Chunk.Data.TENSORS_FIELD_NUMBER, tensor_bytes)
         pieces += [prefix, tensor.head, *tensor.content]
         data_bytes += len(prefix) + tensor_bytes
+    chunk_key = _new_key(63) | 1 << 63  # As many bytes as those of `_SOME_KEY`.
     chunk = reverb_pb2.Chunk(
-        chunk_key=_new_key(64),
+        chunk_key=chunk_key,
         sequence_range=reverb_pb2.SequenceRange(episode_id=_new_key(63)),
         data_tensors_len=len(encoded),
         data_uncompressed_size=size_bytes,
     )
     head = chunk.SerializeToString() + tensors.field(_DATA_FIELD, data_bytes)
     item = reverb_pb2.Item(key=_new_key(64), table=table, priority=priority)
-    for index in range(len(encoded)):
-        column = item.flat_trajectory.columns.add(squeeze=True)
-        column.chunk_slices.add(chunk_key=chunk.chunk_key, length=1, index=index)
-    tail = item.SerializeToString()
+    trajectory = _own_trajectory(len(encoded), chunk_key)
+    tail = item.SerializeToString() + tensors.field(_TRAJECTORY_FIELD, len(trajectory)) + trajectory
     pieces[:0] = [tensors.field(_CHUNKS_FIELD, len(head) + data_bytes), head]
     pieces += [tensors.field(_ITEMS_FIELD, len(tail)), tail]
     return EncodedItem(item.key, pieces, size_bytes)
+
+
+@functools.lru_cache(maxsize=64)
+def _trajectory(columns: int) -> bytes:
+    """Returns a serialized trajectory that says that an item's columns are those of one chunk.
+
+    The chunk's key is `_SOME_KEY`, in whose place the bytes of another can be put.
+    """
+    trajectory = reverb_pb2.FlatTrajectory()
+    for index in range(columns):
+        column = trajectory.columns.add(squeeze=True)
+        column.chunk_slices.add(chunk_key=_SOME_KEY, length=1, index=index)
+    return trajectory.SerializeToString()
 
 
 def _encode_column(name: str, column: np.ndarray) -> tensors.EncodedTensor:
@@ -116,6 +131,9 @@ def read_columns(
       ValueError: the number of names differs from that of columns, or a chunk is missing or
         malformed.
     """
+    chunks = list(chunks)
+    if len(chunks) == 1 and (found := _read_own(trajectory, chunks[0])) is not None:
+        return found
     by_key = {chunk.chunk_key: chunk for chunk in chunks}
     columns = list(trajectory.columns)
     carried = _carried_names(columns[-1], by_key) if columns else None
@@ -134,6 +152,33 @@ def read_columns(
         name: _read_column(column, by_key, decoded)
         for name, column in zip(names, columns, strict=True)
     }
+
+
+def _read_own(
+    trajectory: reverb_pb2.FlatTrajectory, chunk: reverb_pb2.Chunk
+) -> dict[str, np.ndarray] | None:
+    """Returns the columns of an item that `encode_item` made; None of any other.
+
+    Such an item needs no look at each slice of each column, which takes longer than to decompress
+    the data of a small one.
+    """
+    tensors_of = chunk.data.tensors
+    if not tensors_of or trajectory.SerializeToString() != _own_trajectory(
+        len(tensors_of), chunk.chunk_key
+    ):
+        return None
+    *of_columns, last = tensors_of
+    shape = tensors.shape_of(last)
+    if len(shape) != 2 or (names := _names_of(last.tensor_content, shape[1])) is None:
+        return None
+    read = [tensors.read(one, delta_encoded=chunk.delta_encoded) for one in of_columns]
+    # `[0, ...]`, since `[0]` would turn an array without dimensions into a scalar.
+    return {name: array[0, ...] for name, array in zip(names, read, strict=True)}
+
+
+def _own_trajectory(columns: int, chunk_key: int) -> bytes:
+    """Returns the serialized trajectory of an item of ours."""
+    return _trajectory(columns).replace(varint(_SOME_KEY), varint(chunk_key))
 
 
 def read_sample(
@@ -254,7 +299,7 @@ def _carried_names(
     if chunk is None or part.index >= len(chunk.data.tensors):
         return None
     tensor = chunk.data.tensors[part.index]
-    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    shape = tensors.shape_of(tensor)
     if len(shape) != 2 or shape[0] != 1 or _NAMES_MARKER not in tensor.tensor_content[:4096]:
         return None
     return _names_of(tensor.tensor_content, shape[1])

@@ -57,13 +57,10 @@ class Judgement:
     answer: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in {"score": self.score, **self.components}.items():
-            if value is None and name == "score":
-                continue
-            if not _is_finite(value):
-                raise ValueError(
-                    f"A reward must return finite numbers, and its {name} is {_shown(value)}."
-                )
+        if self.score is not None:
+            _require_finite("score", self.score)
+        for name, value in self.components.items():
+            _require_finite(name, value)
 
     @classmethod
     def unknown(cls, why: str) -> Judgement:
@@ -74,6 +71,11 @@ class Judgement:
     def is_known(self) -> bool:
         """True if the completion was judged."""
         return self.score is not None
+
+
+def _require_finite(name: str, value: Any) -> None:
+    if not _is_finite(value):
+        raise ValueError(f"A reward must return finite numbers, and its {name} is {_shown(value)}.")
 
 
 def _is_finite(value: Any) -> bool:

@@ -20,6 +20,7 @@ from rl_sync.rewards.catalog import is_quick, make
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 
 _SHOWN_CHARACTERS = 500
+_SURELY_FINITE = 1e30  # In float32, too.
 _MOST_CHARACTERS = 10_000
 _UNCLEAN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, which a terminal obeys, and halves of surrogate pairs."""
@@ -315,7 +316,8 @@ def _number(value: Any) -> float:
     Raises:
       ValueError: it is none.
     """
-    Judgement(value)
+    if type(value) is not float or not abs(value) < _SURELY_FINITE:
+        Judgement(value)
     return float(value)
 
 
@@ -344,6 +346,8 @@ def _message(error: BaseException) -> str:
 
 def _clean(text: str) -> str:
     """Escapes what cannot be encoded, or would command a terminal; cuts what is very long."""
+    if len(text) <= _MOST_CHARACTERS and text.isprintable():
+        return text
     text = _short(text, _MOST_CHARACTERS)
     return _UNCLEAN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 

@@ -6,11 +6,14 @@ import dataclasses
 from collections import deque
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import UInt32
+
 from rl_sync.rollout.batch import Batch, Start
 from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import CompletionRequest, draw_key
+from rl_sync.rollout.request import CompletionRequest, draw_keys
 from rl_sync.rollout.sequence import GrowingSequence
 from rl_sync.rollout.slots import Prefix
 
@@ -43,7 +46,7 @@ class Admission:
         """
         self.occupancy.make_room(self.queue.completions)
         free = deque(self.occupancy.free)
-        starts: dict[int, list[Start]] = {}
+        begun: list[tuple[Waiting, int, int]] = []
         used: dict[int, Prefix] = {}
         read: list[Prefix] = []
         prompt_tokens = 0
@@ -58,20 +61,24 @@ class Admission:
                 assert waiting.prefix is not None
                 read.append(waiting.prefix)
             used[id(waiting.prefix)] = waiting.prefix
-            group = starts.setdefault(id(waiting.prefix), [])
             while free and waiting.left:
-                group.append(self.start(waiting, free.popleft()))
+                begun.append((waiting, waiting.next, free.popleft()))
+                waiting.next += 1
             self.queue.drop_finished_head()
+        starts: dict[int, list[Start]] = {name: [] for name in used}
+        keys = draw_keys([(*waiting.seed, index) for waiting, index, _ in begun])
+        for (waiting, index, slot), key in zip(begun, keys, strict=True):
+            starts[id(waiting.prefix)].append(self.start(waiting, index, slot, key))
         for name, group in starts.items():
             self.batch.insert(used[name], group)
         return Admitted(read, prompt_tokens)
 
-    def start(self, waiting: Waiting, slot: int) -> Start:
-        """Starts the next completion of a request in a slot, as far as the host is concerned."""
-        request, index = waiting.request, waiting.next
-        waiting.next += 1
+    def start(
+        self, waiting: Waiting, index: int, slot: int, key: UInt32[np.ndarray, " 2"]
+    ) -> Start:
+        """Starts a completion of a request in a slot, as far as the host is concerned."""
+        request = waiting.request
         self.occupancy.start(slot, GrowingSequence(waiting.ticket, index, request))
-        key = draw_key(waiting.seed, index)
         return Start(waiting.row, slot, request.prompt, request.sampling, key)
 
     def _prefill(self, free: int) -> int:

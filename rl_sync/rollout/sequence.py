@@ -134,10 +134,13 @@ class GrowingSequence:
 
     def finished(self) -> Completion:
         """Returns the completion as it is."""
+        tokens, logprobs, versions = self.progress()
         return Completion(
             ticket=self.ticket,
             index=self.index,
-            **self.progress()._asdict(),
+            tokens=tokens,
+            logprobs=logprobs,
+            versions=versions,
             finish="stop" if self._stopped else "length",
-            masks=before(np.concatenate([no_entries(), *self.masks]), len(self.tokens)),
+            masks=before(np.concatenate(self.masks), len(tokens)) if self.masks else no_entries(),
         )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 
-from rl_sync.actors.events import FailedEpisode, GroupsBuffered, GroupsJudged
+from rl_sync.actors.events import GroupsBuffered
 from rl_sync.actors.explorer import Explorer
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import Happened
-from rl_sync.processes.judging_calls import Screen, Written
+from rl_sync.processes.judging_calls import Written
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.replay.interface import Replay, ReplayTimeoutError
 from rl_sync.replay.priorities import priority_of
-from rl_sync.runtime.verdicts import last_reply, verdicts, written
+from rl_sync.runtime.verdicts import judged, last_replies, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
@@ -128,11 +128,11 @@ class Delivery:
             return self._judge(groups)
 
     def _judge(self, groups: list[Group]) -> list[Group]:
-        """Has groups judged; returns them with their rewards, but for those that are replaced."""
+        """Has groups judged; returns those that are admitted, with their rewards."""
         with self._session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._written(group)]
-            judged = verdicts(self._session, items)
-            rewards = [np.nan if one.score is None else one.score for one in judged]
+            verdicts, admitted = judged(self._session, items)
+            rewards = [np.nan if one.score is None else one.score for one in verdicts]
             by_group = np.asarray(rewards, np.float32).reshape(len(groups), -1)
             groups = [
                 self._explorer.rewarded(group, row)
@@ -141,7 +141,8 @@ class Delivery:
             known = [group.rewards[group.completion_mask.any(axis=1)] for group in groups]
             scores = np.concatenate(known)
             self._session.facts["reward"] = float(scores.mean()) if scores.size else None
-            return self._screened(groups)
+            wanted = {*admitted}
+            return [group for group in groups if group.lease_id in wanted]
 
     def _written(self, group: Group) -> list[Written]:
         """Describes the completion of each trajectory."""
@@ -149,24 +150,13 @@ class Delivery:
         return [
             written(
                 self._task,
-                last_reply(tokens, mask).tolist(),
+                ids,
                 prompt_id=group.prompt_id,
                 lease_id=group.lease_id,
                 ending=ending,
             )
-            for tokens, mask, ending in zip(
-                group.tokens, group.completion_mask, endings, strict=True
-            )
+            for ids, ending in zip(last_replies(group), endings, strict=True)
         ]
-
-    def _screened(self, groups: list[Group]) -> list[Group]:
-        """Returns the groups that the master wants; the others are generated again, or replaced."""
-        failed = tuple(one for group in groups for one in _failed(group))
-        if not failed and not self._session.settings.algorithm.screening.replaces:
-            return groups
-        judged = tuple((group.lease_id, tuple(group.rewards.tolist())) for group in groups)
-        wanted = self._session.call(Screen(GroupsJudged(judged, failed)))
-        return [group for group in groups if group.lease_id in wanted]
 
     def _insert(self, groups: list[Group]) -> None:
         if not groups:
@@ -196,18 +186,3 @@ class Delivery:
                     return self._replay.flush(_POLL_SECS)
                 except ReplayTimeoutError:
                     continue
-
-
-def _failed(group: Group) -> Iterator[FailedEpisode]:
-    """Tells of each beginning of a group's episodes that failed."""
-    for sample, ending in enumerate(group.endings or ()):
-        for attempt, fault in enumerate(ending.faults):
-            yield FailedEpisode(
-                lease_id=group.lease_id,
-                prompt_id=group.prompt_id,
-                sample=sample,
-                attempt=attempt,
-                reason=fault.reason,
-                why=fault.why,
-                is_lost=ending.failed and attempt == len(ending.faults) - 1,
-            )

@@ -12,15 +12,16 @@ from rl_sync.ending import RESULTS
 from rl_sync.observe import accuracy
 from rl_sync.observe.accuracy import Answer, Problem
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import AskEvaluations, HandInEvaluation
+from rl_sync.processes.calls import AwaitEvaluations, HandInEvaluation
 from rl_sync.processes.failures import RunError
 from rl_sync.processes.judging_calls import Written
+from rl_sync.processes.messages import Records
 from rl_sync.processes.session import Session
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.runtime.verdicts import await_pending, verdicts, written
+from rl_sync.runtime.verdicts import await_call, judged, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
 
@@ -129,7 +130,7 @@ class Evaluator(NamedTuple):
         """Generates the completions of an evaluation, and leaves their judging to the master."""
         with self.session.spans.span(SpanKind.EVALUATION, step=step):
             items = self._completed(params, self.examination)
-            self.session.call(HandInEvaluation(moment, step, items))
+            self.session.call(HandInEvaluation(moment, step, Records(items)))
 
     def accuracy(self, params: Params, problems: int) -> dict[str, float]:
         """Measures the accuracy of the likeliest completions, and waits for it.
@@ -146,13 +147,13 @@ class Evaluator(NamedTuple):
         )
         task = probe.task
         with self.session.spans.span(SpanKind.EVALUATION, problems=len(probe.prompts)) as said:
-            judged = verdicts(self.session, self._completed(params, probe))
+            verdicts = judged(self.session, self._completed(params, probe)).verdicts
             values = accuracy.measure(
                 [
                     Problem(
                         [Answer(None if one.score is None else one.solved)], task.is_seen(asked)
                     )
-                    for asked, one in zip(probe.prompts, judged, strict=True)
+                    for asked, one in zip(probe.prompts, verdicts, strict=True)
                 ]
             )
             said.update(values)
@@ -194,12 +195,12 @@ def await_evaluations(session: Session) -> None:
     """Waits until all evaluations that were handed in are measured.
 
     Raises:
-      TimeoutError: nothing was judged for too long; see `rl_sync.runtime.verdicts.verdicts`.
+      TimeoutError: nothing was judged for too long; see `rl_sync.runtime.verdicts.await_call`.
       RunStoppedError: the run is being stopped.
     """
     wait = {"reason": "evaluations to be judged", "for_whom": "the master"}
     with session.spans.span(SpanKind.WAIT, **wait):
-        await_pending(session, AskEvaluations)
+        await_call(session, AwaitEvaluations())
 
 
 class Sheet:

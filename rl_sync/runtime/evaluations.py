@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, HandInMeasured
-from rl_sync.processes.judging_calls import Pending, Written
+from rl_sync.processes.calls import HandInEvaluation, HandInMeasured
+from rl_sync.processes.judging_calls import Written
 from rl_sync.processes.results import Best
 from rl_sync.runtime.evaluation import Examination, Sheet
 from rl_sync.runtime.judging import Judging
@@ -42,6 +42,9 @@ class Evaluations:
       metric: the metric of the best snapshot; None to keep none.
       workdir: where the best snapshot is recorded.
       publish: gets each evaluation, once, when all its completions are judged.
+
+    Attributes:
+      judged: the number of completions that were judged so far.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Evaluations:
         self._changed = threading.Condition()
         self._sheets: dict[str, Sheet] = {}
         self._pending: dict[str, int] = {}
-        self._judged = 0
+        self.judged, self._is_over = 0, False
         # One thread, so that results come in the order of the evaluations.
         self._desk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="evaluations")
 
@@ -92,15 +95,17 @@ class Evaluations:
         moment, step, values = call.moment, call.step, call.values
         self._publish(Measured(moment, step, values, self._compared(step, values)))
 
-    def ask(self, call: AskEvaluations) -> Pending | None:
-        """Says whether evaluations are being judged; waits until they are not."""
+    def wait(self) -> None:
+        """Waits until no evaluation is being judged, or judging is over."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending, call.poll_secs)
-            return Pending(self._judging.judged + self._judged) if self._pending else None
+            self._changed.wait_for(lambda: self._is_over or not self._pending)
 
     def close(self) -> None:
         """Ends the judging; evaluations under way are not measured."""
         self._desk.shutdown(wait=False, cancel_futures=True)
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
     def _take(self, moment: str, step: int, items: list[Written]) -> None:
         judged = self._judging.judgements(items)  # If it fails the run is being stopped.
@@ -108,7 +113,7 @@ class Evaluations:
             sheet = self._sheets[moment]
             for item, one in zip(items, judged, strict=True):
                 sheet.add(item, one, self._judging.solves(one))
-            self._judged += len(items)
+            self.judged += len(items)
             if not sheet.is_complete:
                 return
         values = sheet.measure()

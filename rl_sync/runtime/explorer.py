@@ -11,6 +11,8 @@ from rl_sync.actors.explorer import DifferentTaskError, Explorer, ExplorerState
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import AskLease, HandInEvaluation, LeaseGrant
 from rl_sync.processes.failures import RunError
+from rl_sync.processes.loading import settle
+from rl_sync.processes.messages import Records
 from rl_sync.processes.session import RunStoppedError, Session
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.runtime.delivery import Delivery
@@ -71,6 +73,7 @@ class ExplorerLoop:
             self.session.showing(lambda: (self.explorer.engine.stats.programs, None)),
         ):
             self.explorer.compile(self.blank())
+        settle()
         try:
             while (grant := self._grant(state)) is not None:
                 if state is None or not _suits(grant, state.version):
@@ -245,7 +248,7 @@ class ExplorerLoop:
             except NonFiniteLogitsError as error:
                 raise RunError(f"With the weights of version {version}: {error}") from error
             items = self.examination.written(completions)
-            self.session.call(HandInEvaluation(f"after step {version}", version, items))
+            self.session.call(HandInEvaluation(f"after step {version}", version, Records(items)))
         self._has_evaluated = True
         return state
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -17,14 +16,8 @@ from rl_sync.observe.alarms import UNPRINTABLE
 from rl_sync.observe.garble import has_unprintable
 from rl_sync.observe.jsonlines import JsonLinesWriter
 from rl_sync.observe.spans import SpanKind, SpanRecorder
-from rl_sync.processes import judging_calls
-from rl_sync.processes.judging_calls import (
-    Judgements,
-    Pending,
-    Verdict,
-    Written,
-)
-from rl_sync.processes.rpc import Handler
+from rl_sync.processes.judging_calls import Judgements, Verdict, Written
+from rl_sync.processes.messages import Records
 from rl_sync.rewards.by_set import ACCURACY
 from rl_sync.rewards.catalog import BY_SET
 from rl_sync.rewards.judgement import Completion, Judgement
@@ -41,7 +34,6 @@ _LEAST_JUDGED = 8
 _EXAMPLES = 3
 _RECORDED_CHARACTERS = 2000
 _TRIED_ROWS = 2
-_TICKETS = 64  # Threads, which mostly wait.
 _SOLVED = 1 - 1e-6
 
 
@@ -130,9 +122,6 @@ class Judging:
         self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
         self._latest: collections.deque[tuple[str, str, str]] = collections.deque(maxlen=_EXAMPLES)
         self._by_lease: dict[int, list[_Judged]] = {}
-        self._desk = concurrent.futures.ThreadPoolExecutor(_TICKETS, thread_name_prefix="judging")
-        self._pending: dict[int, concurrent.futures.Future[list[Verdict]]] = {}
-        self._tickets = 0
         self._clerk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judgements")
 
     @property
@@ -144,45 +133,9 @@ class Judging:
         """Tries the reward on a few problems, in a thread; the run fails if it judges none."""
         threading.Thread(target=self._try, name="reward trial", daemon=True).start()
 
-    def handlers(self) -> tuple[Handler, ...]:
-        """Pairs each kind of call about judgements with the function that answers it."""
-        return (
-            judging_calls.Judge.answered_by(lambda call: self.hand_in(call.items)),
-            judging_calls.AskVerdicts.answered_by(
-                lambda call: self.verdicts(call.ticket, call.poll_secs)
-            ),
-            judging_calls.AskJudgements.answered_by(lambda call: self.of_leases(call.lease_ids)),
-        )
-
-    def hand_in(self, items: Sequence[Written]) -> int:
-        """Begins to judge completions; returns a ticket for their verdicts."""
-        with self._lock:
-            self._tickets += 1
-            ticket = self._tickets
-            self._pending[ticket] = self._desk.submit(self._judged, items)
-        return ticket
-
-    def verdicts(self, ticket: int, poll_secs: float) -> list[Verdict] | Pending:
-        """Returns the verdicts of a ticket, once, in the order of the completions.
-
-        Args:
-          poll_secs: the longest wait for them.
-        """
-        with self._lock:
-            future = self._pending.get(ticket)
-        if future is None:
-            raise ValueError(f"Ticket {ticket} is unknown: its verdicts were given already.")
-        concurrent.futures.wait([future], poll_secs)
-        if future.done() and future.exception() is not None:
-            time.sleep(poll_secs)  # The run is being stopped, of which who asks will hear.
-        if not future.done() or future.exception() is not None:
-            return Pending(self._judge.judged)
-        with self._lock:
-            self._pending.pop(ticket, None)
-        return future.result()
-
-    def _judged(self, items: Sequence[Written]) -> list[Verdict]:
-        return [Verdict(one.score, self.solves(one)) for one in self.judgements(items)]
+    def verdicts(self, items: Sequence[Written]) -> list[Verdict]:
+        """Judges completions, in their order; raises what `judgements` raises."""
+        return Records(Verdict(one.score, self.solves(one)) for one in self.judgements(items))
 
     def judgements(self, items: Sequence[Written]) -> list[Judgement]:
         """Judges completions, in their order, and records the judgements.
@@ -203,8 +156,7 @@ class Judging:
         except Exception as error:
             self._fail(f"Completions cannot be judged: {error}")
             raise
-        for prompt, item, one in zip(prompts, items, judged, strict=True):
-            self._count(prompt, item, one)
+        self._count(prompts, items, judged)
         if self._scored is not None and (successes := self._successes(items, judged)):
             self._scored(successes)
         self._clerk.submit(self._write, items, judged)
@@ -286,7 +238,6 @@ class Judging:
 
     def close(self) -> None:
         """Ends the workers, and closes the records."""
-        self._desk.shutdown(wait=False, cancel_futures=True)
         self._judge.close()
         self._clerk.shutdown()
         self._records.close()
@@ -300,18 +251,20 @@ class Judging:
         """Says whether a judgement's completion solves its problem."""
         return solves(judgement, self._main)
 
-    def _count(self, prompt: Prompt, item: Written, one: Judgement) -> None:
-        garbled = has_unprintable(item.text)
-        with self._lock:
-            if item.lease_id != NO_LEASE:
-                judged = _Judged(one, item.ending, garbled)
-                self._by_lease.setdefault(item.lease_id, []).append(judged)
-                self._latest.append((prompt.text, item.text, one.why))
-            self._window.append(_Seen((item.held_out, item.prompt_id), one.is_known))
+    def _count(
+        self, prompts: Sequence[Prompt], items: Sequence[Written], judged: Sequence[Judgement]
+    ) -> None:
+        for prompt, item, one in zip(prompts, items, judged, strict=True):
+            with self._lock:
+                if item.lease_id != NO_LEASE:
+                    found = _Judged(one, item.ending, has_unprintable(item.text))
+                    self._by_lease.setdefault(item.lease_id, []).append(found)
+                    self._latest.append((prompt.text, item.text, one.why))
+                self._window.append(_Seen((item.held_out, item.prompt_id), one.is_known))
+                if not one.is_known:
+                    self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
             if not one.is_known:
-                self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
-        if not one.is_known:
-            self._limit()
+                self._limit()
 
     def _write(self, items: Sequence[Written], judged: Sequence[Judgement]) -> None:
         """Records judgements; nobody waits for it."""

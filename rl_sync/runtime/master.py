@@ -9,10 +9,13 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from rl_sync.actors import choosing, master
+from rl_sync.actors.admission import failed_episodes, filled
 from rl_sync.actors.events import (
     LEFT_OUT,
     Event,
@@ -22,6 +25,7 @@ from rl_sync.actors.events import (
     GrantEvaluation,
     GrantLeases,
     GroupsBuffered,
+    GroupsJudged,
     GroupsScored,
     HoldBack,
     LeaseRequested,
@@ -43,6 +47,9 @@ from rl_sync.observe.progress import Pace, Progress
 from rl_sync.observe.usage import UsageRecorder
 from rl_sync.processes import calls, judging_calls, weight_calls
 from rl_sync.processes.attendance import Attendance
+from rl_sync.processes.loading import settle
+from rl_sync.processes.messages import Records
+from rl_sync.processes.pending import PendingCalls
 from rl_sync.processes.results import Result, Summary
 from rl_sync.processes.rpc import Desk, RpcServer
 from rl_sync.processes.secret import secret_of
@@ -52,10 +59,11 @@ from rl_sync.runtime.evaluations import Evaluations, Measured
 from rl_sync.runtime.weight_desk import WeightDesk
 from rl_sync.settings.run import RunSettings
 from rl_sync.storage.ledger import Ledger, balance
-from rl_sync.types import Lease
+from rl_sync.types import NO_LEASE, Lease
 from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
+_PENDING_CALLS = 64  # Answered at once, in threads that mostly wait.
 _SFT, _RL = "sft", "rl"
 _NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
 """Reasons for which groups are dropped by their rewards: these count in a step's metrics."""
@@ -108,14 +116,20 @@ class MasterServer:
             workdir=Workdir(settings.workdir),
             publish=self._evaluated,
         )
+        self._pending = PendingCalls(
+            judging_calls.Judge.answered_by(self._judge),
+            calls.AwaitEvaluations.answered_by(lambda call: self._evaluations.wait()),
+            threads=_PENDING_CALLS,
+            progress=lambda: self._judging.judged + self._evaluations.judged,
+            tells_failures=False,
+        )
         self.answer = self._desk()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
     def _desk(self) -> Desk:
         return Desk(
             calls.AskLease.answered_by(self._lease),
-            *self._judging.handlers(),
-            judging_calls.Screen.answered_by(self._screen),
+            self._pending.handler(),
             calls.Claim.answered_by(self._claim),
             calls.Happened.answered_by(self._happened),
             calls.Resumed.answered_by(self._resumed),
@@ -127,7 +141,6 @@ class MasterServer:
             calls.Report.answered_by(self._report),
             calls.HandInEvaluation.answered_by(self._evaluations.hand_in),
             calls.HandInMeasured.answered_by(self._evaluations.publish),
-            calls.AskEvaluations.answered_by(self._evaluations.ask),
             calls.AskKeptSnapshots.answered_by(lambda call: self._evaluations.kept),
             calls.WriteMetrics.answered_by(self._write_metrics),
             calls.Fail.answered_by(lambda call: self._fail(call.reason)),
@@ -221,7 +234,7 @@ class MasterServer:
 
     def _granted(self, grant: GrantLeases) -> calls.LeaseGrant:
         """The grant with the prompts of its leases."""
-        leases = []
+        leases = Records[Lease]()
         for lease in grant.leases:
             prompt = self._task.train[lease.choice.prompt]
             # Under exact pulls a batch is that of its step, however often it was begun.
@@ -231,9 +244,35 @@ class MasterServer:
             leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked))
         return calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)
 
-    def _screen(self, call: judging_calls.Screen) -> tuple[int, ...]:
-        (admit,) = self._apply(call.event)
-        return admit.lease_ids
+    def _judge(self, call: judging_calls.Judge) -> judging_calls.Judged:
+        """Judges completions, and decides which groups are to be inserted."""
+        verdicts = self._judging.verdicts(call.items)
+        groups: dict[int, list[int]] = {}
+        for at, item in enumerate(call.items):
+            if item.lease_id != NO_LEASE:
+                groups.setdefault(item.lease_id, []).append(at)
+        failed = tuple(
+            one
+            for lease_id, rows in groups.items()
+            for one in failed_episodes(
+                lease_id, call.items[rows[0]].prompt_id, [call.items[at].ending for at in rows]
+            )
+        )
+        if not failed and not self._settings.algorithm.screening.replaces:
+            return judging_calls.Judged(verdicts, [*groups])
+        judged = tuple(
+            (lease_id, self._rewards([verdicts[at] for at in rows]))
+            for lease_id, rows in groups.items()
+        )
+        (admit,) = self._apply(GroupsJudged(judged, failed))
+        return judging_calls.Judged(verdicts, [*admit.lease_ids])
+
+    def _rewards(self, verdicts: Sequence[judging_calls.Verdict]) -> tuple[float, ...]:
+        """Returns the rewards of a group as its explorer will have them, without the greedy one."""
+        with_baseline = self._settings.algorithm.needs_baselines
+        scores = [math.nan if one.score is None else one.score for one in verdicts]
+        rewards = filled(np.array(scores, np.float32), with_baseline)[0].tolist()
+        return tuple(rewards[:-1] if with_baseline else rewards)
 
     def _scored(self, successes: tuple[tuple[int, float], ...]) -> None:
         self._apply(GroupsScored(successes))
@@ -248,8 +287,8 @@ class MasterServer:
             self._attendance.lost(explorer_name(call.event.explorer))
         self._apply(call.event)
 
-    def _trained(self, call: calls.Trained) -> None:
-        event = call.event
+    def _trained(self, call: calls.Trained) -> judging_calls.Judgements:
+        event, judgements = call.event, self._judging.of_leases(call.recorded)
         with self._changed:
             live = self._state.live
             leases = [live[lease_id] for lease_id in event.lease_ids if lease_id in live]
@@ -272,6 +311,7 @@ class MasterServer:
         self._paces[_RL].note(event.step, time.monotonic())
         self._watch.add(metrics)
         self._add(Result(rl=last))
+        return judgements
 
     def _take_not_selected(self, step: int) -> list[int]:
         """Returns the lease ids of groups that were generated for a step and not selected.
@@ -402,6 +442,7 @@ class MasterServer:
                 with contextlib.suppress(OSError):  # Nothing relies on it.
                     record_end(self._settings.workdir, outcome)
                 self._evaluations.close()
+                self._pending.close()
                 self._metrics.close(outcome.failed is None and outcome.stopped is None)
                 self._judging.close()
                 self.closed.set()
@@ -427,6 +468,7 @@ class MasterServer:
 def run_master(settings: RunSettings, address: str) -> None:
     """Serves as the master, at `host:port`, until it is told to close, or to terminate."""
     served = MasterServer(settings)
+    settle()
     host, _, port = address.rpartition(":")
     server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))
     signal.signal(signal.SIGTERM, lambda *_: served.closed.set())

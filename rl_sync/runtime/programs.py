@@ -198,7 +198,6 @@ def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] 
         settings.observe,
         parts=RolloutParts(settings.workdir, start),
         scribe=Scribe(task, wiring.sampling(settings, task).stop_ids),
-        ask=session.call_alone,
     )
 
 
@@ -253,7 +252,7 @@ def run_explorer(
                 explorer=explorer,
                 replay=replay,
                 table=TABLE,
-                beside=wiring.delivers_beside(settings, task),
+                beside=wiring.delivers_beside(settings),
             ),
         ).run()
         explorer.close()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from rl_sync.observe.rollout_parts import RolloutParts
-from rl_sync.processes.judging_calls import AskJudgements, Judgements
 from rl_sync.runtime.scribe import Chosen, Figures, Scribe
 from rl_sync.settings.observe import ObserveSettings
 from rl_sync.types import NO_LEASE, Group
@@ -69,7 +68,6 @@ class RolloutRecorder:
       settings: how much is recorded.
       parts: where to.
       scribe: makes the records.
-      ask: asks the master.
       budget: of the CPU time of the recorder's thread; None for that of the settings.
     """
 
@@ -79,28 +77,17 @@ class RolloutRecorder:
         *,
         parts: RolloutParts,
         scribe: Scribe,
-        ask: Callable[[AskJudgements], Judgements],
         budget: Budget | None = None,
     ):
-        self._settings, self._parts, self._scribe, self._ask = settings, parts, scribe, ask
+        self._settings, self._parts, self._scribe = settings, parts, scribe
         self._budget = budget or Budget(settings.rollout_time)
         self._thread = ThreadPoolExecutor(1, "recorder")
         self._behind = threading.Semaphore(_STEPS_BEHIND)
         self._has_failed = False
 
-    def choose(self, groups: Sequence[Group]) -> Chosen:
-        """Chooses the groups of a step to record, and asks for their judgements.
-
-        Call it before the master hears that the step is over.
-        """
-        some = self._some([(at, one) for at, one in enumerate(groups) if one.lease_id != NO_LEASE])
-        judgements = None
-        if some:
-            try:
-                judgements = self._ask(AskJudgements([group.lease_id for _, group in some]))
-            except Exception as error:  # Whatever it is, the trainer's own calls meet it, too.
-                self._fail("Judgements of rollouts could not be had", error)
-        return Chosen(some, judgements)
+    def choose(self, groups: Sequence[Group]) -> list[tuple[int, Group]]:
+        """Chooses the groups of a step to record; returns each with its place in the batch."""
+        return self._some([(at, one) for at, one in enumerate(groups) if one.lease_id != NO_LEASE])
 
     def record(self, step: int, chosen: Chosen, figures: Callable[[], Figures]) -> None:
         """Has the chosen groups of a step recorded, and does not wait for it.

@@ -13,14 +13,17 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from rl_sync.processes.messages import Records
+from rl_sync.processes.pending import Await, await_answer
 from rl_sync.processes.rpc import PeerLostError, RefusedError, RemoteError, RpcClient
 from rl_sync.rewards.identity import RewardIdentity, identity_of
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.room import Room
 from rl_sync.rewards.rubric import Judgeable, Rubric
 from rl_sync.rewards.settings import RewardSettings
-from rl_sync.runtime.reward_calls import AskRewardOffer, Collect, HandIn, Offer, Underway, Unheard
+from rl_sync.runtime.reward_calls import AskRewardOffer, HandIn, Offer
 from rl_sync.settings.records import ConfigError
 
 _ANSWER_SECS = 10.0
@@ -36,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 class ServersLostError(RuntimeError):
     """No reward server answers, or one cannot be used."""
+
+
+class _WithdrawnError(Exception):
+    """Nobody waits for a slice any more."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -330,21 +337,23 @@ class _Server:
                 _settle(one, judged)
 
     def _judged(self, one: _Slice) -> list[Judgement]:
-        hand_in = HandIn(one.key, self._identity.reward, list(one.items))
-        self._client.call(hand_in, _ANSWER_SECS)
         before: int | None = None
-        while True:
+
+        def between(progress: int) -> None:
+            nonlocal before
             if one.judged.cancelled():
-                return []
-            answer = self._client.call(Collect(one.key, _POLL_SECS), _ANSWER_SECS)
-            if isinstance(answer, list):
-                return answer
-            if isinstance(answer, Unheard):
-                self._client.call(hand_in, _ANSWER_SECS)
-            elif isinstance(answer, Underway):
-                if before is not None and answer.judged > before:
-                    self.moves += 1
-                before = answer.judged
+                raise _WithdrawnError
+            if before is not None and progress > before:
+                self.moves += 1
+            before = progress
+
+        hand_in = HandIn(self._identity.reward, Records(one.items))
+        with contextlib.suppress(_WithdrawnError):
+            return await_answer(self._answer, hand_in, between, one.key)
+        return []
+
+    def _answer(self, call: Await) -> Any:
+        return self._client.call(call, _ANSWER_SECS)
 
 
 def _settle(one: _Slice, result: list[Judgement] | Exception) -> None:

@@ -35,42 +35,15 @@ class AskRewardOffer(Call[Offer]):
 
 
 @dataclasses.dataclass(frozen=True)
-class HandIn(Call[None]):
-    """Hands in completions to be judged.
+class HandIn(Call[list[Judgement]]):
+    """Hands in completions to be judged; answered with their judgements, in their order.
+
+    It may take long; see `rl_sync.processes.pending`. A server judges the completions of a key
+    once, however often they come, and gives their judgements any number of times.
 
     Attributes:
-      key: names them; a server judges the completions of a key once, however often they come.
       reward: the expression that they are to be judged by.
     """
 
-    key: str
     reward: str
     items: list[Judgeable]
-
-
-@record
-class Underway(NamedTuple):
-    """Completions are still being judged.
-
-    Attributes:
-      judged: the number of completions that the server has judged so far.
-    """
-
-    judged: int
-
-
-@record
-class Unheard(NamedTuple):
-    """No completions of that key were handed in, as after a restart of the server."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Collect(Call[list[Judgement] | Underway | Unheard]):
-    """Asks for the judgements of a key, in the order of the completions; any number of times.
-
-    Attributes:
-      poll_secs: the longest wait for them.
-    """
-
-    key: str
-    poll_secs: float

@@ -50,11 +50,14 @@ class Figures(NamedTuple):
         none.
       of_tokens: by their names in the step's metrics, in the batch's rows; NaN if not known.
       source: where the tokens of trajectories are in the rows; see `Placed`.
+      row_tokens: the positions of each trajectory that `source` counts; 0 for as many as the groups
+        have.
     """
 
     advantages: Float[np.ndarray, " trajectories"] | None = None
     of_tokens: Mapping[str, Float[np.ndarray, "B T"]] = MappingProxyType({})
     source: Source = None
+    row_tokens: int = 0
 
 
 NO_FIGURES = Figures()
@@ -289,7 +292,8 @@ def _figures(figures: Figures, chosen: Sequence[tuple[int, Group]]) -> Iterator[
     """Yields the figures of each group, in rows of one trajectory each."""
     of_tokens = {}
     if figures.advantages is not None:
-        shape = len(figures.advantages), chosen[0][1].tokens.shape[1]
+        width = figures.row_tokens or chosen[0][1].tokens.shape[1]
+        shape = len(figures.advantages), width
         of_tokens = {
             name: taken_back(values, figures.source, shape)
             for name, values in figures.of_tokens.items()
@@ -299,7 +303,7 @@ def _figures(figures: Figures, chosen: Sequence[tuple[int, Group]]) -> Iterator[
         share = slice(at * size, (at + 1) * size)
         yield Figures(
             None if figures.advantages is None else figures.advantages[share],
-            {name: values[share] for name, values in of_tokens.items()},
+            {name: values[share, : group.tokens.shape[1]] for name, values in of_tokens.items()},
         )
 
 

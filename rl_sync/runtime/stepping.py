@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -26,7 +27,7 @@ from rl_sync.processes.results import LogprobGap, Result
 from rl_sync.processes.session import Session
 from rl_sync.runtime.compilation import CompiledSteps
 from rl_sync.runtime.recording import RolloutRecorder
-from rl_sync.runtime.scribe import FIELDS, Figures
+from rl_sync.runtime.scribe import FIELDS, Chosen, Figures
 from rl_sync.runtime.skipped import SkippedUpdates
 from rl_sync.storage.ledger import ConsumptionRecord
 from rl_sync.types import NO_LEASE, Demonstrations, Group, TrainBatch
@@ -170,8 +171,7 @@ class Stepping:
         notes: Mapping[str, float],
         ready: Future[_Measured],
     ) -> None:
-        # While the step is computed: the master forgets judgements once it is trained.
-        chosen = self._recorder.choose(groups) if self._recorder else None
+        chosen = self._recorder.choose(groups) if self._recorder else []
         values, arrays = ready.result()
         values |= sizes(groups) | {**notes}
         at_end = int(values.pop("skipped_at_end"))
@@ -184,18 +184,32 @@ class Stepping:
         )
         leases = tuple(_leases(groups))
         trained = BatchTrained(step, leases, tuple(left_out), tuple(kept))
-        self._session.tell(Trained(trained, values, self._session.spans.spent))
+        recorded = [group.lease_id for _, group in chosen]
+        judgements = self._session.tell(
+            Trained(trained, values, self._session.spans.spent, recorded)
+        )
         if "logprob_gap" in values:
             self._compare(step, values["logprob_gap"])
         updates = self._session.settings.optimizer.updates_per_batch
         self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
         self._skipped.count_unjudged(step, int(values["unjudged_updates"]))
         if self._recorder and chosen:
-            self._recorder.record(step, chosen, lambda: _figures(arrays, sources))
+            figures = functools.partial(self._figures, arrays, sources)
+            self._recorder.record(step, Chosen(chosen, judgements), figures)
         try:
             self._consumed.write(step, groups)
         except RecordsError as error:
             self._session.tell(Fail(str(error)))
+
+    def _figures(self, arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
+        """Reads a step's figures from the devices, as far as this process can."""
+        advantages = arrays.get(ADVANTAGES_NAME)
+        return Figures(
+            advantages=None if advantages is None else np.asarray(advantages),
+            of_tokens={name: addressable(arrays[name]) for name in FIELDS if name in arrays},
+            source=sources[0] if sources else None,
+            row_tokens=self._batching.row_tokens,
+        )
 
     def _compare(self, step: int, gap: float) -> None:
         """Gives the alarm where trainer and explorers disagree on how likely tokens were."""
@@ -213,13 +227,6 @@ class Stepping:
         greatest = max(before.greatest, gap)
         self._apart = before._replace(steps=before.steps + 1, greatest=greatest)
         self._session.tell(Report(Result(logprob_gap=self._apart)))
-
-
-def _figures(arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
-    """Reads a step's figures from the devices, as far as this process can."""
-    of_tokens = {name: addressable(arrays[name]) for name in FIELDS if name in arrays}
-    advantages = arrays.get(ADVANTAGES_NAME)
-    return Figures(None if advantages is None else np.asarray(advantages), of_tokens, *sources)
 
 
 def _leases(groups: list[Group]) -> list[int]:

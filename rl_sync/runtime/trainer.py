@@ -17,6 +17,7 @@ from rl_sync.learning.opt_state import all_finite
 from rl_sync.observe.spans import SpanKind
 from rl_sync.processes.calls import AskKeptSnapshots, AskPosition, Begin, EnterPhase, Report
 from rl_sync.processes.failures import RunError
+from rl_sync.processes.loading import settle
 from rl_sync.processes.results import Result
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError, Session
@@ -179,6 +180,7 @@ class TrainerLoop:
         self.session.call(Begin(position))
         self.session.call(EnterPhase("rl"))
         self.session.facts.clear()  # Those of SFT.
+        settle()
         return state
 
     def _expected(self) -> Iterable[TrainBatch]:

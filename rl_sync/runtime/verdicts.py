@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from rl_sync.ending import Ending
-from rl_sync.processes.judging_calls import AskVerdicts, Judge, Pending, Verdict, Written
+from rl_sync.processes.judging_calls import Judge, Judged, Written
+from rl_sync.processes.messages import Records
+from rl_sync.processes.pending import await_answer
 from rl_sync.processes.rpc import Call
 from rl_sync.processes.session import Session
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE
-
-_POLL_SECS = 1.0
+from rl_sync.types import NO_LEASE, Group
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def written(
       tokens: the ids, the end of sequence included.
       prompt_id, held_out, lease_id, sample, ending: see `Written`.
     """
-    ids = [int(token) for token in tokens]
+    ids = list(tokens)
     has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
     return Written(
         prompt_id=prompt_id,
@@ -49,6 +49,18 @@ def written(
         sample=sample,
         ending=ending,
     )
+
+
+def last_replies(group: Group) -> Iterator[list[int]]:
+    """Yields the ids of the last reply of each episode of a group, or of each completion."""
+    mask = group.completion_mask
+    counts, firsts = mask.sum(axis=1), mask.argmax(axis=1)
+    ends = np.where(counts, mask.shape[1] - mask[:, ::-1].argmax(axis=1), firsts)
+    is_one_run = (ends - firsts == counts).tolist()
+    for row, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
+        tokens = group.tokens[row]
+        ids = tokens[first:end] if is_one_run[row] else last_reply(tokens, mask[row])
+        yield ids.tolist()
 
 
 def last_reply(
@@ -63,31 +75,27 @@ def last_reply(
     return tokens[start : drawn[-1] + 1]
 
 
-def verdicts(session: Session, items: Sequence[Written]) -> list[Verdict]:
-    """Has completions judged, and waits as long as the judging goes on.
+def judged(session: Session, items: Sequence[Written]) -> Judged:
+    """Has completions judged; raises what `await_call` raises."""
+    return await_call(session, Judge(Records(items)))
+
+
+def await_call(session: Session, call: Call[T]) -> T:
+    """Calls the master, and waits for the answer as long as completions are being judged.
 
     Raises:
       TimeoutError: nothing was judged for `launch.wait_secs`, or twice `reward.limit_secs`.
       RunStoppedError: the run is being stopped.
     """
-    ticket = session.call(Judge(list(items)))
-    return await_pending(session, lambda poll_secs: AskVerdicts(ticket, poll_secs))
+    until, before = _patience(session), -1
 
+    def between(progress: int) -> None:
+        nonlocal until, before
+        if progress > before:
+            until, before = _patience(session), progress
+        _wait(session, until)
 
-def await_pending(session: Session, ask: Callable[[float], Call[T | Pending]]) -> T:
-    """Asks the master until the answer is not `Pending`; raises what `verdicts` raises.
-
-    Args:
-      ask: makes the call, from the longest time that it may take.
-    """
-    patience, judged = _patience(session), -1
-    while True:
-        answer = session.call(ask(_POLL_SECS))
-        if not isinstance(answer, Pending):
-            return answer
-        if answer.judged > judged:
-            patience, judged = _patience(session), answer.judged
-        _wait(session, patience)
+    return await_answer(session.call, call, between)
 
 
 def _patience(session: Session) -> float:

@@ -179,27 +179,26 @@ def _reward_secret(settings: RewardSettings) -> str:
         ) from error
 
 
-def delivers_beside(settings: RunSettings, task: Task) -> bool:
-    """Says whether threads have groups judged while the explorer goes on.
+def delivers_beside(settings: RunSettings) -> bool:
+    """Says whether threads have groups judged and inserted while the explorer generates others.
 
-    It waits for a quick reward: a thread beside the generation would only delay the trainer.
-    Streaming explorers never wait: others of their groups are in flight. Nor does the explorer go
-    on where the judgement may have it generate a group again.
+    The explorer waits where the judgement may have it generate a group again. Streaming explorers
+    never wait: others of their groups are in flight.
     """
-    if settings.rollout.streaming:
-        return True
-    is_served = settings.reward.addresses is not None
-    is_slow = is_served or not is_quick(task.reward)
-    return is_slow and not settings.algorithm.screening.replaces
+    return settings.rollout.streaming or not settings.algorithm.screening.replaces
 
 
 def delivers_in_parts(settings: RunSettings, task: Task) -> bool:
-    """Says whether explorers deliver each group when it is whole, while others are in flight."""
+    """Says whether explorers deliver each group when it is whole, while others are in flight.
+
+    Groups of a quick reward are delivered together, since a call for each would cost more.
+    """
     rollout = settings.rollout
     if rollout.streaming:
         return True
     whole = rollout.budget_tokens > 0 or rollout.swap == "in_flight"
-    return delivers_beside(settings, task) and not whole
+    is_slow = settings.reward.addresses is not None or not is_quick(task.reward)
+    return is_slow and delivers_beside(settings) and not whole
 
 
 def judge_of(settings: RunSettings, task: Task, say: Callable[[str], None]) -> Judge:

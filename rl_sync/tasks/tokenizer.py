@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol
 
@@ -149,7 +148,8 @@ class CharacterTokenizer:
         Raises:
           ValueError: an id is outside the vocabulary.
         """
-        return self.decode_all(list(itertools.takewhile(lambda i: i != EOS_ID, ids)))
+        ids = list(ids)
+        return self.decode_all(ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids)
 
     def decode_all(self, ids: Sequence[int]) -> str:
         """Decodes every id; an end of sequence has no text, and padding becomes U+FFFD.
@@ -157,11 +157,16 @@ class CharacterTokenizer:
         Raises:
           ValueError: an id is outside the vocabulary.
         """
-        characters = []
-        for i in ids:
-            if i == EOS_ID:
-                continue
-            if not 0 <= i < self.vocab_size:
-                raise ValueError(f"Token id {i} is outside the {self.vocab_size} of the tokenizer.")
-            characters.append("\ufffd" if i == PAD_ID else self.charset[i - _FIRST_CHARACTER_ID])
-        return "".join(characters)
+        try:
+            return "".join(map(_texts(self.charset).__getitem__, ids))
+        except KeyError as error:
+            raise ValueError(
+                f"Token id {error.args[0]} is outside the {self.vocab_size} of the tokenizer."
+            ) from None
+
+
+@functools.lru_cache(maxsize=16)
+def _texts(charset: str) -> dict[int, str]:
+    """Returns the text of each id of a tokenizer of characters."""
+    characters = enumerate(charset, start=_FIRST_CHARACTER_ID)
+    return {PAD_ID: "\ufffd", EOS_ID: "", **dict(characters)}

@@ -7,6 +7,7 @@ import pytest
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import End
 from rl_sync.actors.explorer import DifferentTaskError, Explorer, ExplorerState
+from rl_sync.actors.rows import TOKEN_COLUMNS
 from rl_sync.ending import Ending
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
@@ -65,6 +66,11 @@ def _assert_same(a: Group, b: Group, atol=0.0):
         np.testing.assert_allclose(column, others[name], rtol=0, atol=atol, err_msg=name)
 
 
+def _longest(group: Group) -> int:
+    """The end of the longest row: the rows are padded no further."""
+    return int(np.nonzero(group.completion_mask.any(axis=0))[0].max()) + 1
+
+
 def test_each_lease_becomes_a_group_of_its_prompt():
     leases = [_lease(3), _lease(8, attempt=1)]
     state, groups = EXPLORER.rollout(STATE, leases)
@@ -74,7 +80,7 @@ def test_each_lease_becomes_a_group_of_its_prompt():
         assert (group.lease_id, group.ordinal, group.explorer) == (lease.lease_id, lease.ordinal, 2)
         assert group.prompt_id == lease.prompt.prompt_id
         asked = TASK.tokenizer.encode(lease.prompt.text)
-        assert group.tokens.shape == (3, TASK.row_tokens)
+        assert group.tokens.shape == (3, _longest(group))
         assert np.all(group.tokens[:, : len(asked)] == asked)
         assert np.all(group.completion_mask.argmax(axis=1) == len(asked))
         assert np.all(group.policy_versions == np.where(group.completion_mask, 5, -1))
@@ -245,7 +251,7 @@ def test_a_greedy_completion_beside_a_group_changes_nothing_of_it_and_becomes_it
     explorer = dataclasses.replace(EXPLORER, with_baselines=True)
     _, (alone,) = EXPLORER.rollout(STATE, [_lease(3)])
     _, (group,) = explorer.rollout(STATE, [_lease(3)])
-    assert group.tokens.shape == (4, TASK.row_tokens)
+    assert group.tokens.shape == (4, _longest(group))
     prompt = np.array(TASK.tokenizer.encode(TASK.train[3].text), np.int32)
     request = CompletionRequest(prompt, dataclasses.replace(EXPLORER.sampling, greedy=True))
     ((greedy,),) = EXPLORER.engine.generate([request])
@@ -253,7 +259,9 @@ def test_a_greedy_completion_beside_a_group_changes_nothing_of_it_and_becomes_it
     judged = explorer.rewarded(group, np.array([1.0, 0.0, 0.5, 0.75], np.float32))
     np.testing.assert_array_equal(judged.rewards, [1.0, 0.0, 0.5])
     np.testing.assert_array_equal(judged.baselines, [0.75, 0.75, 0.75])
-    without = dataclasses.replace(judged, baselines=None, rewards=alone.rewards)
+    there = alone.tokens.shape[1]  # The greedy completion may be longer.
+    rows = {name: getattr(judged, name)[:, :there] for name in TOKEN_COLUMNS[:4]}
+    without = dataclasses.replace(judged, baselines=None, rewards=alone.rewards, **rows)
     _assert_same(without, alone, atol=1e-6)
 
 

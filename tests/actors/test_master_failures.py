@@ -4,9 +4,17 @@ import dataclasses
 
 import pytest
 
-from rl_sync.actors.admission import EPISODE_FAILED
-from rl_sync.actors.events import Admit, ExplorerDied, GroupsBuffered, HoldBack, Record
+from rl_sync.actors.admission import EPISODE_FAILED, failed_episodes
+from rl_sync.actors.events import (
+    Admit,
+    ExplorerDied,
+    FailedEpisode,
+    GroupsBuffered,
+    HoldBack,
+    Record,
+)
 from rl_sync.algorithms.screening import NO_SPREAD
+from rl_sync.ending import Ending, Fault
 from rl_sync.schedule import resolve
 from tests.actors.mastering import (
     SAME,
@@ -126,3 +134,16 @@ def test_failures_do_not_count_groups_as_out_of_attempts_where_none_is_replaced(
     assert admit == Admit(ids(grant))
     assert [one.event for one in records] == [EPISODE_FAILED]
     assert state.out_of_attempts == 0
+
+
+def test_every_failed_beginning_of_an_episode_is_told_and_whether_it_was_the_last():
+    """In row 1 an episode began again, in row 2 it was lost."""
+    fine = Ending({"won": 1.0}, {}, "done", "", 1)
+    crashed, late = Fault("environment failure", "no board"), Fault("time-out", "too late")
+    again = fine._replace(faults=(crashed,))
+    lost = Ending({}, {}, "time-out", "too late", 0, faults=(crashed, late))
+    assert [*failed_episodes(7, 107, (fine, again, lost, None))] == [
+        FailedEpisode(7, 107, 1, 0, "environment failure", "no board", is_lost=False),
+        FailedEpisode(7, 107, 2, 0, "environment failure", "no board", is_lost=False),
+        FailedEpisode(7, 107, 2, 1, "time-out", "too late", is_lost=True),
+    ]

@@ -13,7 +13,7 @@ import pytest
 
 from rl_sync.actors.episode_engine import EpisodeEngine
 from rl_sync.actors.episodes import Continue, EpisodeRequest
-from rl_sync.actors.rows import columns_of, stacked
+from rl_sync.actors.rows import columns_of
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.forward import Forward
 from rl_sync.models.config import ModelConfig
@@ -82,7 +82,7 @@ def _groups(case, keeps=True):
     requests = [CompletionRequest(ids, sampling, G, seed=(i,)) for i, ids in enumerate(prompts)]
     rng, groups = np.random.default_rng(0), []
     for ids, completions in zip(prompts, engine.generate(requests), strict=True):
-        columns = stacked([columns_of(one, ids, T) for one in completions])
+        columns = columns_of(completions, ids)
         rewards = rng.integers(0, 2, G).astype(np.float32)
         groups.append(Group(0, 0, 0, 1, rewards=rewards, **columns))
     return groups
@@ -290,13 +290,13 @@ def test_new_weights_in_flight_leave_each_token_the_set_that_it_was_drawn_from()
         0,
         1,
         rewards=np.zeros(G, np.float32),
-        **stacked([columns_of(one, prompt, T) for one in completions]),
+        **columns_of(completions, prompt),
     )
     assert set(group.policy_versions[group.completion_mask]) == {0, 1}
     rows = Batching("padded", G, T, 1, 0, mask_words=word_count(V)).batch([group]).rows
     for params, version in ((OLD, 0), (NEW, 1)):
-        drawn = group.policy_versions == version
-        gap = np.abs(_logprobs(_forward("top_p"), params, rows) - group.behavior_logprobs)
+        drawn = rows.policy_versions == version
+        gap = np.abs(_logprobs(_forward("top_p"), params, rows) - rows.behavior_logprobs)
         assert gap[drawn].max() < 2e-5
 
 
@@ -343,7 +343,7 @@ def test_episodes_of_several_turns_and_segments_keep_the_set_of_each_token():
     playing.load(episodes.PARAMS, version=0)
     request = EpisodeRequest({"turns": turns}, sampling, 2, (3,))
     ((one, other),) = playing.generate([request])
-    columns = stacked([columns_of(played, np.zeros(0, np.int32), 64) for played in (one, other)])
+    columns = columns_of((one, other), np.zeros(0, np.int32))
     assert columns["segments"].max() == 1
     group = Group(
         0,

@@ -12,7 +12,7 @@ from rl_sync.learning.batching import (
     demonstration_batching,
     lay_out,
 )
-from rl_sync.learning.rows import first_fit_decreasing
+from rl_sync.learning.rows import PADDING, first_fit_decreasing
 from rl_sync.types import Demonstrations, Group
 
 T = 32
@@ -187,3 +187,14 @@ def test_the_shapes_of_demonstrations_are_known_before_they_are_drawn(kind):
             drawn = Demonstrations(np.zeros((6, T), np.int32), mask & (np.arange(T) > 0))
             found.add(_shapes(lay_out(drawn, kind)))
     assert found == listed
+
+
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])
+def test_groups_whose_rows_are_shorter_make_the_same_batch(kind):
+    whole = [_group([3, 5]), _group([2, 7])]
+    cut = [
+        dataclasses.replace(group, **{name: getattr(group, name)[:, :longest] for name in PADDING})
+        for group, longest in zip(whole, (5, 7), strict=True)
+    ]
+    batching = Batching(kind, 4, T, 2, 0)
+    jax.tree.map(np.testing.assert_array_equal, batching.placed(cut), batching.placed(whole))

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from rl_sync.processes.loading import loading
+from rl_sync.processes.loading import loading, settle
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +36,10 @@ def test_what_was_made_is_never_looked_at_again():
     with loading():
         made = [[] for _ in range(1000)]
     assert gc.get_freeze_count() - before >= len(made)
+
+
+def test_what_there_is_once_a_role_has_settled_is_never_looked_at_again():
+    made = [[] for _ in range(1000)]
+    settle()
+    assert not any(one is made[0] for one in gc.get_objects())
+    assert gc.isenabled()

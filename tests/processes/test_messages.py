@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 
 from rl_sync.observe.jsonlines import RecordsError
+from rl_sync.processes.calls import LeaseGrant
 from rl_sync.processes.failures import RunError
-from rl_sync.processes.messages import decode, encode, record
+from rl_sync.processes.messages import Records, decode, encode, record
 from rl_sync.processes.rpc import RemoteError
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.replay.interface import ReplayError, ReplayUnavailableError
+from rl_sync.rewards.judgement import Completion, Judgement
+from rl_sync.rewards.rubric import Judgeable
+from rl_sync.runtime.reward_calls import HandIn
 from rl_sync.runtime.shares import Share
 from rl_sync.storage.snapshots import SnapshotError
-from rl_sync.types import Packing, Rows, SharedPrompts, TrainBatch
+from rl_sync.types import Lease, Packing, Prompt, Rows, SharedPrompts, TrainBatch
 from rl_sync.weights.interface import WeightsMismatchError, WeightsTransferError
 from rl_sync.weights.storage import MismatchError
 
@@ -74,6 +78,28 @@ def test_records_arrive_with_their_fields():
     np.testing.assert_array_equal(arrived.rewards, [4, 4])
     share = Share((2,), "int32", {((0, 2),): np.arange(2, dtype=np.int32)})
     assert decode(encode(share)).blocks.keys() == share.blocks.keys()
+
+
+def test_lists_of_records_arrive_column_by_column_with_records_in_them():
+    leases = Records(Lease(i, 2 * i, 0, Prompt(i, f"{i}", "", {"n": i})) for i in range(50))
+    arrived = decode(encode(LeaseGrant(1, 2, True, leases))).leases
+    assert arrived == leases
+    assert {type(lease.prompt) for lease in arrived} == {Prompt}
+    assert len(encode(leases)) < len(encode([*leases])) / 2
+    items = Records(Judgeable({"answer": i}, Completion("2")) for i in range(3))
+    assert decode(encode(HandIn("exact", items))).items == items
+    judged = Records([Judgement(1.0, "yes", {"a": 1.0}), Judgement.unknown("no")])
+    assert decode(encode(judged)) == judged
+    assert decode(encode(Records())) == []
+    some = Records(Packing(i, i, SharedPrompts(i, i, i) if i else None) for i in range(3))
+    assert decode(encode(some)) == some
+
+
+def test_lists_of_different_records_are_refused():
+    with pytest.raises(TypeError, match="not only records of the class Lease"):
+        encode(Records([Lease(0, 0, 0, Prompt(0, "", "")), Prompt(0, "", "")]))
+    with pytest.raises(TypeError, match="not only records of the class int"):
+        encode(Records([1]))
 
 
 def test_errors_arrive_as_what_they_are_where_a_message_is_all_they_have():

@@ -39,3 +39,8 @@ def test_what_cannot_be_drawn_in_proportion_to_a_negative_number_is_not_drawn():
     bad = group((-1.0, -2.0))
     assert priority_of(bad, "reward", "prioritized") == 0.0
     assert priority_of(bad, "reward", "min_heap") == -1.5
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "lifo", "uniform"])
+def test_samplers_that_do_not_look_at_priorities_get_none(sampler):
+    assert priority_of(group((0.5, 1.5)), "reward", sampler) == 1.0

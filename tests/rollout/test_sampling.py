@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.rollout.request import draw_key, draw_keys
 from rl_sync.rollout.sampling import (
     Changes,
     History,
@@ -225,3 +226,19 @@ def test_numbers_depend_on_the_key_and_the_count_and_are_uniform():
 def test_choices_outside_their_range_are_refused(choices, message):
     with pytest.raises(ValueError, match=message):
         _sampling(**choices)
+
+
+@pytest.mark.parametrize("words", [1, 3, 4, 6])
+def test_many_keys_at_once_are_those_of_numpys_seed_sequence(words):
+    rng = np.random.default_rng(words)
+    seeds = [tuple(map(int, row)) for row in rng.integers(0, 2**32, (50, words), np.uint64)]
+    seeds.append((0,) * words)
+    expected = [draw_key(seed[:-1], seed[-1]) for seed in seeds]
+    np.testing.assert_array_equal(draw_keys(seeds), expected)
+
+
+def test_keys_of_seeds_of_several_lengths_or_of_large_numbers_are_made_one_by_one():
+    seeds = [(1, 2), (1, 2, 3), (2**40, 0)]
+    expected = [draw_key(seed[:-1], seed[-1]) for seed in seeds]
+    np.testing.assert_array_equal(draw_keys(seeds), expected)
+    assert draw_keys([]).shape == (0, 2)

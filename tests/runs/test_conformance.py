@@ -48,7 +48,7 @@ RUNS = {
     "one step off-policy": ONE_STEP,
     "one step off-policy by checkpoint": flags("one_step_off_policy", transfer="checkpoint"),
     "one step off-policy by server": flags("one_step_off_policy", transfer="server"),
-    # The reward is the same, but not one that explorers wait for.
+    # The reward is the same, but not a quick one: groups are delivered one by one.
     "one step off-policy, in few slots": (*ONE_STEP, *IN_PARTS[1:]),
     "synchronous, in few slots": (*SYNCHRONOUS, *IN_PARTS[1:]),
     "one step off-policy, judged in parts": (*ONE_STEP, *IN_PARTS),

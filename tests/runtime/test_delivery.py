@@ -8,13 +8,14 @@ import types
 import numpy as np
 import pytest
 
-from rl_sync.actors.events import FailedEpisode, GroupsBuffered, GroupsJudged
+from rl_sync.actors.events import GroupsBuffered
 from rl_sync.ending import Ending, Fault
 from rl_sync.processes.calls import Happened
-from rl_sync.processes.judging_calls import AskVerdicts, Judge, Pending, Screen, Verdict
-from rl_sync.processes.messages import decode, encode
+from rl_sync.processes.judging_calls import Judged, Verdict
+from rl_sync.processes.pending import Await, Pending
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.runtime.delivery import Delivery
+from rl_sync.runtime.verdicts import last_replies
 from rl_sync.tasks.tokenizer import CharacterTokenizer
 from rl_sync.weights.agreement import alone
 
@@ -46,13 +47,12 @@ class Session:
     leads = True
     agree = staticmethod(alone)
 
-    def __init__(self, scores, replaces=False, wait_secs=5.0):
+    def __init__(self, scores, unwanted=(), wait_secs=5.0):
         self.scores, self.told, self.facts = list(scores), [], {}
+        self.unwanted, self.items = unwanted, {}
         self.stopped = threading.Event()
         self.spans = types.SimpleNamespace(span=lambda *_, **__: contextlib.nullcontext({}))
-        screening = types.SimpleNamespace(replaces=replaces)
         self.settings = types.SimpleNamespace(
-            algorithm=types.SimpleNamespace(screening=screening),
             launch=types.SimpleNamespace(wait_secs=wait_secs),
             reward=types.SimpleNamespace(limit_secs=0.1),
             groups_ahead=2,
@@ -62,17 +62,18 @@ class Session:
 
     def call(self, call):
         self.told.append(call)
-        if isinstance(call, Judge):
-            self.items = call.items
-            return 1
-        if isinstance(call, AskVerdicts):
-            if self.pending:
-                self.pending -= 1
-                time.sleep(0.05)
-                return Pending(0)
-            scores = [self.scores.pop(0) for _ in self.items]
-            return [Verdict(score, score == 1.0) for score in scores]
-        return (8,) if isinstance(call, Screen) else None
+        if not isinstance(call, Await):
+            return None
+        if call.call is not None:
+            self.items[call.key] = call.call.items
+        if self.pending:
+            self.pending -= 1
+            time.sleep(0.05)
+            return Pending(0)
+        items = self.items[call.key]
+        verdicts = [Verdict(score, score == 1.0) for score in (self.scores.pop(0) for _ in items)]
+        leases = {item.lease_id for item in items}
+        return Judged(verdicts, [lease for lease in leases if lease not in self.unwanted])
 
     def check(self):
         if self.stopped.is_set():
@@ -107,42 +108,30 @@ def delivery(session, beside=False, in_parts=False):
     return Delivery(session, TASK, explorer, Replay(), table="groups", beside=beside)
 
 
-@pytest.mark.parametrize("replaces", [False, True])
-def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(replaces):
-    session = Session([1.0, 1.0, 0.0, 1.0], replaces)
+@pytest.mark.parametrize("unwanted", [(), (7,)])
+def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(unwanted):
+    session = Session([1.0, 1.0, 0.0, 1.0], unwanted)
     one = delivery(session)
     one.deliver([Group(7), Group(8)])
     ((table, items, named),) = one._replay.inserted
-    wanted = [8] if replaces else [7, 8]
+    wanted = [n for n in (7, 8) if n not in unwanted]
     assert (table, items) == ("groups", [{"n": n} for n in wanted])
-    assert named["priorities"] == [0.5] if replaces else [1.0, 0.5]
-    screened = [call for call in session.told if isinstance(call, Screen)]
-    judged = Screen(GroupsJudged(((7, (1.0, 1.0)), (8, (0.0, 1.0)))))
-    assert screened == ([judged] if replaces else [])
-    assert session.told[-1] == Happened(GroupsBuffered(tuple(wanted)))
+    assert named["priorities"] == ([0.5] if unwanted else [1.0, 0.5])
+    judge, happened = session.told
+    assert [item.lease_id for item in judge.call.items] == [7, 7, 8, 8]
+    assert happened == Happened(GroupsBuffered(tuple(wanted)))
     assert session.facts["reward"] == 0.75
 
 
-def test_the_master_is_told_of_every_failed_beginning_and_decides_about_the_groups():
-    """In the first group an episode began again, in the second one it was lost."""
-    session = Session([1.0, 1.0, None, 1.0])
+def test_the_ends_of_episodes_are_handed_in_with_them():
+    session = Session([1.0, None])
     fine = Ending({"won": 1.0}, {}, "done", "", 1)
-    crashed, late = Fault("environment failure", "no board"), Fault("time-out", "too late")
-    again = fine._replace(faults=(crashed,))
-    lost = Ending({}, {}, "time-out", "too late", 0, faults=(crashed, late))
-    groups = [Group(7), Group(8)]
-    groups[0].endings, groups[1].endings = (fine, again), (lost, fine)
-    one = delivery(session)
-    one.deliver(groups)
-    (screened,) = [call for call in session.told if isinstance(call, Screen)]
-    assert [lease_id for lease_id, _ in screened.event.judged] == [7, 8]
-    assert screened.event.failed == (
-        FailedEpisode(7, 107, 1, 0, "environment failure", "no board", is_lost=False),
-        FailedEpisode(8, 108, 0, 0, "environment failure", "no board", is_lost=False),
-        FailedEpisode(8, 108, 0, 1, "time-out", "too late", is_lost=True),
-    )
-    assert decode(encode(screened.event.failed)) == screened.event.failed
-    assert [items for _, items, _ in one._replay.inserted] == [[{"n": 8}]]
+    lost = Ending({}, {}, "time-out", "too late", 0, faults=(Fault("time-out", "too late"),))
+    group = Group(7)
+    group.endings = (fine, lost)
+    delivery(session).deliver([group])
+    ((first, second),) = session.items.values()
+    assert (first.ending, second.ending) == (fine, lost)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +146,7 @@ def test_the_reward_that_an_explorer_shows_is_of_what_was_judged(scores, mean):
 def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_off():
     session = Session([1.0, 1.0])
     delivery(session).deliver([Group(7)])
-    first, second = session.items
+    ((first, second),) = session.items.values()
     assert (first.prompt_id, first.lease_id, first.held_out) == (107, 7, False)
     assert (first.tokens, second.tokens) == ([2, END], [2, 3, 2])
     assert (first.truncated, second.truncated) == (False, True)
@@ -280,3 +269,9 @@ def test_who_waits_for_verdicts_is_told_of_a_stop_and_of_judging_that_stands_sti
     session.settings.launch.wait_secs = 0.3
     with pytest.raises(TimeoutError, match="waits for completions to be judged"):
         delivery(session).deliver([Group(7)])
+
+
+def test_the_last_reply_of_each_row_is_its_last_run_of_learned_tokens():
+    mask = np.array([[0, 1, 1, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 0]], bool)
+    group = types.SimpleNamespace(tokens=np.arange(20).reshape(4, 5), completion_mask=mask)
+    assert [*last_replies(group)] == [[4], [6, 7], [], [17, 18]]

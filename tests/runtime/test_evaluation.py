@@ -11,7 +11,8 @@ import pytest
 
 from rl_sync.configs import gsm8k
 from rl_sync.ending import Ending
-from rl_sync.processes.judging_calls import AskVerdicts, Verdict, Written
+from rl_sync.processes.judging_calls import Judged, Verdict, Written
+from rl_sync.processes.pending import Await
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.request import Completion, CompletionRequest
 from rl_sync.runtime import evaluation, wiring
@@ -61,7 +62,7 @@ class Session:
 
     def call(self, call):
         self.calls.append(call)
-        return self.given if isinstance(call, AskVerdicts) else 1
+        return Judged(self.given, []) if isinstance(call, Await) else None
 
 
 @pytest.fixture

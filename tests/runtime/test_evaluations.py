@@ -4,8 +4,8 @@ import contextlib
 import threading
 import types
 
-from rl_sync.processes.calls import AskEvaluations, HandInEvaluation, HandInMeasured
-from rl_sync.processes.judging_calls import Pending, Written
+from rl_sync.processes.calls import HandInEvaluation, HandInMeasured
+from rl_sync.processes.judging_calls import Written
 from rl_sync.processes.results import Best
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rollout.sampling import Sampling
@@ -60,15 +60,17 @@ def handed_in(step, *texts):
 
 
 def all_measured(made):
-    while made.ask(AskEvaluations(5.0)) is not None:
-        pass
+    made.wait()
 
 
 def test_who_hands_in_does_not_wait_and_results_come_in_the_order_of_the_evaluations(tmp_path):
     with evaluations(tmp_path) as (made, judging, measured):
         for step in (2, 4, 6):
             made.hand_in(handed_in(step, "1", "0"))
-        assert made.ask(AskEvaluations(0.0)) == Pending(0)
+        waiting = threading.Thread(target=made.wait)
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
         assert made.kept == [2, 4, 6], "each may become the best"
         judging.may.set()
         all_measured(made)

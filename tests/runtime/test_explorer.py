@@ -8,7 +8,7 @@ import pytest
 from rl_sync.actors.events import Finish, GrantEvaluation, HoldBack
 from rl_sync.actors.explorer import ExplorerState
 from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import AskEvaluations, AskLease, HandInEvaluation, LeaseGrant
+from rl_sync.processes.calls import AskLease, AwaitEvaluations, HandInEvaluation, LeaseGrant
 from rl_sync.processes.failures import RunError
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
@@ -303,7 +303,7 @@ def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights
     loop.run()
     (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]
     assert handed_in == HandInEvaluation("after step 5", 5, ["request"])
-    assert isinstance(calls[-1], AskEvaluations), "the explorer leaves before it is measured"
+    assert calls[-1].call == AwaitEvaluations(), "the explorer leaves before it is measured"
 
 
 def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on(loop):

@@ -10,7 +10,7 @@ import pytest
 
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.spans import SpanRecorder, read_spans
-from rl_sync.processes.judging_calls import Pending, Verdict, Written
+from rl_sync.processes.judging_calls import Verdict, Written
 from rl_sync.processes.messages import decode, encode
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.settings import RewardSettings
@@ -66,10 +66,7 @@ class Desk:
 
     def __call__(self, *texts, lease=7, held_out=False, problem=0):
         items = [Written(problem, held_out, lease, text, [1], False) for text in texts]
-        ticket = self.judging.hand_in(items)
-        while isinstance(answer := self.judging.verdicts(ticket, 1.0), Pending):
-            pass
-        return answer
+        return self.judging.verdicts(items)
 
 
 def test_each_batch_of_completions_is_a_span_of_the_master(tmp_path):
@@ -82,16 +79,13 @@ def test_each_batch_of_completions_is_a_span_of_the_master(tmp_path):
     assert second.attributes == {"completions": 1}
 
 
-def test_verdicts_come_once_with_what_the_main_term_says(tmp_path):
+def test_verdicts_come_with_what_the_main_term_says(tmp_path):
     desk = Desk(tmp_path)
     assert desk("1", "0.5", "?") == [Verdict(1.0, True), Verdict(0.5, False), Verdict(None, False)]
     assert desk.judge.rows[0] == {"prompt": "1+1=", "answer": "2", "size": 3}
     desk("1", held_out=True, lease=NO_LEASE)
     assert desk.judge.rows[-1]["prompt"] == "3+3="
-    ticket = desk.judging.hand_in([])
-    assert desk.judging.verdicts(ticket, 1.0) == []
-    with pytest.raises(ValueError, match="were given already"):
-        desk.judging.verdicts(ticket, 1.0)
+    assert desk.judging.verdicts([]) == []
 
 
 def test_metrics_are_of_the_groups_of_a_step(tmp_path):

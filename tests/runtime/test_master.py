@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -18,16 +19,17 @@ from rl_sync.actors.events import (
     VersionPublished,
 )
 from rl_sync.configs import arithmetic
+from rl_sync.ending import Ending
 from rl_sync.observe.display import RoleStatus, plain_line
 from rl_sync.observe.jsonlines import read_json_lines
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.observe.outcome import read_outcome, read_versions
-from rl_sync.processes import calls, judging_calls, weight_calls
+from rl_sync.processes import calls, judging_calls, pending, weight_calls
 from rl_sync.processes.calls import (
-    AskEvaluations,
     AskKeptSnapshots,
     AskLease,
     AskStatus,
+    AwaitEvaluations,
     Begin,
     Claim,
     Close,
@@ -43,14 +45,12 @@ from rl_sync.processes.calls import (
     WriteMetrics,
 )
 from rl_sync.processes.judging_calls import (
-    AskJudgements,
-    AskVerdicts,
     Judge,
-    Pending,
     Verdict,
     Written,
 )
 from rl_sync.processes.messages import decode, encode
+from rl_sync.processes.pending import Await, Pending
 from rl_sync.processes.results import Best, LogprobGap, Result, Skipped, Summary
 from rl_sync.processes.rpc import Call
 from rl_sync.processes.weight_calls import AskNewest
@@ -205,10 +205,9 @@ def test_completions_are_judged_by_the_tasks_reward(master, tmp_path):
         )
         for text in texts
     ]
-    ticket = master(Judge(items))
-    while isinstance(verdicts := master(AskVerdicts(ticket, 1.0)), Pending):
-        pass
-    assert verdicts == [Verdict(1.0, True), Verdict(1.0, True), Verdict(0.0, False)]
+    judged = master(Await("key", Judge(items), 10.0))
+    assert judged.verdicts == [Verdict(1.0, True), Verdict(1.0, True), Verdict(0.0, False)]
+    assert judged.admitted == [17]
     deadline = time.monotonic() + 10  # Judgements are recorded after the verdicts are given.
     while len(records := read_json_lines(tmp_path / "judgements.jsonl")) < 3:
         assert time.monotonic() < deadline
@@ -221,9 +220,7 @@ def test_judgements_of_a_group_that_is_dropped_are_forgotten(program, master):
     master(Happened(VersionPublished(0)))
     kept, dropped = [lease.lease_id for lease in master(AskLease(1)).leases][:2]
     items = [Written(0, False, lease_id, "1", [1], False) for lease_id in (kept, dropped)]
-    ticket = master(Judge(items))
-    while isinstance(master(AskVerdicts(ticket, 1.0)), Pending):
-        pass
+    master(Await("key", Judge(items), 10.0))
     master(Happened(GroupsRefused((dropped,), "too stale")))
     assert set(program._judging._by_lease) == {kept}
 
@@ -260,11 +257,10 @@ def test_an_evaluation_is_measured_when_all_its_completions_are_judged(master, t
         for number in range(8)
     ]
     master(HandInEvaluation("after step 5", 5, items[:6]))
-    assert isinstance(master(AskEvaluations(0.2)), Pending)
+    assert isinstance(master(Await("early", AwaitEvaluations(), 0.2)), Pending)
     for _ in range(2):
         master(HandInEvaluation("after step 5", 5, items))
-    while master(AskEvaluations(1.0)) is not None:
-        pass
+    assert master(Await("late", AwaitEvaluations(), 10.0)) is None
     (line,) = read_metrics(tmp_path, "evaluation")
     assert (line["step"], line["accuracy"], line["problems"]) == (5, 0.0, 8)
     assert line["accuracy_high"] < 0.5
@@ -287,19 +283,18 @@ def test_a_run_whose_ledger_cannot_be_written_is_stopped_and_says_why(master, tm
     assert read_ledger(tmp_path)[-1]["event"] == "balance"
 
 
-def test_every_call_of_the_master_is_answered(master):
+def test_every_call_of_the_master_is_answered(program):
     every = [
-        one for module in (calls, judging_calls, weight_calls) for one in vars(module).values()
+        one
+        for module in (calls, judging_calls, pending, weight_calls)
+        for one in vars(module).values()
     ]
     kinds = {one for one in every if isinstance(one, type) and issubclass(one, Call)}
-    assert kinds - {Call} == set(master._answers)
+    assert kinds - {Call} == {*program.answer._answers, *program._pending._desk._answers}
 
 
 def test_troubles_of_so_many_steps_are_in_the_status_with_completions(master):
-    master(Judge([Written(0, False, 3, "no", [1], False)] * 2))
-    deadline = time.monotonic() + 10
-    while master(AskJudgements([3, 4])).counts != [2, 0]:
-        assert time.monotonic() < deadline
+    master(Await("key", Judge([Written(0, False, 3, "no", [1], False)] * 2), 10.0))
     nothing = {"reward_min": 0.0, "reward_max": 0.0, "reward_mean": 0.0}
     for step in range(1, 6):
         status = master(AskStatus())
@@ -366,3 +361,36 @@ def test_the_end_of_a_run_is_recorded_with_what_stopped_it(master, tmp_path):
     master(calls.Close())
     found = read_outcome(tmp_path)
     assert (found.digest, found.failed, found.stopped) == ("c80fe1", None, "trainer died")
+
+
+def test_groups_that_teach_nothing_are_judged_and_not_admitted(tmp_path):
+    """A completion without a reward counts as the mean of the others, as its explorer has it."""
+    settings = settings_with(sync__mode="asynchronous", algorithm__name="dapo", reward__workers=0)
+    server = MasterServer(dataclasses.replace(settings, workdir=str(tmp_path)))
+    server.answer(Begin(Position(step=0, next_ordinal=0, again=(), next_lease=0)))
+    server.answer(Happened(VersionPublished(0)))
+    same, mixed, *_ = server.answer(AskLease(1)).leases
+    unjudged = Ending({}, {}, "environment failure", "", 0)
+    texts = {same: same.prompt.answer, mixed: "no"}
+    items = [
+        Written(one.prompt.prompt_id, False, one.lease_id, text, [1], False, ending=ending)
+        for one in (same, mixed)
+        for text, ending in ((one.prompt.answer, None), (texts[one], None), ("?", unjudged))
+    ]
+    judged = server.answer(Await("key", Judge(items), 10.0))
+    assert [one.score for one in judged.verdicts] == [1.0, 1.0, None, 1.0, 0.0, None]
+    assert judged.admitted == [mixed.lease_id]
+    again = server.answer(AskLease(1)).leases
+    assert same.ordinal in {one.ordinal for one in again}
+    server.answer(Close())
+
+
+def test_the_report_of_a_step_is_answered_with_the_judgements_of_what_is_recorded(master):
+    master(Happened(VersionPublished(0)))
+    one, other = (lease.lease_id for lease in master(AskLease(1)).leases[:2])
+    items = [Written(0, False, lease, "no", [1], False) for lease in (one, one, other)]
+    master(Await("key", Judge(items), 10.0))
+    metrics = {"reward_mean": 0.0}
+    judgements = master(Trained(BatchTrained(1, (one, other)), metrics, {}, [other, 99]))
+    assert (judgements.counts, judgements.scores) == ([1, 0], [0.0])
+    assert decode(encode(judgements)) == judgements

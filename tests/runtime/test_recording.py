@@ -203,17 +203,17 @@ class Parts:
         self.written.append("closed")
 
 
-def _recorder(parts, ask=lambda call: _judgements(*[2] * len(call.lease_ids)), **settings):
+def _recorder(parts, **settings):
     scribe, free = Scribe(TASK, (EOS_ID,)), Budget(1.0, 1e9)
     budget = settings.pop("budget", free)
     made = ObserveSettings(**settings)
-    return RolloutRecorder(made, parts=parts, scribe=scribe, ask=ask, budget=budget)
+    return RolloutRecorder(made, parts=parts, scribe=scribe, budget=budget)
 
 
 def test_nothing_waits_for_the_disk_and_a_step_that_it_cannot_take_is_left_out(caplog):
     parts = Parts()
     recorder = _recorder(parts)
-    chosen = recorder.choose([_group("2E", "3E")])
+    chosen = Chosen(recorder.choose([_group("2E", "3E")]), _judgements(2))
     started = time.monotonic()
     for step in (1, 2, 3, 4):
         recorder.record(step, chosen, nothing)
@@ -227,11 +227,8 @@ def test_nothing_waits_for_the_disk_and_a_step_that_it_cannot_take_is_left_out(c
 
 
 def test_what_fails_is_told_of_once_and_hurts_nobody(tmp_path, caplog):
-    def lost(call):
-        raise ConnectionError("gone")
-
-    recorder = _recorder(RolloutParts(tmp_path), ask=lost)
-    chosen = recorder.choose([_group("2E", "3E")])
+    recorder = _recorder(RolloutParts(tmp_path))
+    chosen = Chosen(recorder.choose([_group("2E", "3E")]), None)
     for step, some in ((1, chosen), (2, chosen._replace(groups=[(0, None)])), (3, chosen)):
         recorder.record(step, some, nothing)
         recorder._thread.submit(lambda: None).result()  # No step is left out.
@@ -241,23 +238,17 @@ def test_what_fails_is_told_of_once_and_hurts_nobody(tmp_path, caplog):
 
 
 def test_beyond_a_size_a_share_of_the_groups_is_recorded_and_never_demonstrations():
-    parts, asked = Parts(), []
+    parts = Parts()
     groups = [_group("2E", lease=lease) for lease in range(1000)]
-
-    def ask(call):
-        asked.append(len(call.lease_ids))
-        return _judgements(*[1] * len(call.lease_ids))
-
-    recorder = _recorder(parts, ask, rollout_bytes=10, rollout_share=0.1)
-    assert len(recorder.choose(groups).groups) == 1000
+    recorder = _recorder(parts, rollout_bytes=10, rollout_share=0.1)
+    assert len(recorder.choose(groups)) == 1000
     parts.size_bytes = 10
     some = recorder.choose(groups)
-    assert 95 <= len(some.groups) <= 105
+    assert 95 <= len(some) <= 105
     assert some == recorder.choose(groups), "it is the same ones"
-    assert all(groups[at] is group for at, group in some.groups)
-    assert asked == [1000, len(some.groups), len(some.groups)]
+    assert all(groups[at] is group for at, group in some)
     parts.size_bytes = 0
-    assert recorder.choose([_group("2E", lease=NO_LEASE)]) == Chosen([], None)
+    assert recorder.choose([_group("2E", lease=NO_LEASE)]) == []
     recorder.close()
 
 
@@ -295,12 +286,12 @@ def test_of_steps_that_are_too_quick_a_part_is_recorded(tmp_path):
     budget.share = 0.1
     chosen = recorder.choose(groups)
     assert budget.count == 200
-    assert 8 <= len(chosen.groups) <= 12
+    assert 8 <= len(chosen) <= 12
     budget.share = 0.0
-    assert len(recorder.choose(groups).groups) == 1
-    recorder.record(1, chosen, nothing)
+    assert len(recorder.choose(groups)) == 1
+    recorder.record(1, Chosen(chosen, None), nothing)
     recorder.close()
-    assert budget.spent[0] == 2 * len(chosen.groups) == len(list(read_rollouts(tmp_path)))
+    assert budget.spent[0] == 2 * len(chosen) == len(list(read_rollouts(tmp_path)))
     assert budget.spent[1] > 0
 
 

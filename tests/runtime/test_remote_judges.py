@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_sync.processes.pending import Await, Pending
 from rl_sync.processes.ports import free_ports
 from rl_sync.processes.rpc import RpcClient
 from rl_sync.rewards.judgement import Completion, Judgement
@@ -17,7 +18,7 @@ from rl_sync.rewards.rubric import Judgeable
 from rl_sync.rewards.settings import RewardSettings
 from rl_sync.runtime import reward_server
 from rl_sync.runtime.remote_judges import RemoteJudges, check_server
-from rl_sync.runtime.reward_calls import Collect, HandIn, Unheard
+from rl_sync.runtime.reward_calls import HandIn
 from rl_sync.runtime.reward_server import RewardServer
 from rl_sync.settings.records import ConfigError
 
@@ -166,11 +167,10 @@ def test_completions_of_a_key_are_judged_once_however_often_they_are_handed_in(m
     monkeypatch.setattr(reward_server, "Judges", counted)
     with server() as one:
         client = RpcClient(one.address, "reward server", SECRET)
-        assert client.call(Collect("k", 0.0), 5.0) == Unheard()
-        for _ in range(3):
-            client.call(HandIn("k", "exact", items(2)), 5.0)
-        for _ in range(2):
-            assert [one.score for one in client.call(Collect("k", 5.0), 9.0)] == [0.0, 1.0]
+        assert client.call(Await("k", None, 0.0), 5.0) == Pending(0, is_known=False)
+        for again in (HandIn("exact", items(2)), HandIn("exact", items(2)), None):
+            judged = client.call(Await("k", again, 5.0), 9.0)
+            assert [one.score for one in judged] == [0.0, 1.0]
         client.close()
     assert counted.seen == {"0": 1, "1": 1}
 

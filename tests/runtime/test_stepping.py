@@ -53,6 +53,8 @@ class Run:
         self.recorded = []
         self.stepping = Stepping(self, self, self, self.place, self, recorder=self)
 
+    row_tokens = 4
+
     def placed(self, groups):
         return Placed(TrainBatch(groups, groups), SOURCE)
 
@@ -73,8 +75,9 @@ class Run:
         match call:
             case Fail(reason):
                 self.failures.append(reason)
-            case Trained(BatchTrained(step, lease_ids, left_out, kept)):
+            case Trained(BatchTrained(step, lease_ids, left_out, kept), recorded=recorded):
                 self.events.append(("trained", step, list(lease_ids)))
+                self.asked = recorded
                 self.left_out.append(left_out)
                 self.kept.append(kept)
             case Report(Result(logprob_gap=LogprobGap() as gap)):
@@ -83,11 +86,12 @@ class Run:
                 self.unjudged.append(found)
 
     def choose(self, groups):
-        self.chosen = [group.lease_id for group in groups], len(self.events)
-        return self.chosen
+        self.chosen = len(self.events)
+        return list(enumerate(groups))
 
     def record(self, step, chosen, figures):
-        self.recorded.append((step, *chosen, figures()))
+        leases = [group.lease_id for _, group in chosen.groups]
+        self.recorded.append((step, leases, self.chosen, figures()))
 
     def write(self, step, groups):
         self.events.append(("consumed", step, [group.lease_id for group in groups]))
@@ -143,6 +147,7 @@ def test_what_is_recorded_is_chosen_before_the_step_is_over_and_has_its_figures(
     run.stepping.settle()
     ((step, leases, events_before, figures),) = run.recorded
     assert (step, leases, events_before) == (1, [10, 11], 0)
+    assert run.asked == [10, 11]
     assert figures.source is SOURCE
     assert figures.of_tokens.keys() == arrays.keys() - {"advantages"}
     if not arrays:

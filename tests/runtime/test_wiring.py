@@ -135,23 +135,26 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
 
 
 @pytest.mark.parametrize(
-    ("fields", "beside"),
+    ("fields", "beside", "in_parts"),
     [
-        ({}, False),
-        ({"task__reward": "exact + 0.1 * format(pattern='.')"}, True),
-        ({"reward__addresses": "somewhere:1", "reward__secret_path": "secret"}, True),
-        ({"task__reward": "math", "sync__mode": "synchronous"}, True),
-        ({"task__reward": "math", "algorithm__name": "dapo"}, False),
-        ({"sync__mode": "asynchronous"}, False),
-        ({"sync__mode": "asynchronous", "rollout__streaming": True}, True),
+        ({}, True, False),
+        ({"algorithm__name": "dapo"}, False, False),
+        ({"task__reward": "exact + 0.1 * format(pattern='.')"}, True, True),
+        ({"reward__addresses": "somewhere:1", "reward__secret_path": "secret"}, True, True),
+        ({"task__reward": "math", "sync__mode": "synchronous"}, True, True),
+        ({"task__reward": "math", "algorithm__name": "dapo"}, False, False),
+        ({"sync__mode": "asynchronous"}, True, False),
+        ({"sync__mode": "asynchronous", "rollout__streaming": True}, True, True),
     ],
 )
-def test_explorers_generate_while_others_judge_but_wait_for_a_quick_reward(fields, beside):
+def test_explorers_generate_while_others_judge_and_deliver_rollouts_of_a_quick_reward_whole(
+    fields, beside, in_parts
+):
     fields = {"sync__mode": "one_step_off_policy", **fields}
     settings = read_settings(config_with(tiny.get_config(), **fields))
     task = wiring.load_task(settings)
-    assert wiring.delivers_beside(settings, task) is beside
-    assert wiring.delivers_in_parts(settings, task) is beside
+    assert wiring.delivers_beside(settings) is beside
+    assert wiring.delivers_in_parts(settings, task) is in_parts
 
 
 def test_rollouts_that_a_budget_or_new_weights_divide_are_delivered_at_their_end():
@@ -159,7 +162,7 @@ def test_rollouts_that_a_budget_or_new_weights_divide_are_delivered_at_their_end
     for divided in ({"rollout__budget_tokens": 9}, {"rollout__swap": "in_flight"}):
         settings = read_settings(config_with(tiny.get_config(), **fields, **divided))
         task = wiring.load_task(settings)
-        assert wiring.delivers_beside(settings, task)
+        assert wiring.delivers_beside(settings)
         assert not wiring.delivers_in_parts(settings, task)
 
 

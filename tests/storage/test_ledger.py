@@ -12,14 +12,15 @@ from rl_sync.actors.events import (
     BatchTrained,
     FailedEpisode,
     GroupsBuffered,
-    GroupsJudged,
     Position,
     VersionPublished,
 )
 from rl_sync.configs import arithmetic
+from rl_sync.ending import Ending, Fault
 from rl_sync.observe.metrics import read_metrics
 from rl_sync.processes.calls import AskLease, AskPosition, Begin, Close, Happened, Resumed, Trained
-from rl_sync.processes.judging_calls import Screen
+from rl_sync.processes.judging_calls import Judge, Written
+from rl_sync.processes.pending import Await
 from rl_sync.runtime.master import MasterServer
 from rl_sync.settings.reading import read_settings
 from rl_sync.storage.ledger import LOST, ConsumptionRecord, read_consumed, read_ledger
@@ -104,12 +105,19 @@ def test_failed_episodes_have_a_line_each_and_their_prompt_is_leased_again(attem
     grant = master(AskLease(1))
     first, *others = grant.leases
     failed = [
-        FailedEpisode(first.lease_id, first.prompt.prompt_id, 3, i, "time-out", "asleep", i == 1)
+        FailedEpisode(first.lease_id, first.prompt.prompt_id, 1, i, "time-out", "asleep", i == 1)
         for i in (0, 1)
     ]
-    judged = tuple((one.lease_id, (0.0, 1.0)) for one in grant.leases)
-    kept = master(Screen(GroupsJudged(judged, tuple(failed))))
-    assert list(kept) == [one.lease_id for one in others]
+    faults = (Fault("time-out", "asleep"),) * 2
+    fine = Ending({"won": 1.0}, {}, "done", "", 1)
+    lost = Ending({}, {}, "time-out", "asleep", 0, faults=faults)
+    items = [
+        Written(one.prompt.prompt_id, False, one.lease_id, "1", [1], False, ending=ending)
+        for one in grant.leases
+        for ending in (fine, lost if one is first else fine)
+    ]
+    judged = master(Await("key", Judge(items), 10.0))
+    assert judged.admitted == [one.lease_id for one in others]
     again = master(AskLease(1)).leases[0]
     assert (again.ordinal, again.attempt, again.prompt) == (first.ordinal, 1, first.prompt)
     balance = master(Close()).balance
