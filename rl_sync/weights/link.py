@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.assembly import Assembly, blanks
-from rl_sync.weights.digest_plan import check_dtype
+from rl_sync.weights.digest import check_dtype
 from rl_sync.weights.loads import (
     Load,
     load,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.types import Params
-from rl_sync.weights.digest_plan import check_dtype
+from rl_sync.weights.digest import check_dtype
 from rl_sync.weights.packing import kinds_of
 from rl_sync.weights.pieces import Piece, shares, word_count
 from rl_sync.weights.regions import DeviceRegions, device_regions, size_of

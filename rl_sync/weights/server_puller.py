@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.digest import ArrivingDigest, to_text
+from rl_sync.weights.digest import LeafSums, combine, leaf_sums, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
@@ -224,7 +224,9 @@ class ServerPuller:
         # All processes of an explorer compute this together, so at its end all have everything.
         # Until then the version is kept for each of them.
         if self._check_digest or jax.process_count() > 1:
-            arrived = ArrivingDigest(self._like)
-            params = route.arrivals.assemble(arrive, arrived.add)
-            return params, to_text(arrived.words())
+            sums: list[LeafSums] = []
+            params = route.arrivals.assemble(
+                arrive, lambda number, leaf: sums.append(leaf_sums(leaf))
+            )
+            return params, to_text(combine(params, sums))
         return route.arrivals.assemble(arrive, lambda number, leaf: None), ""
