@@ -75,15 +75,14 @@ def publisher_of(case: Case, endpoints: Endpoints) -> Any:
 
         return CheckpointPublisher(Path(endpoints.directory))
     if case.transfer == "server":
-        from rl_sync.transfers.server import HolderServer
-        from rl_sync.weights.regions import mesh_regions
-        from rl_sync.weights.server_publisher import ServerPublisher
+        from rl_sync.transfers.server import ServerPublisher
+        from rl_sync.weights.cells import mesh_regions
 
         there = mesh_regions(like_of(case, 1))
-        publisher = ServerPublisher(like_of(case, 0), host=HOST, expected=there)
+        publisher = ServerPublisher(like_of(case, 0), host=HOST, secret=SECRET, expected=there)
         address = Path(endpoints.directory, "address")
         temporary = address.with_suffix(".tmp")
-        temporary.write_text(HolderServer(publisher, HOST, SECRET).address)
+        temporary.write_text(publisher.address)
         temporary.rename(address)
         return publisher
     from rl_sync.weights.collective import CollectivePublisher
@@ -102,8 +101,8 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
 
         return CheckpointPuller(Path(endpoints.directory), like)
     if case.transfer == "server":
-        from rl_sync.transfers.server import RemoteHolder
-        from rl_sync.weights.server_puller import ServerPuller
+        from rl_sync.processes.rpc import RpcClient
+        from rl_sync.transfers.server import ServerPuller
 
         address = Path(endpoints.directory, "address")
         deadline = time.monotonic() + TIMEOUT_SECS
@@ -111,9 +110,14 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
-        holder = RemoteHolder(address.read_text(), TIMEOUT_SECS, SECRET)
+        trainer = RpcClient(address.read_text(), "trainer", SECRET)
         return ServerPuller(
-            like, f"explorer{endpoints.number}", lambda: [holder], _asked, host=HOST
+            like,
+            f"explorer{endpoints.number}",
+            lambda: [trainer],
+            _asked,
+            host=HOST,
+            call_secs=TIMEOUT_SECS,
         )
     from rl_sync.weights.collective import CollectivePuller
     from rl_sync.weights.link import Link

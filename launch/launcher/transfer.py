@@ -21,10 +21,9 @@ def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
         for layout in (settings.trainer_layout, settings.explorer_layout)
     )
     plan = link.plan(there, here)
-    programs, turns = len(plan.formats), plan.turns
-    most = 2 * max((form.nbytes for form in plan.formats), default=0)
+    programs, turns = plan.programs, plan.exchanges
     return [
         f"  transfer   {programs} program{'s' * (programs != 1)} move{'s' * (programs == 1)} the"
         f" weights to an explorer, in {turns} turn{'s' * (turns != 1)}; besides the weights a"
-        f" device holds at most {format_bytes(most)}"
+        f" device holds at most {format_bytes(2 * plan.nbytes)}"
     ]

@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -30,8 +31,7 @@ from rl_sync.weights.interface import (
     wanted_text,
 )
 from rl_sync.weights.locations import Location
-from rl_sync.weights.stacks import Stacks
-from rl_sync.weights.storage import ArrayStorage
+from rl_sync.weights.storage import ArrayStorage, flatten_named, placement, unflatten_named
 from rl_sync.weights.versions import VersionDirectory
 
 LEAST_KEPT = 3
@@ -111,7 +111,6 @@ class CheckpointPublisher:
         self._timeout_secs = timeout_secs
         self._reader_expiry_secs = reader_expiry_secs
         self._on_saved = on_saved
-        self._stacks: Stacks | None = None
         self._changed = threading.Condition()
         self._pending: dict[int, _Pending] = {}
         self._saving: int | None = None
@@ -129,10 +128,8 @@ class CheckpointPublisher:
           WeightsTimeoutError: the version before this one still waits to be saved.
           WeightsTransferError: an earlier version could not be saved.
         """
-        if self._stacks is None:
-            self._stacks = Stacks({_PARAMS: params})
-        stacked = self._stacks.stack({_PARAMS: params})
-        pending = _Pending(version, {**stacked, _DIGEST: digest_words(params)})
+        arrays = flatten_named({_PARAMS: copied(params), _DIGEST: digest_words(params)})
+        pending = _Pending(version, arrays)
         with self._changed:
             if not self._may_skip:
                 self._wait_until(lambda: not self._pending, f"to publish version {version}")
@@ -256,7 +253,7 @@ class CheckpointPuller:
 
     Args:
       directory: the publisher's weights directory.
-      like: the parameters as arrays or `jax.ShapeDtypeStruct`s, with the shardings to restore into.
+      params: abstract params in the shardings to restore into.
       reader: a name that no other running puller of the directory has; by default host and process.
       check_digest: whether to compare the digest of the restored weights with the published one.
       processes: the explorer's processes, by their indices in the cluster; this process alone by
@@ -267,7 +264,7 @@ class CheckpointPuller:
     def __init__(
         self,
         directory: Location,
-        like: Params,
+        params: Params,
         *,
         reader: str | None = None,
         check_digest: bool = True,
@@ -275,8 +272,12 @@ class CheckpointPuller:
         agree: Agree = alone,
     ) -> None:
         self._directory = VersionDirectory(directory)
-        self._stacks = Stacks({_PARAMS: like})
-        self._like = {**self._stacks.like, _DIGEST: jax.ShapeDtypeStruct((2,), jnp.uint32)}
+        self._stored = {
+            _PARAMS: jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement(x)), params
+            ),
+            _DIGEST: jax.ShapeDtypeStruct((2,), jnp.uint32),
+        }
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
         self._check_digest = check_digest
         self._agree = agree
@@ -292,7 +293,7 @@ class CheckpointPuller:
         Raises:
           WeightsTimeoutError: no such version was published in time.
           WeightsMismatchError: a version's digest is wrong, however often it is read.
-          ValueError: the versions belong to another model than `like`.
+          ValueError: the versions belong to another model than `params`.
         """
         wanted = wanted_text(exactly, at_least)
         deadline = time.monotonic() + timeout_secs
@@ -351,11 +352,11 @@ class CheckpointPuller:
                 holding.enter_context(self._directory.held(self._reader, version))
 
             self._agree("hold", hold)
-            arrays = self._storage.read(path, self._like)
-        words = arrays.pop(_DIGEST)
-        params = self._stacks.unstack(arrays)[_PARAMS]
+            arrays = self._storage.read(path, flatten_named(self._stored))
+        stored = unflatten_named(self._stored, arrays)
+        params = stored[_PARAMS]
         if self._check_digest:
-            published, received = to_text(words), digest(params)
+            published, received = to_text(stored[_DIGEST]), digest(params)
             if published != received:
                 raise WeightsMismatchError(version, published, received)
         return params

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -102,7 +102,6 @@ class CollectivePublisher:
                 f"{list(links)}, keep={keep}."
             )
         self._links = dict(links)
-        self._copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
         self._rendezvous = rendezvous
         self._meet = meet
         self._keep = keep
@@ -122,7 +121,7 @@ class CollectivePublisher:
         # Old versions are freed first. With `meet` no copy is needed: the transfer ends before the
         # caller can donate its parameters.
         del self._held[: max(0, len(self._held) + 1 - self._keep)]
-        held = params if self._meet else self._copy(params)
+        held = params if self._meet else copied(params)
         self._held.append(_Held(version, held, digest_words(params)))
         self._rendezvous.announce(version)
         if self._meet:

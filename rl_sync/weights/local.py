@@ -15,7 +15,7 @@ import jax
 from jaxtyping import Array, UInt32
 
 from rl_sync.types import Params
-from rl_sync.weights.copies import copier
+from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -46,7 +46,6 @@ class LocalPublisher:
                 f" explorers={explorers}, keep={keep}."
             )
         self._keep = keep
-        self._copy = copier()
         self._changed = threading.Condition()
         self._offers: list[_Offer] = []
         self._taken = [-1] * explorers
@@ -58,8 +57,8 @@ class LocalPublisher:
         Raises:
           ValueError: the version is not above those before it.
         """
-        copied = self._copy(params)  # The caller may donate its own to the next step.
-        offer = _Offer(version, copied, digest_words(copied))
+        held = copied(params)  # The caller may donate its own to the next step.
+        offer = _Offer(version, held, digest_words(held))
         with self._changed:
             assert not self._closed, "publish() after close()"
             if version <= self.newest():

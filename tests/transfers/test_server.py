@@ -16,10 +16,9 @@ from rl_sync.processes.calls import AskStatus, Report
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.processes.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
-from rl_sync.transfers.server import HolderServer, RemoteHolder, ServedPuller
+from rl_sync.transfers.server import ServerPublisher, puller_of
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.server_publisher import ServerPublisher
 
 MASTER, SECRET = "127.0.0.1:1", "only ours"
 LIKE = {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
@@ -71,11 +70,9 @@ def site_of(session):
 
 @contextlib.contextmanager
 def trainer(version: int):
-    publisher = ServerPublisher(LIKE, host="127.0.0.1")
-    server = HolderServer(publisher, "127.0.0.1", SECRET)
+    publisher = ServerPublisher(LIKE, host="127.0.0.1", secret=SECRET)
     publisher.publish(version, {"w": jnp.full((4, 8), version, jnp.float32)})
-    yield server.address
-    server.close()
+    yield publisher.address
     publisher.close()
 
 
@@ -103,7 +100,7 @@ def test_where_no_server_can_be_had_everybody_uses_checkpoints_and_is_told_why(m
 
 def test_an_explorer_finds_the_trainer_through_the_master_and_again_when_it_has_moved():
     session = Session()
-    puller = ServedPuller(site_of(session))
+    puller = puller_of(site_of(session))
     with trainer(3) as address:
         session.addresses = [address]
         version, params = puller.pull(at_least=0, timeout_secs=10)
@@ -122,12 +119,4 @@ def test_a_trainer_that_has_finished_is_no_failure():
     with trainer(0) as address:
         session.addresses = [address]
     with pytest.raises(RunStoppedError, match="the trainer has finished"):
-        ServedPuller(site_of(session)).pull(at_least=0, timeout_secs=10)
-
-
-def test_a_trainer_that_refuses_is_quoted():
-    with (
-        trainer(0) as address,
-        pytest.raises(ConnectionError, match="explorer9 has no line to the trainer"),
-    ):
-        RemoteHolder(address, 10.0, SECRET).offer("explorer9", [0], None, None, 1.0)
+        puller_of(site_of(session)).pull(at_least=0, timeout_secs=10)

@@ -13,7 +13,17 @@ import pytest
 from jax.experimental import transfer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl_sync.weights import server_publisher
+from rl_sync.processes.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.transfers import server
+from rl_sync.transfers.server import (
+    AskOffer,
+    OpenLine,
+    ServerPublisher,
+    ServerPuller,
+    Taken,
+    VersionOffer,
+)
+from rl_sync.weights.cells import device_regions, mesh_regions, overlap, within
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import (
     TransferUnavailableError,
@@ -21,13 +31,10 @@ from rl_sync.weights.interface import (
     WeightsTimeoutError,
     WeightsTransferError,
 )
-from rl_sync.weights.regions import device_regions, mesh_regions, overlap, within
-from rl_sync.weights.server_manifest import Manifest, plan_manifest
-from rl_sync.weights.server_publisher import ServerPublisher
-from rl_sync.weights.server_puller import ServerPuller
+from rl_sync.weights.parts import plan_manifest
 from rl_sync.weights.server_transport import start_server
 
-HOST = "127.0.0.1"
+HOST, SECRET = "127.0.0.1", "only ours"
 
 
 @functools.cache
@@ -83,16 +90,27 @@ EXPLORERS = {
 
 @contextlib.contextmanager
 def publishing(like, **options):
-    publisher = ServerPublisher(like, host=HOST, **options)
+    publisher = ServerPublisher(like, host=HOST, secret=SECRET, **options)
     try:
         yield publisher
     finally:
         publisher.close()
 
 
-def puller_of(like, *holders, reader="explorer1", newest=0, **options) -> ServerPuller:
+def client_of(publisher: ServerPublisher) -> RpcClient:
+    return RpcClient(publisher.address, "trainer", SECRET)
+
+
+def puller_of(like, publisher, reader="explorer1", newest=0, client=None, **options):
+    clients = [client or client_of(publisher)]
     return ServerPuller(
-        like, reader, lambda: holders, lambda version, secs: newest, host=HOST, **options
+        like,
+        reader,
+        lambda: clients,
+        lambda version, secs: newest,
+        host=HOST,
+        call_secs=30,
+        **options,
     )
 
 
@@ -129,16 +147,11 @@ def test_parts_hold_everything_once_and_each_is_needed_whole_or_not_at_all(train
     expected = mesh_regions(target)
     manifest = plan_manifest(source, expected)
     seen = [np.zeros(leaf.shape, int) for leaf in manifest.leaves]
-    for part in manifest.parts:
-        readers = set()
-        for piece in part.pieces:
-            seen[piece.leaf][within(piece.region, [(0, 0)] * len(piece.region))] += 1
-            shard = device_regions(jax.tree.leaves(source)[piece.leaf])[jax.devices()[part.device]]
-            assert overlap(piece.region, shard) == piece.region
-            shared = [overlap(piece.region, held[piece.leaf]) for held in expected]
-            assert set(shared) <= {None, piece.region}
-            readers.add(tuple(region is not None for region in shared))
-        assert len(readers) == 1
+    for _, device, (leaf, region) in manifest.parts:
+        seen[leaf][within(region, [(0, 0)] * len(region))] += 1
+        shard = device_regions(jax.tree.leaves(source)[leaf])[jax.devices()[device]]
+        assert overlap(region, shard) == region
+        assert {overlap(region, held[leaf]) for held in expected} <= {None, region}
     assert all((count == 1).all() for count in seen)
 
 
@@ -146,17 +159,6 @@ def test_devices_that_hold_the_same_share_the_work():
     source = on(devices(0, 1, 2, 3), ())
     wide = {f"w{i}": source["large"] for i in range(8)}
     assert {part.device for part in plan_manifest(wide).parts} == {0, 1, 2, 3}
-
-
-def test_many_small_leaves_travel_together():
-    like = {f"w{i}": jax.ShapeDtypeStruct((64,), jnp.bfloat16) for i in range(300)}
-    (part,) = plan_manifest(like).parts
-    assert len(part.pieces) == 300
-
-
-def test_a_manifest_survives_its_journey():
-    manifest = plan_manifest(on(*TRAINERS["rows over two"]))
-    assert Manifest.from_wire(manifest.to_wire()) == manifest
 
 
 def test_an_explorer_in_another_sharding_than_was_expected_gets_the_same_bits():
@@ -192,7 +194,7 @@ def test_what_was_published_may_be_donated_at_once(source, target):
     with publishing(source) as publisher:
         params = placed(1, source)
         params.pop("mask"), source.pop("mask"), target.pop("mask")  # Booleans cannot be added.
-        publisher = ServerPublisher(source, host=HOST)
+        publisher = ServerPublisher(source, host=HOST, secret=SECRET)
         expected = digest(params)
         publisher.publish(1, params)
         jax.block_until_ready(overwrite(params))
@@ -229,21 +231,20 @@ def test_a_pull_waits_for_its_version(source, target):
     assert heard == [0]
 
 
-class Tampering:
-    """A holder that changes the offers of another one."""
+class Tampering(RpcClient):
+    """Changes the answers of a publisher."""
 
-    def __init__(self, holder: ServerPublisher, **changed):
-        self._holder, self.changed = holder, changed
+    def __init__(self, publisher: ServerPublisher, **changed):
+        super().__init__(publisher.address, "trainer", SECRET)
+        self.changed = changed
 
-    def __getattr__(self, name):
-        return getattr(self._holder, name)
-
-    def offer(self, *arguments):
-        version, uuid = self._holder.offer(*arguments)
-        return [version, self.changed.get("uuid", uuid)]
-
-    def taken(self, reader):
-        return self.changed.get("digest", self._holder.taken(reader))
+    def call(self, call, deadline_secs):
+        answer = super().call(call, deadline_secs)
+        if isinstance(call, AskOffer) and "uuid" in self.changed:
+            return VersionOffer(answer.version, self.changed["uuid"])
+        if isinstance(call, Taken):
+            return self.changed.get("digest", answer)
+        return answer
 
 
 def test_weights_that_arrive_changed_are_refused_unless_nobody_looks(source, target):
@@ -251,35 +252,37 @@ def test_weights_that_arrive_changed_are_refused_unless_nobody_looks(source, tar
         publisher.publish(4, placed(4, source))
         tampering = Tampering(publisher, digest="0" * 16)
         with pytest.raises(WeightsMismatchError, match="version 4 arrived changed"):
-            puller_of(target, tampering).pull(timeout_secs=10)
-        assert puller_of(target, tampering, check_digest=False).pull(timeout_secs=10)[0] == 4
+            puller_of(target, publisher, client=tampering).pull(timeout_secs=10)
+        careless = puller_of(target, publisher, client=tampering, check_digest=False)
+        assert careless.pull(timeout_secs=10)[0] == 4
 
 
 def test_a_digest_that_fails_is_an_error_of_the_pull_and_not_a_wait(source, target, monkeypatch):
     def fail(params):
         raise RuntimeError("no digest today")
 
-    monkeypatch.setattr(server_publisher, "digest_words", fail)
+    monkeypatch.setattr(server, "digest_words", fail)
     with publishing(source) as publisher:
         with pytest.raises(RuntimeError, match="no digest today"):
             publisher.publish(4, placed(4, source))
-        with pytest.raises(RuntimeError, match="no digest today"):
+        with pytest.raises(WeightsTransferError, match="no digest today"):
             puller_of(target, publisher).pull(timeout_secs=10)
 
 
 def test_a_digest_that_is_not_begun_in_time_is_an_error_that_says_so(source, target, monkeypatch):
-    begin, digest_words = threading.Event(), server_publisher.digest_words
+    begin, digest_words = threading.Event(), server.digest_words
 
-    def late(params):
+    def slow(params):
         assert begin.wait(30)
         return digest_words(params)
 
-    monkeypatch.setattr(server_publisher, "digest_words", late)
-    monkeypatch.setattr(server_publisher, "_DIGEST_SECS", 0.2)
+    monkeypatch.setattr(server, "digest_words", slow)
+    monkeypatch.setattr(server, "_DIGEST_SECS", 0.2)
     with publishing(source) as publisher:
         trainer = threading.Thread(target=publisher.publish, args=(4, placed(4, source)))
         trainer.start()
-        with pytest.raises(TimeoutError, match=r"explorer1 has waited .* the digest of version 4"):
+        late = r"explorer1 has waited .* the digest of version 4"
+        with pytest.raises(WeightsTransferError, match=late):
             puller_of(target, publisher).pull(timeout_secs=10)
         begin.set()
         trainer.join(30)
@@ -290,7 +293,7 @@ def test_a_transfer_that_stands_still_is_given_up_and_the_next_pull_begins_anew(
     with publishing(source) as publisher:
         publisher.publish(0, placed(0, source))
         tampering = Tampering(publisher, uuid=12345)  # Nothing is registered there.
-        puller = puller_of(target, tampering, stall_secs=0.3)
+        puller = puller_of(target, publisher, client=tampering, stall_secs=0.3)
         with pytest.raises(
             WeightsTransferError, match=r"from process 0 of the trainer at .* \(version 0\) for 0.3"
         ):
@@ -303,14 +306,36 @@ def test_a_transfer_that_stands_still_is_given_up_and_the_next_pull_begins_anew(
 def test_an_explorer_that_does_not_fetch_what_it_asked_for_is_taken_for_dead(source, target):
     with publishing(source, reader_expiry_secs=0.0) as publisher:
         publisher.publish(0, placed(0, source))
-        publisher.open("explorer1")
-        assert publisher.offer("explorer1", [0], 0, None, 10) is not None
-        with pytest.raises(ConnectionError, match=r"explorer1 has no line .* taken for dead"):
-            publisher.offer("explorer1", [0], 0, None, 10)
-        lost = Tampering(publisher)
-        lost.open = lambda reader: publisher.open("somebody else")
-        with pytest.raises(WeightsTransferError, match=r"trainer does not answer: ex.* no line"):
-            puller_of(target, lost).pull(timeout_secs=10)
+        client, offer = client_of(publisher), AskOffer("explorer1", [0], 0, None, 10)
+        client.call(OpenLine("explorer1"), 10)
+        assert client.call(offer, 10) is not None
+        with pytest.raises(RemoteError, match=r"explorer1 has no line .* taken for dead"):
+            client.call(offer, 10)
+
+
+def test_a_pull_that_lost_its_line_says_so_and_the_next_one_opens_another(source, target):
+    lost = []
+    with publishing(source) as publisher:
+        publisher.publish(0, placed(0, source))
+        puller = puller_of(target, publisher, on_lost=lambda: lost.append(True))
+        assert puller.pull(timeout_secs=10)[0] == 0
+        publisher._lines.clear()
+        with pytest.raises(WeightsTransferError, match=r"trainer does not answer: .* no line"):
+            puller.pull(timeout_secs=10)
+        assert lost == [True]
+        assert puller.pull(timeout_secs=10)[0] == 0
+
+
+def test_the_line_of_an_explorer_that_closes_goes(source, target):
+    with publishing(source) as publisher:
+        publisher.publish(0, placed(0, source))
+        puller = puller_of(target, publisher)
+        puller.pull(timeout_secs=10)
+        puller.close()
+        assert not publisher._lines
+    with pytest.raises(PeerLostError):
+        client_of(publisher).call(OpenLine("explorer1"), 10)
+    puller.close()  # Although nobody is there.
 
 
 def test_an_explorer_of_another_model_is_told_what_differs(source, target):
