@@ -14,7 +14,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,12 +40,28 @@ class Endpoints(NamedTuple):
 
     directory: str
     cluster_port: int
-    meeting_port: int
+    master_port: int
     number: int
 
 
-class Meetings(BaseManager):
-    """Connection to the meeting point of a collective transfer, which the parent hosts."""
+class Session:
+    """The session of the only process of a role; the parent hosts the master's meeting point."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        from rl_sync.observe.spans import SpanRecorder
+        from rl_sync.processes.rpc import RpcClient
+
+        self._master = RpcClient(f"{HOST}:{endpoints.master_port}", "master", SECRET)
+        self.spans = SpanRecorder(None, "role")
+
+    def call(self, call: Any) -> Any:
+        return self._master.call(call, TIMEOUT_SECS)
+
+    def agree(self, what: str, thunk: Callable[[], Any]) -> Any:
+        return thunk()
+
+    def check(self) -> None:
+        """The benchmark goes on."""
 
 
 def like_of(case: Case, number: int) -> Any:
@@ -85,12 +100,15 @@ def publisher_of(case: Case, endpoints: Endpoints) -> Any:
         temporary.write_text(publisher.address)
         temporary.rename(address)
         return publisher
-    from rl_sync.weights.collective import CollectivePublisher
+    from rl_sync.observe.spans import sync_kind
+    from rl_sync.transfers.collective import CollectivePublisher
     from rl_sync.weights.link import Link
 
     explorers = range(1, case.explorers + 1)
     links = {number: Link(like_of(case, 0), like_of(case, number)) for number in explorers}
-    return CollectivePublisher(links, meeting_of(endpoints), meet=True)
+    session: Any = Session(endpoints)
+    kind = sync_kind("collective")
+    return CollectivePublisher(session, links, kind=kind, meet=True, timeout_secs=TIMEOUT_SECS)
 
 
 def puller_of(case: Case, endpoints: Endpoints) -> Any:
@@ -119,24 +137,17 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
             host=HOST,
             call_secs=TIMEOUT_SECS,
         )
-    from rl_sync.weights.collective import CollectivePuller
+    from rl_sync.transfers.collective import CollectivePuller
     from rl_sync.weights.link import Link
 
     link = Link(like_of(case, 0), like)
-    return CollectivePuller(link, endpoints.number, meeting_of(endpoints))
+    session: Any = Session(endpoints)
+    return CollectivePuller(session, link, endpoints.number)
 
 
 def _asked(at_least: int, _timeout_secs: float) -> int:
     """Returns the wanted version as the newest: pulls are asked for after publication."""
     return at_least
-
-
-def meeting_of(endpoints: Endpoints) -> Any:
-    """Returns the meeting point at which both sides agree on a collective transfer."""
-    Meetings.register("meeting")
-    manager: Any = Meetings((HOST, endpoints.meeting_port), authkey=b"benchmark")
-    manager.connect()
-    return manager.meeting()
 
 
 def take_part(case: Case, endpoints: Endpoints) -> None:
