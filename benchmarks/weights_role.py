@@ -86,11 +86,11 @@ def like_of(case: Case, number: int) -> Any:
 def publisher_of(case: Case, endpoints: Endpoints) -> Any:
     """Makes the trainer's end; for a server also the service for its callers."""
     if case.transfer == "checkpoint":
-        from rl_sync.weights.checkpoint import CheckpointPublisher
+        from rl_sync.transfers.checkpoint import CheckpointPublisher
 
         return CheckpointPublisher(Path(endpoints.directory))
     if case.transfer == "server":
-        from rl_sync.transfers.server import ServerPublisher
+        from rl_sync.transfers.server_publisher import ServerPublisher
         from rl_sync.weights.cells import mesh_regions
 
         there = mesh_regions(like_of(case, 1))
@@ -115,7 +115,7 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
     """Makes an explorer's end."""
     like = like_of(case, endpoints.number)
     if case.transfer == "checkpoint":
-        from rl_sync.weights.checkpoint import CheckpointPuller
+        from rl_sync.transfers.checkpoint import CheckpointPuller
 
         return CheckpointPuller(Path(endpoints.directory), like)
     if case.transfer == "server":

@@ -306,7 +306,8 @@ def _link(site: Site, explorer: int) -> Link:
     """Makes the link from the trainer to an explorer, in a cluster of both."""
     settings = site.session.settings
     there, here = (
-        site.like_on(layout_of(settings, role)) for role in (TRAINER, explorer_name(explorer))
+        site.abstract_params_on(layout_of(settings, role))
+        for role in (TRAINER, explorer_name(explorer))
     )
     return Link(there, here)
 

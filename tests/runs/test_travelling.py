@@ -11,7 +11,7 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import parameters_of, trainer_of
 from rl_sync.storage.snapshots import load_snapshot
-from rl_sync.weights.checkpoint import CheckpointPuller
+from rl_sync.transfers.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
 from tests.runs.conftest import assert_same_bits, flags
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_sync.weights.checkpoint import CheckpointPuller
+from rl_sync.transfers.checkpoint import CheckpointPuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -19,7 +19,7 @@ from rl_sync.weights.interface import (
 )
 from rl_sync.weights.storage import ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
-from tests.weights.small_weights import make_params, publish_range
+from tests.transfers.small_weights import make_params, publish_range
 
 
 def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_for(

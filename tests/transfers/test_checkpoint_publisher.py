@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.weights import checkpoint
-from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.transfers import checkpoint
+from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from rl_sync.weights.interface import (
     WeightsTimeoutError,
     WeightsTransferError,
 )
 from rl_sync.weights.storage import TEMPORARY, ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
-from tests.weights.small_weights import SLOW, make_params, publish_range, slow_step
+from tests.transfers.small_weights import SLOW, make_params, publish_range, slow_step
 
 ROOT = Path(__file__).parents[2]
 

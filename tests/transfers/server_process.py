@@ -26,7 +26,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_sync.processes.rpc import RpcClient
-from rl_sync.transfers.server import AskOffer, OpenLine, ServerPublisher, ServerPuller
+from rl_sync.transfers.server import ServerPuller
+from rl_sync.transfers.server_publisher import AskOffer, OpenLine, ServerPublisher
 from rl_sync.weights.digest import digest
 from rl_sync.weights.server_transport import start_server
 

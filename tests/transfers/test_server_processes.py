@@ -14,10 +14,10 @@ import pytest
 
 from rl_sync.processes.ports import free_ports
 from rl_sync.processes.rpc import RpcClient
-from rl_sync.transfers.server import AskOffer, OpenLine
+from rl_sync.transfers.server_publisher import AskOffer, OpenLine
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
-from tests.weights.server_process import (
+from tests.transfers.server_process import (
     HOST,
     LIKE,
     SECRET,

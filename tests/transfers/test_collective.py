@@ -17,8 +17,8 @@ from rl_sync.processes.ports import free_ports
 from rl_sync.processes.rpc import RpcServer
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.interface import WeightsTransferError
+from tests.transfers.cluster_process import BUCKET_BYTES, SECRET
 from tests.transfers.sessions import WeightMaster
-from tests.weights.cluster_process import BUCKET_BYTES, SECRET
 
 SCRIPT = Path(__file__).with_name("cluster_process.py")
 ROOT = Path(__file__).parents[2]
