@@ -8,6 +8,7 @@ from rl_sync.runtime.parameters import Parameters
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights import link
+from rl_sync.weights.routes import SHARES
 
 
 def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
@@ -25,5 +26,5 @@ def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
     return [
         f"  transfer   {programs} program{'s' * (programs != 1)} move{'s' * (programs == 1)} the"
         f" weights to an explorer, in {turns} turn{'s' * (turns != 1)}; besides the weights a"
-        f" device holds at most {format_bytes(2 * plan.nbytes)}"
+        f" device holds at most {format_bytes(SHARES * plan.nbytes)}"
     ]

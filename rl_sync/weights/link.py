@@ -2,8 +2,8 @@
 
 The processes of both meshes enter it together; only the order of their dispatches pairs them.
 Beside its parameters, and the new ones on the target's side, each device holds at most one bucket:
-one half is for what the device sends, the other for what it receives. Parameters that both sides
-shard in the same way, and that need not be cut, are sent without a copy.
+a third each for what it sends, for what is under way (not on CPUs), and for what it receives.
+Parameters that both sides shard in the same way, and that need not be cut, are sent without a copy.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Leaves whose cells go the same ways form a *bundle*. In a *wave* of a bundle each device sends to at
 most one device and receives from at most one. A *turn* of a bundle sends some of its leaves along
-every wave, as many as fit into half a bucket; a leaf that does not fit is cut into equal boxes. So
-all devices send arrays of the same shapes at a turn, as a collective needs it.
+every wave, as many as fit into a third of a bucket; a leaf that does not fit is cut into equal
+boxes. So all devices send arrays of the same shapes at a turn, as a collective needs it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rl_sync.weights.cells import DeviceRegions, Region, cells, shape_of
+
+SHARES = 3
+"""A bucket holds what a device sends, as much under way, and what it receives."""
 
 _LONG = 64
 _TILE = 8
@@ -80,14 +83,16 @@ def plan_transfer(
       dtypes: the dtype of each leaf.
       sources: the regions that each device holds.
       targets: the regions that each device of the other side will hold.
-      bucket_bytes: the most bytes that a device sends and receives at once.
+      bucket_bytes: the most bytes that a device sends, receives and has under way at once.
 
     Raises:
       ValueError: `bucket_bytes` is too little for an element.
     """
-    most = bucket_bytes // 2
+    most = bucket_bytes // SHARES
     if most < max((dtype.itemsize for dtype in dtypes), default=1):
-        raise ValueError(f"bucket_bytes={bucket_bytes} is too little for two elements: give more.")
+        raise ValueError(
+            f"bucket_bytes={bucket_bytes} is too little for {SHARES} elements: give more."
+        )
     alike: dict[tuple[Route, ...], list[Box]] = {}
     for leaf, dtype in enumerate(dtypes):
         sent: dict[tuple[int, ...], list[tuple[Route, Region]]] = {}

@@ -161,3 +161,15 @@ def test_weights_of_another_model_are_refused_by_name(publish, tmp_path):
         pytest.raises(ValueError, match=r"params/layers/0/w\.in is float32\[40, 5\] there"),
     ):
         puller.pull(timeout_secs=30)
+
+
+def test_versions_of_an_older_layout_are_refused_in_one_line(puller, tmp_path):
+    """Earlier releases stored small arrays of one shape as one."""
+    directory = VersionDirectory(tmp_path)
+    with contextlib.closing(ArrayStorage("older")) as storage:
+        stack = {"params/a+1.0badcafe": np.zeros((2, 3), np.float32)}
+        storage.write(directory.path(4), {**stack, "digest": np.zeros(2, np.uint32)})
+    directory.announce(4)
+    with pytest.raises(ValueError, match="was written for another model or version: it") as caught:
+        puller.pull(timeout_secs=30)
+    assert "\n" not in str(caught.value)

@@ -107,7 +107,7 @@ def compilations():
 @pytest.mark.parametrize(
     ("source", "target", "bucket_bytes", "programs"),
     [
-        ({"fsdp": 2}, {"tensor": 2}, BUCKET_BYTES, 4),
+        ({"fsdp": 2}, {"tensor": 2}, BUCKET_BYTES, 5),
         ({"fsdp": 3}, {}, BUCKET_BYTES, 5),
         ({"data": 2}, {"tensor": 2}, 10**7, 1),  # In one turn.
         ({"fsdp": 2}, {"fsdp": 2}, 240_000, 1),  # Whole shards, which the sender keeps.
@@ -146,7 +146,7 @@ def test_no_device_holds_more_than_a_bucket_besides_the_weights():
     before = live_bytes()
     del arrived
     again = carry(link, params)
-    assert 0.6 * BUCKET_BYTES < (max(peaks) - before) / len(jax.devices()) <= BUCKET_BYTES
+    assert 0.4 * BUCKET_BYTES < (max(peaks) - before) / len(jax.devices()) <= BUCKET_BYTES
     assert live_bytes() == before
     del again
 
