@@ -39,11 +39,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from weights_role import HOST, Case, Endpoints, Meetings
+from weights_role import HOST, SECRET, Case, Endpoints
 
 from rl_sync.processes import allocator
+from rl_sync.processes.calls import Happened
 from rl_sync.processes.ports import free_ports
-from rl_sync.weights.rendezvous import MeetingPoint
+from rl_sync.processes.rpc import Desk, RpcServer
+from rl_sync.runtime.weight_desk import WeightDesk
 
 ROLE = Path(__file__).with_name("weights_role.py")
 
@@ -138,16 +140,13 @@ class Process:
 @contextlib.contextmanager
 def processes(case: Case, directory: Path) -> Iterator[list[Process]]:
     """Starts the trainer and the explorers of a case, and ends them afterwards."""
-    meeting = MeetingPoint()
-    Meetings.register("meeting", callable=lambda: meeting)
-    server = Meetings((HOST, 0), authkey=b"benchmark").get_server()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    assert isinstance(server.address, tuple)
+    desk = Desk(*WeightDesk().handlers(), Happened.answered_by(lambda call: None))
+    master = RpcServer(desk, 0, HOST, secret=SECRET)
     (cluster_port,) = free_ports(HOST, 1)
     started = [
         Process(
             case,
-            Endpoints(str(directory), cluster_port, server.address[1], number),
+            Endpoints(str(directory), cluster_port, master.port, number),
             directory / f"process{number}.log",
         )
         for number in range(1 + case.explorers)
@@ -157,6 +156,7 @@ def processes(case: Case, directory: Path) -> Iterator[list[Process]]:
     finally:
         for process in started:
             process.end()
+        master.close()
 
 
 def measure(case: Case, rounds: int, directory: Path) -> Outcome:

@@ -14,7 +14,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,12 +40,28 @@ class Endpoints(NamedTuple):
 
     directory: str
     cluster_port: int
-    meeting_port: int
+    master_port: int
     number: int
 
 
-class Meetings(BaseManager):
-    """Connection to the meeting point of a collective transfer, which the parent hosts."""
+class Session:
+    """The session of the only process of a role; the parent hosts the master's meeting point."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        from rl_sync.observe.spans import SpanRecorder
+        from rl_sync.processes.rpc import RpcClient
+
+        self._master = RpcClient(f"{HOST}:{endpoints.master_port}", "master", SECRET)
+        self.spans = SpanRecorder(None, "role")
+
+    def call(self, call: Any) -> Any:
+        return self._master.call(call, TIMEOUT_SECS)
+
+    def agree(self, what: str, thunk: Callable[[], Any]) -> Any:
+        return thunk()
+
+    def check(self) -> None:
+        """The benchmark goes on."""
 
 
 def like_of(case: Case, number: int) -> Any:
@@ -71,39 +86,41 @@ def like_of(case: Case, number: int) -> Any:
 def publisher_of(case: Case, endpoints: Endpoints) -> Any:
     """Makes the trainer's end; for a server also the service for its callers."""
     if case.transfer == "checkpoint":
-        from rl_sync.weights.checkpoint import CheckpointPublisher
+        from rl_sync.transfers.checkpoint import CheckpointPublisher
 
         return CheckpointPublisher(Path(endpoints.directory))
     if case.transfer == "server":
-        from rl_sync.transfers.server import HolderServer
-        from rl_sync.weights.regions import mesh_regions
-        from rl_sync.weights.server_publisher import ServerPublisher
+        from rl_sync.transfers.server_publisher import ServerPublisher
+        from rl_sync.weights.cells import mesh_regions
 
         there = mesh_regions(like_of(case, 1))
-        publisher = ServerPublisher(like_of(case, 0), host=HOST, expected=there)
+        publisher = ServerPublisher(like_of(case, 0), host=HOST, secret=SECRET, expected=there)
         address = Path(endpoints.directory, "address")
         temporary = address.with_suffix(".tmp")
-        temporary.write_text(HolderServer(publisher, HOST, SECRET).address)
+        temporary.write_text(publisher.address)
         temporary.rename(address)
         return publisher
-    from rl_sync.weights.collective import CollectivePublisher
+    from rl_sync.observe.spans import sync_kind
+    from rl_sync.transfers.collective import CollectivePublisher
     from rl_sync.weights.link import Link
 
     explorers = range(1, case.explorers + 1)
     links = {number: Link(like_of(case, 0), like_of(case, number)) for number in explorers}
-    return CollectivePublisher(links, meeting_of(endpoints), meet=True)
+    session: Any = Session(endpoints)
+    kind = sync_kind("collective")
+    return CollectivePublisher(session, links, kind=kind, meet=True, timeout_secs=TIMEOUT_SECS)
 
 
 def puller_of(case: Case, endpoints: Endpoints) -> Any:
     """Makes an explorer's end."""
-    like = like_of(case, endpoints.number)
+    abstract = like_of(case, endpoints.number)
     if case.transfer == "checkpoint":
-        from rl_sync.weights.checkpoint import CheckpointPuller
+        from rl_sync.transfers.checkpoint import CheckpointPuller
 
-        return CheckpointPuller(Path(endpoints.directory), like)
+        return CheckpointPuller(Path(endpoints.directory), abstract)
     if case.transfer == "server":
-        from rl_sync.transfers.server import RemoteHolder
-        from rl_sync.weights.server_puller import ServerPuller
+        from rl_sync.processes.rpc import RpcClient
+        from rl_sync.transfers.server import ServerPuller
 
         address = Path(endpoints.directory, "address")
         deadline = time.monotonic() + TIMEOUT_SECS
@@ -111,28 +128,26 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
-        holder = RemoteHolder(address.read_text(), TIMEOUT_SECS, SECRET)
+        trainer = RpcClient(address.read_text(), "trainer", SECRET)
         return ServerPuller(
-            like, f"explorer{endpoints.number}", lambda: [holder], _asked, host=HOST
+            abstract,
+            f"explorer{endpoints.number}",
+            lambda: [trainer],
+            _asked,
+            host=HOST,
+            call_secs=TIMEOUT_SECS,
         )
-    from rl_sync.weights.collective import CollectivePuller
+    from rl_sync.transfers.collective import CollectivePuller
     from rl_sync.weights.link import Link
 
-    link = Link(like_of(case, 0), like)
-    return CollectivePuller(link, endpoints.number, meeting_of(endpoints))
+    link = Link(like_of(case, 0), abstract)
+    session: Any = Session(endpoints)
+    return CollectivePuller(session, link, endpoints.number)
 
 
 def _asked(at_least: int, _timeout_secs: float) -> int:
     """Returns the wanted version as the newest: pulls are asked for after publication."""
     return at_least
-
-
-def meeting_of(endpoints: Endpoints) -> Any:
-    """Returns the meeting point at which both sides agree on a collective transfer."""
-    Meetings.register("meeting")
-    manager: Any = Meetings((HOST, endpoints.meeting_port), authkey=b"benchmark")
-    manager.connect()
-    return manager.meeting()
 
 
 def take_part(case: Case, endpoints: Endpoints) -> None:
@@ -164,13 +179,13 @@ def trainer_actions(case: Case, endpoints: Endpoints) -> Callable[[int], dict[st
     import jax
     import jax.numpy as jnp
 
-    like = like_of(case, 0)
-    shardings = jax.tree.map(lambda x: x.sharding, like)
+    abstract = like_of(case, 0)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
 
     def first() -> Any:
         return {
             name: (jnp.arange(x.size, dtype=jnp.uint32) * (7 + i)).astype(x.dtype).reshape(x.shape)
-            for i, (name, x) in enumerate(like.items())
+            for i, (name, x) in enumerate(abstract.items())
         }
 
     step = jax.jit(lambda params: jax.tree.map(lambda x: x + 1, params), donate_argnums=0)

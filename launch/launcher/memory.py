@@ -15,6 +15,7 @@ from rl_sync.runtime.programs import parameters_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights import link
+from rl_sync.weights.routes import SHARES
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _PLATFORMS: tuple[Platform, ...] = ("tpu", "gpu", "cpu")
@@ -127,12 +128,11 @@ def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
         for layout in (settings.trainer_layout, settings.explorer_layout)
     )
     plan = link.plan(there, here)
-    programs, turns = len(plan.formats), plan.turns
-    most = 2 * max((form.nbytes for form in plan.formats), default=0)
+    programs, turns = plan.programs, plan.exchanges
     return [
         f"  transfer   {programs} program{'s' * (programs != 1)} move{'s' * (programs == 1)} the"
         f" weights to an explorer, in {turns} turn{'s' * (turns != 1)}; besides the weights a"
-        f" device holds at most {format_bytes(most)}"
+        f" device holds at most {format_bytes(SHARES * plan.nbytes)}"
     ]
 
 

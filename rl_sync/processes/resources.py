@@ -13,7 +13,7 @@ from rl_sync.processes.team import Follower, Leader, Team
 from rl_sync.processes.topology import Member, cluster_size, device_share, indices_of, layout_of
 from rl_sync.settings.run import RunSettings
 from rl_sync.weights.cluster import init_cluster
-from rl_sync.weights.local import LocalPublisher
+from rl_sync.weights.interface import Publisher
 
 
 class Addresses(NamedTuple):
@@ -45,7 +45,7 @@ class Resources(NamedTuple):
     layout: Layout
     team: Team
     processes: Sequence[int]
-    weights: LocalPublisher | None = None
+    weights: Publisher | None = None
 
 
 def join(settings: RunSettings, addresses: Addresses, member: Member) -> Resources:

@@ -23,7 +23,7 @@ from rl_sync.roles import TRAINER, split
 from rl_sync.runtime import programs, wiring
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run import RunSettings
-from rl_sync.weights.local import LocalPublisher
+from rl_sync.transfers.local import LocalPublisher
 
 _LOOK_SECS = 0.1
 _log = logging.getLogger(__name__)

@@ -279,10 +279,10 @@ def _site(
 ) -> Site:
     """Describes where a program's end of the transfer is."""
 
-    def like_on(layout: Layout) -> Params:
+    def abstract_params_on(layout: Layout) -> Params:
         return parameters_of(session.settings, task, layout).abstract_published()
 
-    return Site(session, sync_kind(transfer), resources, master, like_on)
+    return Site(session, sync_kind(transfer), resources, master, abstract_params_on)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:

@@ -18,7 +18,7 @@ from rl_sync.actors.trainer import Trainer
 from rl_sync.processes.messages import record
 from rl_sync.processes.session import Session
 from rl_sync.types import TrainBatch
-from rl_sync.weights.regions import Region, device_regions
+from rl_sync.weights.cells import Region, device_regions
 
 
 @record

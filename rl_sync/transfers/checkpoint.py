@@ -1,23 +1,377 @@
-"""The ends of transfers by checkpoint: versions are saved in the background and restored."""
+"""Checkpoint transfer: the trainer saves versions to a directory, explorers poll it.
+
+Trainer and explorers are independent JAX programs that share only the directory. So explorers may
+die, restart and join at any time. The directory may be in a bucket (`gs://…`).
+"""
 
 from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
 
 from rl_sync.actors.events import VersionPublished
 from rl_sync.processes.calls import Happened
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
-from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.copies import copied
+from rl_sync.weights.digest import digest, digest_words, to_text
+from rl_sync.weights.interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+    wanted_text,
+)
+from rl_sync.weights.locations import Location
+from rl_sync.weights.storage import ArrayStorage, flatten_named, placement, unflatten_named
+from rl_sync.weights.versions import VersionDirectory
 from rl_sync.workdir import Workdir
+
+LEAST_KEPT = 3
+"""Least number of versions to keep. With fewer, readers would find theirs deleted again and
+again.
+"""
+
+_PARAMS = "params"
+_DIGEST = "digest"
+_ATTEMPTS = 3
+_MOST_WAITING = 2
+_NOTHING_YET = -1
+_IDLE_SECS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Pending(NamedTuple):
+    version: int
+    arrays: Mapping[str, Array]
+
+    @property
+    def computed(self) -> bool:
+        return all(array.is_ready() for array in jax.tree.leaves(self.arrays))
+
+
+class CheckpointPublisher:
+    """Saves versions in a thread of its own; the trainer only pays for a copy on device.
+
+    At most one version is being saved and one waits; while one waits, `publish` blocks. If versions
+    may be skipped, two may wait, and a third replaces the older one. It is two, since the newest
+    may still be in computation when the one before could already be saved.
+
+    Args:
+      directory: the weights directory; unfinished versions of a killed publisher are removed.
+      keep: the number of newest versions that stay; at least `LEAST_KEPT`. A version that an
+        explorer is reading stays as well.
+      may_skip: whether a newer version may replace one whose save has not begun. Use it for latest
+        pulls, but not for exact pulls, which need every version.
+      timeout_secs: the deadline of `publish` for its turn, and of `close` for the last save.
+      reader_expiry_secs: the time after which a reader counts as dead, so that its version may be
+        deleted.
+      resume_from: the version of a trainer that resumes; newer versions, which its earlier run
+        left, are deleted.
+      on_saved: a function called in the saving thread with each version and the seconds of its
+        save, counted from the end of its computation.
+
+    Raises:
+      ValueError: `keep` is too small.
+    """
+
+    def __init__(
+        self,
+        directory: Location,
+        *,
+        keep: int = LEAST_KEPT,
+        may_skip: bool = False,
+        timeout_secs: float = 300.0,
+        reader_expiry_secs: float = 600.0,
+        resume_from: int | None = None,
+        on_saved: Callable[[int, float], None] | None = None,
+        processes: Iterable[int] | None = None,
+        agree: Agree = alone,
+        agree_saving: Agree = alone,
+    ) -> None:
+        if keep < LEAST_KEPT:
+            raise ValueError(
+                f"keep={keep} versions is too few: an explorer could find the one that it reads"
+                f" deleted. Keep at least {LEAST_KEPT}."
+            )
+        self._directory = VersionDirectory(directory)
+        self._agree, self._agree_saving = agree, agree_saving
+        self._processes = processes
+        agree("the weights directory", lambda: self._tidy(resume_from))
+        self._keep = keep
+        self._may_skip = may_skip
+        self._timeout_secs = timeout_secs
+        self._reader_expiry_secs = reader_expiry_secs
+        self._on_saved = on_saved
+        self._changed = threading.Condition()
+        self._pending: dict[int, _Pending] = {}
+        self._saving: int | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._save_all, name="weights-saver", daemon=True)
+        self._thread.start()
+
+    def publish(self, version: int, params: Params) -> None:
+        """Copies `params` on the device and queues the copy; see `interface.Publisher`.
+
+        It does not wait for the computation of `params`. A version that exists already is replaced.
+
+        Raises:
+          WeightsTimeoutError: the version before this one still waits to be saved.
+          WeightsTransferError: an earlier version could not be saved.
+        """
+        arrays = flatten_named({_PARAMS: copied(params), _DIGEST: digest_words(params)})
+        pending = _Pending(version, arrays)
+        with self._changed:
+            if not self._may_skip:
+                self._wait_until(lambda: not self._pending, f"to publish version {version}")
+            self._raise_error()
+            assert not self._closed, "publish() after close()"
+            self._pending[version] = pending
+        skipped = self._agree("versions to skip", self._skip) if self._may_skip else []
+        with self._changed:
+            for older in skipped:
+                self._pending.pop(older, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits until all versions are saved, and stops the saving thread.
+
+        Raises:
+          WeightsTimeoutError: the saves take longer than the deadline.
+          WeightsTransferError: a version could not be saved.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._wait_until(
+                lambda: not self._pending and self._saving is None, "to save the last versions"
+            )
+            self._raise_error()
+
+    def _tidy(self, resume_from: int | None) -> None:
+        """Removes unfinished versions, and those newer than the resumed one."""
+        self._directory.sweep()
+        if resume_from is not None:
+            for version in self._directory.versions():
+                if version > resume_from:
+                    self._directory.delete(version)
+
+    def _wait_until(self, ready: Callable[[], bool], purpose: str) -> None:
+        done = self._changed.wait_for(
+            lambda: ready() or self._error is not None, self._timeout_secs
+        )
+        if not done:
+            waiting = next(iter(self._pending), None)
+            raise WeightsTimeoutError(
+                f"Waited {self._timeout_secs:.0f} s {purpose}: version {self._saving} is still"
+                f" being saved to {self._directory.root}"
+                + (f", and version {waiting} is next." if waiting is not None else ".")
+            )
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise WeightsTransferError(
+                f"Weights could not be saved to {self._directory.root}: {self._error}"
+            ) from self._error
+
+    def _save_all(self) -> None:
+        try:
+            with contextlib.closing(ArrayStorage("weights", self._processes)) as storage:
+                while (pending := self._next()) is not None:
+                    self._save(storage, pending)
+                    with self._changed:
+                        self._saving = None
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _skip(self) -> list[int]:
+        """Returns the oldest waiting versions, as far as too many wait."""
+        with self._changed:
+            return [version for version in self._pending if version != self._saving][
+                :-_MOST_WAITING
+            ]
+
+    def _next(self) -> _Pending | None:
+        chosen: int | None = _NOTHING_YET
+        while chosen == _NOTHING_YET:
+            chosen = self._agree_saving("the next version", self._choose)
+        if chosen is None:
+            return None
+        with self._changed:
+            # This process may be behind the one that has chosen; it will publish the version too.
+            self._wait_until(lambda: chosen in self._pending, f"for version {chosen}")
+            self._saving = chosen
+            pending = self._pending.pop(chosen)
+            for older in [version for version in self._pending if version < chosen]:
+                del self._pending[older]
+            self._changed.notify_all()
+            return pending
+
+    def _choose(self) -> int | None:
+        """Returns the version to save next; None at the end, `_NOTHING_YET` after a while."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closed, _IDLE_SECS)
+            if not self._pending:
+                return None if self._closed else _NOTHING_YET
+            computed = sum(pending.computed for pending in self._pending.values())
+            # The newest computed version; if none is computed, the one that will be first.
+            self._saving = list(self._pending)[max(computed - 1, 0)]
+            return self._saving
+
+    def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
+        jax.block_until_ready(pending.arrays)  # Their computation may only have been dispatched.
+        start = time.monotonic()
+        self._agree_saving("room", lambda: self._make_room(pending.version))
+        storage.write(self._directory.path(pending.version), pending.arrays)
+        self._agree_saving("saved", lambda: self._finish(pending.version, start))
+
+    def _make_room(self, version: int) -> None:
+        if self._directory.has(version):
+            self._directory.delete(version)
+
+    def _finish(self, version: int, start: float) -> None:
+        self._directory.announce(version)
+        if self._on_saved is not None:
+            self._on_saved(version, time.monotonic() - start)
+        self._directory.retain(self._keep, self._reader_expiry_secs)
+
+
+class CheckpointPuller:
+    """Polls a weights directory, and restores versions directly into the explorer's sharding.
+
+    Args:
+      directory: the publisher's weights directory.
+      params: abstract params in the shardings to restore into.
+      reader: a name that no other running puller of the directory has; by default host and process.
+      check_digest: whether to compare the digest of the restored weights with the published one.
+      processes: the explorer's processes, by their indices in the cluster; this process alone by
+        default.
+      agree: their means to agree.
+    """
+
+    def __init__(
+        self,
+        directory: Location,
+        params: Params,
+        *,
+        reader: str | None = None,
+        check_digest: bool = True,
+        processes: Iterable[int] | None = None,
+        agree: Agree = alone,
+    ) -> None:
+        self._directory = VersionDirectory(directory)
+        self._stored = {
+            _PARAMS: jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement(x)), params
+            ),
+            _DIGEST: jax.ShapeDtypeStruct((2,), jnp.uint32),
+        }
+        self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
+        self._check_digest = check_digest
+        self._agree = agree
+        self._storage = ArrayStorage("weights", processes)
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """Waits for a version and restores it; see `interface.Puller`.
+
+        A read that fails is repeated; with the newest version, if any will do.
+
+        Raises:
+          WeightsTimeoutError: no such version was published in time.
+          WeightsMismatchError: a version's digest is wrong, however often it is read.
+          ValueError: the versions belong to another model than `params`.
+        """
+        wanted = wanted_text(exactly, at_least)
+        deadline = time.monotonic() + timeout_secs
+        failures: collections.Counter[int] = collections.Counter()
+        while True:
+            version, late = self._agree(
+                "a version",
+                lambda: (self._choose(exactly, at_least), time.monotonic() >= deadline),
+            )
+            if version is not None:
+                try:
+                    return version, self._read(version)
+                except Exception as error:
+                    failures[version] += 1
+                    gone = not self._directory.has(version)
+                    if failures[version] >= _ATTEMPTS and not gone:
+                        raise
+                    _log.warning("Reading version %d failed, trying again: %s", version, error)
+            if late:
+                there = ", ".join(map(str, self._directory.versions())) or "none"
+                raise WeightsTimeoutError(
+                    f"Explorer {self._reader} waited {timeout_secs:.1f} s for {wanted} of the"
+                    f" weights in {self._directory.root}. Versions there: {there}. Either the"
+                    " trainer is slower than the deadline, or it has stopped."
+                )
+            time.sleep(self._directory.poll_secs)
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `interface.Puller`."""
+        return self._agree("newest", lambda: self._await(at_least, timeout_secs))
+
+    def close(self) -> None:
+        """Frees the resources of Orbax."""
+        self._storage.close()
+
+    def _await(self, at_least: int, timeout_secs: float) -> int:
+        deadline = time.monotonic() + timeout_secs
+        while (newest := self._newest()) < at_least and time.monotonic() < deadline:
+            time.sleep(self._directory.poll_secs)
+        return newest
+
+    def _newest(self) -> int:
+        return max(self._directory.versions(), default=-1)
+
+    def _choose(self, exactly: int | None, at_least: int | None) -> int | None:
+        if exactly is not None:
+            return exactly if self._directory.has(exactly) else None
+        newest = self._newest()
+        return newest if newest >= (at_least or 0) else None
+
+    def _read(self, version: int) -> Params:
+        path = self._directory.path(version)
+        with contextlib.ExitStack() as holding:
+
+            def hold() -> None:
+                holding.enter_context(self._directory.held(self._reader, version))
+
+            self._agree("hold", hold)
+            arrays = self._storage.read(path, flatten_named(self._stored))
+        stored = unflatten_named(self._stored, arrays)
+        params = stored[_PARAMS]
+        if self._check_digest:
+            published, received = to_text(stored[_DIGEST]), digest(params)
+            if published != received:
+                raise WeightsMismatchError(version, published, received)
+        return params
 
 
 class CheckpointTrainerEnd(Offering):
-    """Saves versions in the background; explorers are told when one can be read.
-
-    The parameters may be on their way still: they are copied on the device, and whoever saves the
-    copy waits for it.
+    """Saves versions in the background, and tells the master when one can be read.
 
     Args:
-      site: the trainer's.
+      site: the trainer's site.
       schedule: decides how many versions stay, and whether every one is needed.
     """
 
@@ -45,7 +399,7 @@ class CheckpointTrainerEnd(Offering):
 def _explorer(site: Site) -> ExplorerEnd:
     puller = CheckpointPuller(
         _directory(site),
-        site.like,
+        site.abstract_params,
         check_digest=site.verify,
         processes=site.resources.processes,
         agree=site.session.agree,
@@ -59,9 +413,9 @@ def _directory(site: Site) -> str:
 
 
 def _published_bytes(version: int, schedule: SyncSchedule) -> int:
-    """The one that is saved, and the host's copy.
+    """Counts the version that is saved, and the host's copy.
 
-    Besides, if steps go on meanwhile, two that wait, and what is being written.
+    If steps go on meanwhile, two versions wait, and one is being written.
     """
     return (5 if schedule.pull == "latest" else 2) * version
 

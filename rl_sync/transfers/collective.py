@@ -1,9 +1,21 @@
-"""The ends of collective transfers, which meet over the master: it hosts the meeting point."""
+"""Collective transfer: shard to shard, from the trainer to one explorer at a time.
+
+Trainer and explorers are processes of one cluster (`rl_sync.weights.cluster`). The processes of
+both sides enter a transfer together (`rl_sync.weights.link`), and agree on it beforehand: explorers
+ask at the master's meeting point (`rl_sync.weights.rendezvous`), and the trainer grants. They enter
+it in the thread that calls `publish`, `serve` or `pull`. Only this thread may dispatch collectives
+in its process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, UInt32
 
 from rl_sync.actors.events import VersionPublished
 from rl_sync.observe.spans import SpanKind
@@ -22,204 +34,294 @@ from rl_sync.roles import TRAINER, explorer_name, number_of
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Site
 from rl_sync.types import Params
-from rl_sync.weights.collective import CollectivePublisher, CollectivePuller
+from rl_sync.weights.copies import copied
+from rl_sync.weights.digest import digest, digest_words, to_text
+from rl_sync.weights.interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+    wanted_text,
+)
 from rl_sync.weights.link import BUCKET_BYTES, Link
 from rl_sync.weights.rendezvous import Grant, Request
 
 _POLL_SECS = 1.0
+_SLICE_SECS = 0.5
+_PAUSE_SECS = 0.01
 
 
-class RemoteRendezvous:
-    """An explorer's side; see `rl_sync.weights.rendezvous.Rendezvous`.
-
-    Attributes:
-      granted_secs: when the last grant came, by the clock of the session's spans.
-    """
-
-    def __init__(self, session: Session):
-        self._session = session
-        self.granted_secs = 0.0
-
-    def request(
-        self, explorer: int, *, exactly: int | None, at_least: int | None, timeout_secs: float
-    ) -> Grant:
-        """Stands ready until the trainer grants.
-
-        Raises:
-          TimeoutError: no grant came; the request is withdrawn.
-          RunStoppedError: the run is being stopped; the request is withdrawn.
-        """
-        return self._session.agree(
-            "grant", lambda: self._request(explorer, exactly, at_least, timeout_secs)
-        )
-
-    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `rl_sync.weights.rendezvous.Rendezvous`."""
-        return self._session.call(AskNewest(at_least, timeout_secs))
-
-    def _request(
-        self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
-    ) -> Grant:
-        call = self._session.call
-        deadline = time.monotonic() + timeout_secs
-        ticket = call(AskWeights(explorer, exactly, at_least))
-        wait = {"reason": "synchronization", "for_whom": "the trainer"}
-        with self._session.spans.span(SpanKind.WAIT, version=exactly or at_least, **wait):
-            grant, stopped = None, None
-            while grant is None and stopped is None and time.monotonic() < deadline:
-                grant = call(AwaitGrant(ticket, _POLL_SECS))
-                try:
-                    self._session.check()
-                except RunStoppedError as error:
-                    stopped = error
-            # A grant that came before the withdrawal must be followed: the trainer enters.
-            grant = grant or call(Withdraw(ticket))
-        if grant is not None:
-            self.granted_secs = self._session.spans.now()
-            return grant
-        if stopped is not None:
-            raise stopped
-        raise TimeoutError(f"the trainer granted nothing within {timeout_secs:.0f} s")
+class _Held(NamedTuple):
+    version: int
+    params: Params
+    digest: UInt32[Array, " 2"]
 
 
-class RemoteTrainerRendezvous:
-    """The trainer's side; see `rl_sync.weights.rendezvous.TrainerRendezvous`.
-
-    While nobody stands ready, and the caller means to wait, a span of that wait is open. It ends
-    with the first grant, or with `settle`.
-
-    Attributes:
-      granted_secs: when the first grant after `settle` was given; None before it.
-    """
-
-    def __init__(self, session: Session):
-        self._session = session
-        self._waiting = contextlib.ExitStack()
-        self._waits = False
-        self.granted_secs: float | None = None
-
-    def settle(self) -> None:
-        """Ends the span of an open wait, and forgets earlier grants."""
-        self._waiting.close()
-        self._waits, self.granted_secs = False, None
-
-    def waiting(self, timeout_secs: float) -> list[Request]:
-        """The explorers that stand ready; waits for a first one.
-
-        Raises:
-          RunStoppedError: the run is being stopped.
-        """
-        return self._session.agree("explorers that wait", lambda: self._look(timeout_secs))
-
-    def _look(self, timeout_secs: float) -> list[Request]:
-        self._session.check()
-        requests = self._session.call(AskWaiting(0.0))
-        if not requests and timeout_secs > 0:
-            if not self._waits:
-                wait = {"reason": "synchronization", "for_whom": "the explorers"}
-                self._waiting.enter_context(self._session.spans.span(SpanKind.WAIT, **wait))
-                self._waits = True
-            poll = min(timeout_secs, _POLL_SECS)
-            requests = self._session.call(AskWaiting(poll))
-        return requests
-
-    def grant(self, request: Request, version: int, digest: str) -> bool:
-        """Grants a request; False when it was withdrawn."""
-        granted = self._session.call(GrantWeights(request, Grant(version, digest)))
-        if granted:
-            self._waiting.close()
-            self._waits = False
-            self.granted_secs = self.granted_secs or self._session.spans.now()
-        return granted
-
-    def announce(self, version: int) -> None:
-        """Tells everybody that a version can be had."""
-        self._session.call(Happened(VersionPublished(version)))
-
-
-class CollectiveTrainerEnd:
-    """Sends versions from device to device: at a meeting under exact pulls, else when asked for.
+class CollectivePublisher:
+    """The trainer's end; see `TrainerEnd`.
 
     Args:
-      site: the trainer's.
-      schedule: decides whether all meet.
+      session: the trainer's session.
+      links: the link to each explorer, by its number; at least one.
+      kind: the kind of the spans of transfers.
+      meet: whether `publish` waits until each explorer has received the version. Use it for exact
+        pulls, and then publish only versions that explorers will use. Otherwise explorers get the
+        newest version when the trainer calls `serve`, from a copy, so that the trainer may donate
+        its parameters.
+      timeout_secs: the deadline of `publish` for the explorers.
     """
 
-    def __init__(self, site: Site, schedule: SyncSchedule):
-        self._session, self._kind = site.session, site.kind
-        self._meet = schedule.pull == "exact"
-        self._rendezvous = RemoteTrainerRendezvous(site.session)
-        settings = site.session.settings
-        self._publisher = CollectivePublisher(
-            {number: _link(site, number) for number in range(1, settings.explorers + 1)},
-            self._rendezvous,
-            meet=self._meet,
-            timeout_secs=settings.launch.wait_secs,
-            agree=site.session.agree,
-        )
+    def __init__(
+        self,
+        session: Session,
+        links: Mapping[int, Link],
+        *,
+        kind: SpanKind,
+        meet: bool,
+        timeout_secs: float,
+    ) -> None:
+        assert links, "a collective publisher without explorers"
+        self._session, self._links, self._kind = session, dict(links), kind
+        self._meet, self._timeout_secs = meet, timeout_secs
+        self._held: _Held | None = None
+        self._granted_secs: float | None = None
+        # The span of a wait, from when nobody stands ready to the first grant.
+        self._waiting: contextlib.ExitStack | None = None
 
     def awaits(self, version: int) -> bool:
         """Always: explorers that are let in would stand in the transfer until there are values."""
         return True
 
     def publish(self, version: int, params: Params) -> None:
-        """See `TrainerEnd`."""
+        """Holds `version` for the explorers, and with `meet` sends it to each of them.
+
+        Raises:
+          RunStoppedError: the run is being stopped.
+          ValueError: `params` is not as planned.
+          WeightsTimeoutError: an explorer did not come in time; the message names it.
+          WeightsTransferError: a transfer broke.
+        """
         self._session.check()
-        self._rendezvous.settle()
         started = self._session.spans.now()
-        try:
-            self._publisher.publish(version, params)
-        finally:
-            granted = self._rendezvous.granted_secs
-            self._rendezvous.settle()
-        self._record(started if granted is None else granted, version=version)
+        # The old version is freed first. With `meet` no copy is needed: the transfer ends before
+        # the caller can donate its parameters.
+        self._held = None
+        held = params if self._meet else copied(params)
+        self._held = _Held(version, held, digest_words(params))
+        self._session.call(Happened(VersionPublished(version)))
+        self._granted_secs = None
+        if self._meet:
+            try:
+                self._give_to_all(self._held)
+            finally:
+                self._held = None
+                self._end_wait()
+        self._record(self._granted_secs or started, version=version)
 
     def serve(self) -> None:
-        """See `TrainerEnd`."""
-        if self._meet:
+        """Sends the newest version to each explorer that waits for it.
+
+        Raises:
+          WeightsTransferError: a transfer broke.
+        """
+        if self._held is None:
             return
-        self._rendezvous.settle()
-        served = self._publisher.serve_waiting()
-        if (granted := self._rendezvous.granted_secs) is not None:
-            explorers = [explorer for explorer, _ in served]
-            self._record(granted, version=served[-1][1], explorers=explorers)
+        self._granted_secs = None
+        served = self._give(self._held, 0.0)
+        if self._granted_secs is not None:
+            self._record(self._granted_secs, version=self._held.version, explorers=served)
+
+    def close(self) -> None:
+        """Frees the held version; explorers that still wait reach their deadlines."""
+        self._held = None
+
+    def _give_to_all(self, held: _Held) -> None:
+        start, missing = self._now(), set(self._links)
+        while missing:
+            waited = self._now() - start
+            if waited > self._timeout_secs:
+                raise WeightsTimeoutError(self._missing_text(held.version, missing, waited))
+            served = self._give(held, min(_SLICE_SECS, self._timeout_secs - waited))
+            missing -= set(served)
+            if missing and not served:
+                time.sleep(_PAUSE_SECS)  # Those who stand ready may wait for later versions.
+
+    def _now(self) -> float:
+        return self._session.agree("the time", time.monotonic)
+
+    def _give(self, held: _Held, wait_secs: float) -> list[int]:
+        """Sends a version to the explorers that stand ready for it; waits for a first one."""
+        served = []
+        for request in self._session.agree("ready explorers", lambda: self._ready(wait_secs)):
+            if not request.accepts(held.version):
+                continue
+            grant = Grant(held.version, to_text(held.digest))
+            if not self._session.call(GrantWeights(request, grant)):
+                continue  # The explorer has withdrawn.
+            self._end_wait()
+            self._granted_secs = self._granted_secs or self._session.spans.now()
+            try:
+                self._links[request.explorer].send(held.params)
+            except jax.errors.JaxRuntimeError as error:
+                raise WeightsTransferError(
+                    f"Sending version {held.version} to explorer {request.explorer} broke; its"
+                    f" process has probably died: {error}"
+                ) from error
+            served.append(request.explorer)
+        return served
+
+    def _ready(self, wait_secs: float) -> list[Request]:
+        self._session.check()
+        requests = self._session.call(AskWaiting(0.0))
+        if requests or not wait_secs:
+            return requests
+        if self._waiting is None:
+            self._waiting = contextlib.ExitStack()
+            wait = {"reason": "synchronization", "for_whom": "the explorers"}
+            self._waiting.enter_context(self._session.spans.span(SpanKind.WAIT, **wait))
+        return self._session.call(AskWaiting(wait_secs))
+
+    def _end_wait(self) -> None:
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
 
     def _record(self, started: float, **attributes: object) -> None:
         now = self._session.spans.now()
         self._session.spans.record(self._kind, started, now, **attributes)
 
+    def _missing_text(self, version: int, missing: set[int], waited_secs: float) -> str:
+        others = [
+            f"explorer {request.explorer} asks for {wanted_text(request.exactly, request.at_least)}"
+            for request in self._session.call(AskWaiting(0.0))
+        ]
+        return (
+            f"The trainer waited {waited_secs:.1f} s for explorer"
+            f" {', '.join(map(str, sorted(missing)))} to come for version {version}"
+            f" ({len(self._links) - len(missing)} of {len(self._links)} came). "
+            + (f"Meanwhile {'; '.join(others)}." if others else "Nobody asks for any version.")
+        )
+
+
+class CollectivePuller:
+    """An explorer's end; see `rl_sync.weights.interface.Puller`.
+
+    Args:
+      session: the explorer's session.
+      link: the link from the trainer.
+      explorer: this explorer's number.
+      check_digest: whether to compare the digest of the received weights with the published one.
+
+    Attributes:
+      granted_secs: the time of the last grant, by the clock of the session's spans.
+    """
+
+    def __init__(
+        self, session: Session, link: Link, explorer: int, *, check_digest: bool = True
+    ) -> None:
+        self._session, self._link, self._explorer = session, link, explorer
+        self._check_digest = check_digest
+        self.granted_secs = 0.0
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """Waits for a version and receives it.
+
+        The deadline is for the trainer's grant. The transfer itself cannot be interrupted.
+
+        Raises:
+          RunStoppedError: the run is being stopped.
+          WeightsTimeoutError: the trainer granted no such version in time.
+          WeightsMismatchError: the received weights differ from the published ones.
+          WeightsTransferError: the transfer broke.
+        """
+        wanted = wanted_text(exactly, at_least)
+        grant = self._session.agree("grant", lambda: self._grant(exactly, at_least, timeout_secs))
+        if grant is None:
+            raise WeightsTimeoutError(
+                f"Explorer {self._explorer} waited {timeout_secs:.1f} s for {wanted} of the"
+                f" weights; the newest is {self.newest()}. Either the trainer is slower than the"
+                " deadline, or it has stopped."
+            )
+        try:
+            params = self._link.receive()
+        except jax.errors.JaxRuntimeError as error:
+            raise WeightsTransferError(
+                f"Receiving version {grant.version} broke; the trainer's process has probably"
+                f" died: {error}"
+            ) from error
+        if self._check_digest and (received := digest(params)) != grant.digest:
+            raise WeightsMismatchError(grant.version, grant.digest, received)
+        return grant.version, params
+
+    def _grant(
+        self, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> Grant | None:
+        """Stands ready until the trainer grants; None if it grants nothing in time."""
+        call = self._session.call
+        deadline = time.monotonic() + timeout_secs
+        ticket = call(AskWeights(self._explorer, exactly, at_least))
+        wait = {"reason": "synchronization", "for_whom": "the trainer"}
+        with self._session.spans.span(SpanKind.WAIT, version=exactly or at_least, **wait):
+            grant, stopped = None, None
+            while not (grant or stopped) and (left := deadline - time.monotonic()) > 0:
+                grant = call(AwaitGrant(ticket, min(left, _POLL_SECS)))
+                try:
+                    self._session.check()
+                except RunStoppedError as error:
+                    stopped = error
+            # A grant that came before the withdrawal must be followed: the trainer enters.
+            grant = grant or call(Withdraw(ticket))
+        self.granted_secs = self._session.spans.now()
+        if stopped is not None and grant is None:
+            raise stopped
+        return grant
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `Puller`."""
+        return self._session.call(AskNewest(at_least, timeout_secs))
+
     def close(self) -> None:
-        """See `TrainerEnd`."""
-        self._publisher.close()
+        """Does nothing: the puller holds nothing between pulls."""
+
+
+def _trainer(site: Site, schedule: SyncSchedule) -> CollectivePublisher:
+    settings = site.session.settings
+    return CollectivePublisher(
+        site.session,
+        {number: _link(site, number) for number in range(1, settings.explorers + 1)},
+        kind=site.kind,
+        meet=schedule.pull == "exact",
+        timeout_secs=settings.launch.wait_secs,
+    )
 
 
 def _explorer(site: Site) -> ExplorerEnd:
-    number, rendezvous = number_of(site.session.role), RemoteRendezvous(site.session)
-    puller = CollectivePuller(_link(site, number), number, rendezvous, check_digest=site.verify)
-    return ExplorerEnd(puller, lambda: rendezvous.granted_secs)
+    number = number_of(site.session.role)
+    puller = CollectivePuller(site.session, _link(site, number), number, check_digest=site.verify)
+    return ExplorerEnd(puller, lambda: puller.granted_secs)
 
 
 def _link(site: Site, explorer: int) -> Link:
-    """The way of the weights from the trainer to an explorer, in a cluster of both."""
+    """Makes the link from the trainer to an explorer, in a cluster of both."""
     settings = site.session.settings
     there, here = (
-        site.like_on(layout_of(settings, role)) for role in (TRAINER, explorer_name(explorer))
+        site.abstract_params_on(layout_of(settings, role))
+        for role in (TRAINER, explorer_name(explorer))
     )
     return Link(there, here)
 
 
 def _bucket(version: int) -> int:
-    """The bytes that a transfer sends and gets at once."""
+    """Returns the bytes that a transfer sends and receives at once."""
     return min(version, BUCKET_BYTES)
 
 
-def _published_bytes(version: int, schedule: SyncSchedule) -> int:
-    return _bucket(version) + (schedule.pull == "latest") * version
-
-
 ENDS = Ends(
-    trainer=CollectiveTrainerEnd,
+    trainer=_trainer,
     explorer=_explorer,
-    published_bytes=_published_bytes,
+    published_bytes=lambda version, schedule: (
+        _bucket(version) + (schedule.pull == "latest") * version
+    ),
     arriving_bytes=_bucket,
 )

@@ -1,4 +1,4 @@
-"""The two ends of a transfer, as the programs of trainer and explorers see them.
+"""The registry of transfers: the two ends of each, as trainer and explorers see them.
 
 A transfer is a module of this folder, with its name in `rl_sync.transfer.TRANSFERS` and its `ENDS`.
 """
@@ -25,30 +25,30 @@ HANDED_OVER = "local"
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Surroundings of an end, and what it is made for.
+    """Surroundings of an end.
 
     Attributes:
-      session: of the program whose end it is.
-      kind: of the spans.
-      resources: that program's.
-      master_address: `host:port`.
-      like_on: the shapes and shardings of the weights that travel, on a layout.
+      session: the session of the program whose end it is.
+      kind: the kind of the spans of transfers.
+      resources: the program's resources.
+      master_address: the master's `host:port`.
+      abstract_params_on: returns abstract params of a version, with their shardings on a layout.
     """
 
     session: Session
     kind: SpanKind
     resources: Resources
     master_address: str
-    like_on: Callable[[Layout], Params]
+    abstract_params_on: Callable[[Layout], Params]
 
     @property
-    def like(self) -> Params:
-        """The weights' shapes, and their shardings in this program."""
-        return self.like_on(self.resources.layout)
+    def abstract_params(self) -> Params:
+        """Abstract params of a version, with their shardings in this program."""
+        return self.abstract_params_on(self.resources.layout)
 
     @property
     def verify(self) -> bool:
-        """Says whether explorers compare what they got with what was published."""
+        """Says whether explorers compare what they received with what was published."""
         return self.session.settings.sync.verify
 
 
@@ -71,10 +71,12 @@ class TrainerEnd(Publisher, Protocol):
 
 
 class ExplorerEnd(NamedTuple):
-    """A puller, and what it knows of its last pull.
+    """A puller, and the time at which its last transfer began.
 
     Attributes:
-      granted_secs: when that began, if the puller had to be let in; by the clock of the spans.
+      puller: the puller.
+      granted_secs: returns the time of the trainer's last grant, by the clock of the spans; 0 where
+        pulls need no grant.
     """
 
     puller: Puller
@@ -82,14 +84,16 @@ class ExplorerEnd(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The making of a transfer's ends, and what they take.
+    """A transfer: how its ends are made, and the memory that they need.
 
     Attributes:
-      trainer, explorer: make the ends.
-      published_bytes: from the bytes of a version, what the trainer's process holds at most of
-        versions that it publishes.
-      arriving_bytes: likewise what an explorer's process holds of a version that arrives.
-      try_out: raises `TransferUnavailableError` where the transfer cannot be had; told the master's
+      trainer: makes the trainer's end.
+      explorer: makes an explorer's end.
+      published_bytes: from the bytes of a version, returns the most bytes of published versions in
+        the trainer's process.
+      arriving_bytes: from the bytes of a version, returns the most bytes that an explorer's process
+        needs while a version arrives, besides the version.
+      try_out: raises `TransferUnavailableError` if the transfer is unavailable. Takes the master's
         address.
     """
 
@@ -101,7 +105,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(transfer: str, in_one_process: bool = False) -> Ends:
-    """The ends of a transfer; loads only the libraries that it needs.
+    """Returns the ends of a transfer; loads only the libraries that it needs.
 
     Args:
       transfer: a key of `TRANSFERS`.
@@ -134,9 +138,9 @@ class Offering:
     """A trainer's end that offers versions, which explorers take when they like.
 
     Args:
-      site: the trainer's.
+      site: the trainer's site.
       schedule: decides who waits.
-      publisher: who is given the versions.
+      publisher: offers the versions.
     """
 
     def __init__(self, site: Site, schedule: SyncSchedule, publisher: Publisher):
@@ -144,7 +148,7 @@ class Offering:
         self._schedule, self._publisher = schedule, publisher
 
     def awaits(self, version: int) -> bool:
-        """Says whether the next batch needs the version, so that there is nothing to go on with.
+        """Says whether the next batch needs the version.
 
         The step's report, and the end of its span, then come before the first rollout that uses it.
         """

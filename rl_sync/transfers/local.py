@@ -1,6 +1,18 @@
-"""The ends of a transfer inside the process that trainer and explorers share."""
+"""Local transfer: weights go from the trainer's devices to each explorer's in one process.
+
+Trainer and explorers are threads. The trainer copies its parameters on its own devices and hands
+the copy over; explorers place it on theirs. Neither enters the other's step, so nobody waits for a
+meeting.
+"""
 
 from __future__ import annotations
+
+import threading
+import time
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, UInt32
 
 from rl_sync.actors.events import VersionPublished
 from rl_sync.processes.calls import Happened
@@ -8,14 +20,174 @@ from rl_sync.roles import number_of
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
 from rl_sync.types import Params
-from rl_sync.weights.local import LocalPublisher, LocalPuller
+from rl_sync.weights.copies import copied
+from rl_sync.weights.digest import digest, digest_words, to_text
+from rl_sync.weights.interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+    wanted_text,
+)
+
+
+class _Offer(NamedTuple):
+    version: int
+    params: Params
+    digest: UInt32[Array, " 2"]
+
+
+class LocalPublisher:
+    """The trainer's end; the explorers' ends take from it.
+
+    Args:
+      explorers: the number of pullers.
+      keep: the number of newest versions that are held for explorers that have not taken them.
+    """
+
+    def __init__(self, explorers: int, *, keep: int) -> None:
+        if explorers < 1 or keep < 1:
+            raise ValueError(
+                f"A local publisher needs explorers and keep of at least 1; not"
+                f" explorers={explorers}, keep={keep}."
+            )
+        self._keep = keep
+        self._changed = threading.Condition()
+        self._offers: list[_Offer] = []
+        self._taken = [-1] * explorers
+        self._closed = False
+
+    def publish(self, version: int, params: Params) -> None:
+        """Offers a copy of `params`, without waiting; see `interface.Publisher`.
+
+        Raises:
+          ValueError: the version is not above those before it.
+        """
+        held = copied(params)  # The caller may donate its own to the next step.
+        offer = _Offer(version, held, digest_words(held))
+        with self._changed:
+            assert not self._closed, "publish() after close()"
+            if version <= self.newest():
+                raise ValueError(
+                    f"Version {version} cannot follow version {self.newest()}: versions go up."
+                )
+            self._offers = [*self._offers, offer][-self._keep :]
+            self._changed.notify_all()
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """Returns the newest version offered, -1 if there is none; see `interface.Puller`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._newest() >= at_least, timeout_secs)
+            return self._newest()
+
+    def _newest(self) -> int:
+        return self._offers[-1].version if self._offers else -1
+
+    def close(self) -> None:
+        """Withdraws the offers and ends all waits."""
+        with self._changed:
+            self._offers, self._closed = [], True
+            self._changed.notify_all()
+
+    def take(
+        self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
+    ) -> _Offer:
+        """Waits for a version, for an explorer's end; frees versions that all have taken.
+
+        Raises:
+          WeightsTimeoutError: no such version was published in time.
+          WeightsTransferError: the version is gone, or the trainer is.
+        """
+        since = time.monotonic()
+        with self._changed:
+            while (offer := self._find(exactly, at_least)) is None:
+                self._raise_if_vain(explorer, exactly)
+                left = since + timeout_secs - time.monotonic()
+                if left <= 0:
+                    raise WeightsTimeoutError(
+                        f"Explorer {explorer} waited {timeout_secs:.1f} s for"
+                        f" {wanted_text(exactly, at_least)} of the weights; the newest is"
+                        f" {self.newest()}. Either the trainer is slower than the deadline, or it"
+                        " has stopped."
+                    )
+                self._changed.wait(left)
+            self._taken[explorer - 1] = offer.version
+            # The newest stays: an explorer that asks for any version gets it again.
+            last = self._offers[-1]
+            had = min(self._taken)
+            self._offers = [o for o in self._offers if o.version > had or o is last]
+            return offer
+
+    def _find(self, exactly: int | None, at_least: int | None) -> _Offer | None:
+        if exactly is not None:
+            return next((offer for offer in self._offers if offer.version == exactly), None)
+        if self.newest() < (at_least or 0):
+            return None
+        return self._offers[-1]
+
+    def _raise_if_vain(self, explorer: int, exactly: int | None) -> None:
+        if self._closed:
+            raise WeightsTransferError(
+                f"The trainer has ended, so explorer {explorer} gets no more weights from it."
+            )
+        if exactly is not None and exactly < self.newest():
+            there = ", ".join(str(offer.version) for offer in self._offers)
+            raise WeightsTransferError(
+                f"Explorer {explorer} asks for version {exactly}, which is gone: versions {there}"
+                " are at hand, and older ones do not come back."
+            )
+
+
+class LocalPuller:
+    """An explorer's end.
+
+    Args:
+      publisher: the trainer's end, in the same process.
+      params: abstract params in the shardings to place them in.
+      explorer: the number of the explorer, from 1.
+      check_digest: whether to compare the digest of the placed weights with the published one.
+    """
+
+    def __init__(
+        self, publisher: LocalPublisher, params: Params, explorer: int, *, check_digest: bool = True
+    ) -> None:
+        self._publisher, self._explorer = publisher, explorer
+        self._shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+        self._check_digest = check_digest
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """Waits for a version and places it; see `interface.Puller`.
+
+        On the trainer's own devices nothing is copied.
+
+        Raises:
+          WeightsTimeoutError: no such version was published in time.
+          WeightsMismatchError: the placed weights differ from the published ones.
+          WeightsTransferError: the version is gone, or the trainer has ended.
+        """
+        wanted_text(exactly, at_least)
+        offer = self._publisher.take(self._explorer, exactly, at_least, timeout_secs)
+        params = jax.device_put(offer.params, self._shardings)
+        if self._check_digest:
+            published, received = to_text(offer.digest), digest(params)
+            if published != received:
+                raise WeightsMismatchError(offer.version, published, received)
+        return offer.version, params
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `interface.Puller`."""
+        return self._publisher.newest(at_least, timeout_secs)
+
+    def close(self) -> None:
+        """Does nothing: the puller holds nothing between pulls."""
 
 
 class LocalTrainerEnd(Offering):
     """Hands versions over to threads of the same process.
 
     Args:
-      site: the trainer's.
+      site: the trainer's site.
       schedule: decides who waits.
     """
 
@@ -30,13 +202,16 @@ class LocalTrainerEnd(Offering):
 
 def _explorer(site: Site) -> ExplorerEnd:
     number = number_of(site.session.role)
-    return ExplorerEnd(LocalPuller(_shared(site), site.like, number, check_digest=site.verify))
+    return ExplorerEnd(
+        LocalPuller(_shared(site), site.abstract_params, number, check_digest=site.verify)
+    )
 
 
 def _shared(site: Site) -> LocalPublisher:
-    """The publisher that the ends of all roles know."""
-    assert site.resources.weights is not None, "roles that share a process share a publisher"
-    return site.resources.weights
+    """Returns the publisher that all roles of the process share."""
+    shared = site.resources.weights
+    assert isinstance(shared, LocalPublisher), "roles that share a process share a publisher"
+    return shared
 
 
 ENDS = Ends(

@@ -1,245 +1,322 @@
-"""The ends of point-to-point transfers: the trainer's processes serve, and explorers fetch."""
+"""Point-to-point transfer: the trainer offers parts of each version, and explorers fetch them.
+
+Trainer and explorers are independent JAX programs. Each process of the trainer offers the parts
+that its own devices hold; an explorer's process asks each of them for what it needs. Nobody waits.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+from jaxtyping import Array
 
 from rl_sync.actors.events import VersionPublished
 from rl_sync.processes.calls import AskStatus, Happened
 from rl_sync.processes.ports import interface_towards
-from rl_sync.processes.rpc import Call, Desk, PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.processes.rpc import Call, PeerLostError, RemoteError, RpcClient
 from rl_sync.processes.session import RunStoppedError
 from rl_sync.processes.weight_calls import AskHolders, AskNewest, HoldWeights
 from rl_sync.roles import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
+from rl_sync.transfers.server_publisher import (
+    AskManifest,
+    AskOffer,
+    CloseLine,
+    OpenLine,
+    ServerPublisher,
+    Taken,
+    VersionOffer,
+)
 from rl_sync.types import Params
-from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.regions import mesh_regions
-from rl_sync.weights.server_holder import Holder
-from rl_sync.weights.server_publisher import ServerPublisher
-from rl_sync.weights.server_puller import ServerPuller
-from rl_sync.weights.server_transport import start_server
+from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.cells import mesh_regions
+from rl_sync.weights.digest import LeafSums, combine, leaf_sums, to_text
+from rl_sync.weights.interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+    wanted_text,
+)
+from rl_sync.weights.parts import Arrivals, first_difference, leaves_of
+from rl_sync.weights.server_transport import start_server, wait_ready
 
 _POLL_SECS = 0.1
-_THREADS = 64
+_SLICE_SECS = 1.0
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+
+class _Source(NamedTuple):
+    """Connection to one process of the trainer.
+
+    Attributes:
+      name: the name of the process, for errors.
+      client: calls its publisher.
+      connection: the connection to its transfer server.
+      parts: the parts that are fetched from it.
+    """
+
+    name: str
+    client: RpcClient
+    connection: Any
+    parts: list[int]
+
+
+class ServerPuller:
+    """Fetches versions from a trainer's processes into the explorer's own sharding.
+
+    Each process of an explorer has a puller, which gets the shards of its own devices. All of them
+    call `pull` with the same arguments.
+
+    Args:
+      params: abstract params in the shardings to pull into.
+      reader: a name that no other running puller of the trainer has.
+      find: finds the publishers of the trainer's processes, by their index; called again after a
+        failure. A ConnectionError of it is an error of the pull.
+      newest: returns the newest offered version, -1 if there is none. Its arguments are the version
+        to wait for, and the longest wait in seconds.
+      host: this process's own interface.
+      call_secs: the longest that a publisher takes to answer, besides what it is asked to wait.
+      check_digest: whether to compare the digest of the received weights with the published one.
+      agree: the explorer's processes agree by it; the first of them chooses the version.
+      stall_secs: the time after which a transfer without progress is given up.
+      on_lost: called when a pull breaks; it may raise the reason, in place of the pull's error.
+
+    Raises:
+      TransferUnavailableError: this JAX has no transfer server.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        reader: str,
+        find: Callable[[], Sequence[RpcClient]],
+        newest: Callable[[int, float], int],
+        *,
+        host: str,
+        call_secs: float,
+        check_digest: bool = True,
+        agree: Agree = alone,
+        stall_secs: float = 60.0,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._params, self._reader = params, reader
+        self._find, self._newest = find, newest
+        self._server = start_server(host)
+        self._call_secs = call_secs
+        self._check_digest = check_digest
+        self._agree = agree
+        self._stall_secs = stall_secs
+        self._on_lost = on_lost
+        self._sources: list[_Source] = []
+        self._arrivals: Arrivals | None = None
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """Waits for a version and fetches it; see `interface.Puller`.
+
+        The deadline is for the offer; a transfer that makes progress may take longer. After an
+        error the next pull connects anew.
+
+        Raises:
+          WeightsTimeoutError: no such version was offered in time.
+          WeightsMismatchError: the received weights differ from the published ones.
+          WeightsTransferError: the trainer is gone, or is stuck.
+          ValueError: the trainer offers another model than `params`.
+        """
+        wanted = wanted_text(exactly, at_least)
+        deadline = time.monotonic() + timeout_secs
+        try:
+            while not (offers := self._offers(exactly, at_least, deadline)):
+                if self._agree("late", lambda: time.monotonic() >= deadline):
+                    raise WeightsTimeoutError(
+                        f"{self._reader} waited {timeout_secs:.1f} s for {wanted} of the weights;"
+                        f" the newest that the trainer offers is {self.newest()}. Either the"
+                        " trainer is slower than the deadline, or it has stopped."
+                    )
+            params, received = self._fetched(offers)
+            published = [self._call(of, Taken(self._reader)) for of in self._sources]
+        except (ConnectionError, PeerLostError, RemoteError, WeightsTransferError) as error:
+            self._arrivals = None
+            self._on_lost()
+            if isinstance(error, WeightsTransferError):
+                raise
+            raise WeightsTransferError(
+                f"{self._reader} wanted {wanted} of the weights, but the trainer does not answer:"
+                f" {error}"
+            ) from error
+        if self._check_digest and received != published[0]:
+            raise WeightsMismatchError(offers[0].version, published[0], received)
+        return offers[0].version, params
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `interface.Puller`."""
+        return self._newest(at_least, timeout_secs)
+
+    def close(self) -> None:
+        """Tells the trainer, if it is still there, that this process will not ask again."""
+        for source in self._sources:
+            try:
+                self._call(source, CloseLine(self._reader))
+            except (PeerLostError, RemoteError):
+                _log.info("The trainer had left before this explorer did.")
+        self._sources, self._arrivals = [], None
+
+    def _call(self, source: _Source, call: Call[R], waits_secs: float = 0.0) -> R:
+        return source.client.call(call, self._call_secs + waits_secs)
+
+    def _offers(
+        self, exactly: int | None, at_least: int | None, deadline: float
+    ) -> list[VersionOffer] | None:
+        """Asks each of the trainer's processes for an offer; None if there is none yet."""
+        mine: list[VersionOffer] = []
+
+        def choose() -> int | None:
+            mine.extend(self._ask(exactly, at_least, deadline) or [])
+            return mine[0].version if mine else None
+
+        version = self._agree("a version", choose)
+        if version is None or mine:
+            return mine
+        offers = self._ask(version, None, time.monotonic() + self._stall_secs)
+        if offers is None:
+            raise WeightsTransferError(
+                f"Process 0 of this explorer was offered version {version}, but {self._reader} was"
+                " not."
+            )
+        return offers
+
+    def _ask(
+        self, exactly: int | None, at_least: int | None, deadline: float
+    ) -> list[VersionOffer] | None:
+        """Asks each process for an offer of one version; None if there is none at the moment."""
+        if self._arrivals is None:
+            self._connect()
+        offers: list[VersionOffer] = []
+        for source in self._sources:
+            left = min(_SLICE_SECS, max(0.0, deadline - time.monotonic()))
+            call = AskOffer(self._reader, source.parts, exactly, at_least, left)
+            if (offer := self._call(source, call, left)) is None:
+                return None
+            offers.append(offer)
+            exactly, at_least = offers[0].version, None
+        return offers
+
+    def _connect(self) -> None:
+        """Opens a line to each of the trainer's processes that has parts for this process."""
+        clients = self._find()
+        manifest = clients[0].call(AskManifest(), self._call_secs)
+        if (pair := first_difference(leaves_of(self._params), manifest.leaves)) is not None:
+            raise ValueError(
+                f"The trainer offers {pair[1]} where this explorer has {pair[0]}: start both with"
+                " the same model and the same explorer.dtype."
+            )
+        arrivals = Arrivals(self._params, manifest)
+        by_holder: dict[int, list[int]] = {}
+        for part in arrivals.wanted:
+            by_holder.setdefault(manifest.parts[part].holder, []).append(part)
+        self._sources = []
+        for index, parts in sorted(by_holder.items()):
+            address = clients[index].call(OpenLine(self._reader), self._call_secs)
+            name = f"process {index} of the trainer at {address}"
+            self._sources.append(
+                _Source(name, clients[index], self._server.connect(address), parts)
+            )
+        self._arrivals = arrivals
+
+    def _fetched(self, offers: Sequence[VersionOffer]) -> tuple[Params, str]:
+        """Fetches the parameters, and their digest if it is to be checked."""
+        assert self._arrivals is not None
+        arriving: dict[int, tuple[Array, str]] = {}
+        for source, offer in zip(self._sources, offers, strict=True):
+            wanted = [self._arrivals.wanted[part] for part in source.parts]
+            arrays = source.connection.pull(offer.uuid, wanted)
+            name = f"{source.name} (version {offer.version})"
+            arriving |= {p: (x, name) for p, x in zip(source.parts, arrays, strict=True)}
+
+        def arrive(part: int) -> Array:
+            array, name = arriving.pop(part)
+            wait_ready(array, self._stall_secs, name)
+            return array
+
+        # All processes of an explorer compute the digest together, so at its end all have
+        # everything. Until then the version is kept for each of them.
+        checked = self._check_digest or jax.process_count() > 1
+        leaves: list[Array] = []
+        sums: list[LeafSums] = []
+        for leaf in self._arrivals.assembled(arrive):
+            leaves.append(leaf)
+            if checked:
+                sums.append(leaf_sums(leaf))
+        params = jax.tree.unflatten(jax.tree.structure(self._params), leaves)
+        return params, to_text(combine(params, sums)) if checked else ""
 
 
 class ServerTrainerEnd(Offering):
     """Cuts versions on the devices and offers them; explorers fetch them when they like.
 
     Args:
-      site: the trainer's.
+      site: the trainer's site.
       schedule: decides how many versions are offered.
     """
 
     def __init__(self, site: Site, schedule: SyncSchedule):
-        session, host = site.session, interface_towards(site.master_address)
+        session = site.session
         publisher = ServerPublisher(
-            site.like,
-            host=host,
-            expected=mesh_regions(site.like_on(session.settings.explorer_layout)),
+            site.abstract_params,
+            host=interface_towards(site.master_address),
+            secret=session.secret,
+            expected=mesh_regions(site.abstract_params_on(session.settings.explorer_layout)),
             keep=schedule.versions_in_use,
             on_ready=lambda version: session.tell(Happened(VersionPublished(version))),
         )
         super().__init__(site, schedule, publisher)
-        self._server = HolderServer(publisher, host, session.secret)
-        session.call_alone(HoldWeights(jax.process_index(), self._server.address))
-
-    def close(self) -> None:
-        """See `TrainerEnd`; what is still being fetched has no use any more."""
-        super().close()
-        self._server.close()
+        session.call_alone(HoldWeights(jax.process_index(), publisher.address))
 
 
-@dataclasses.dataclass(frozen=True)
-class AskManifest(Call[list[Any]]):
-    """See `Holder.manifest`."""
+def puller_of(site: Site) -> ServerPuller:
+    """Makes an explorer's puller.
 
-
-@dataclasses.dataclass(frozen=True)
-class OpenLine(Call[str]):
-    """See `Holder.open`."""
-
-    reader: str
-
-
-@dataclasses.dataclass(frozen=True)
-class AskOffer(Call[list[Any] | None]):
-    """See `Holder.offer`."""
-
-    reader: str
-    parts: list[int]
-    exactly: int | None
-    at_least: int | None
-    timeout_secs: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Taken(Call[str]):
-    """See `Holder.taken`."""
-
-    reader: str
-
-
-@dataclasses.dataclass(frozen=True)
-class CloseLine(Call[None]):
-    """See `Holder.close_line`."""
-
-    reader: str
-
-
-class HolderServer:
-    """Offers one trainer process's weights to remote callers.
-
-    Args:
-      holder: whose methods are called.
-      host: the interface to listen on.
-      secret: the run's.
+    A pull raises a `RunStoppedError` if it breaks since the run is being stopped, or since the
+    trainer has made its last step.
     """
+    session = site.session
+    launch, processes = session.settings.launch, session.settings.trainer.processes
 
-    def __init__(self, holder: Holder, host: str, secret: str):
-        desk = Desk(
-            AskManifest.answered_by(lambda call: holder.manifest()),
-            OpenLine.answered_by(lambda call: holder.open(call.reader)),
-            AskOffer.answered_by(
-                lambda call: holder.offer(
-                    reader=call.reader,
-                    parts=call.parts,
-                    exactly=call.exactly,
-                    at_least=call.at_least,
-                    timeout_secs=call.timeout_secs,
-                )
-            ),
-            Taken.answered_by(lambda call: holder.taken(call.reader)),
-            CloseLine.answered_by(lambda call: holder.close_line(call.reader)),
-        )
-        self._server = RpcServer(desk, 0, host, _THREADS, secret)
-        self.address = f"{host}:{self._server.port}"
-
-    def close(self) -> None:
-        """Stops answering."""
-        self._server.close()
-
-
-class RemoteHolder:
-    """A trainer process, called over the network; see `Holder`.
-
-    Args:
-      address: of its `HolderServer`.
-      call_secs: the longest that it takes to answer, besides what it is asked to wait.
-      secret: the run's.
-    """
-
-    def __init__(self, address: str, call_secs: float, secret: str):
-        self._client = RpcClient(address, TRAINER, secret)
-        self._call_secs = call_secs
-
-    def manifest(self) -> list[Any]:
-        """See `Holder`."""
-        return self._call(AskManifest())
-
-    def open(self, reader: str) -> str:
-        """See `Holder`."""
-        return self._call(OpenLine(reader))
-
-    def offer(
-        self,
-        reader: str,
-        parts: list[int],
-        exactly: int | None,
-        at_least: int | None,
-        timeout_secs: float,
-    ) -> list[Any] | None:
-        """See `Holder`."""
-        return self._call(AskOffer(reader, parts, exactly, at_least, timeout_secs), timeout_secs)
-
-    def taken(self, reader: str) -> str:
-        """See `Holder`."""
-        return self._call(Taken(reader))
-
-    def close_line(self, reader: str) -> None:
-        """See `Holder`."""
-        self._call(CloseLine(reader))
-
-    def _call(self, call: Call[R], waits_secs: float = 0.0) -> R:
-        try:
-            return self._client.call(call, self._call_secs + waits_secs)
-        except (PeerLostError, RemoteError) as error:
-            raise ConnectionError(str(error)) from error
-
-
-class ServedPuller:
-    """Pulls what the trainer's processes serve, until the trainer has finished.
-
-    Args:
-      site: the explorer's.
-    """
-
-    def __init__(self, site: Site):
-        self._session = session = site.session
-        self._puller = ServerPuller(
-            site.like,
-            f"{session.role}.{jax.process_index()}",
-            self._find_holders,
-            lambda version, secs: session.call(AskNewest(version, secs)),
-            host=interface_towards(site.master_address),
-            check_digest=site.verify,
-            agree=session.agree,
-        )
-
-    def pull(
-        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
-    ) -> tuple[int, Params]:
-        """See `rl_sync.weights.interface.Puller`.
-
-        Raises:
-          RunStoppedError: the run is being stopped, or the trainer has made its last step.
-        """
-        try:
-            return self._puller.pull(exactly=exactly, at_least=at_least, timeout_secs=timeout_secs)
-        except WeightsTransferError:
-            self._session.check()
-            if self._session.call(AskStatus()).phase == "end":
-                raise RunStoppedError("the trainer has finished") from None
-            raise
-
-    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `rl_sync.weights.interface.Puller`."""
-        return self._puller.newest(at_least, timeout_secs)
-
-    def close(self) -> None:
-        """Tells the trainer, if it is still there."""
-        try:
-            self._puller.close()
-        except ConnectionError:
-            _log.info("The trainer had left before this explorer did.")
-
-    def _find_holders(self) -> list[RemoteHolder]:
-        """All processes of the trainer.
-
-        Raises:
-          ConnectionError: some of them serve nothing, and have had time to.
-        """
-        settings = self._session.settings
-        deadline = time.monotonic() + settings.launch.call_secs
-        while len(addresses := self._session.call_alone(AskHolders())) < settings.trainer.processes:
+    def find() -> list[RpcClient]:
+        deadline = time.monotonic() + launch.call_secs
+        while len(addresses := session.call_alone(AskHolders())) < processes:
             if time.monotonic() > deadline:
                 raise ConnectionError(
-                    f"{len(addresses)} of the trainer's {settings.trainer.processes} processes"
-                    f" serve weights after {settings.launch.call_secs:g} s"
+                    f"{len(addresses)} of the trainer's {processes} processes serve weights after"
+                    f" {launch.call_secs:g} s"
                 )
             time.sleep(_POLL_SECS)
-        call_secs, secret = settings.launch.call_secs, self._session.secret
-        return [RemoteHolder(address, call_secs, secret) for address in addresses]
+        return [RpcClient(address, TRAINER, session.secret) for address in addresses]
+
+    def check() -> None:
+        session.check()
+        if session.call(AskStatus()).phase == "end":
+            raise RunStoppedError("the trainer has finished")
+
+    return ServerPuller(
+        site.abstract_params,
+        f"{session.role}.{jax.process_index()}",
+        find,
+        lambda version, secs: session.call(AskNewest(version, secs)),
+        host=interface_towards(site.master_address),
+        call_secs=launch.call_secs,
+        check_digest=site.verify,
+        agree=session.agree,
+        on_lost=check,
+    )
 
 
 def _try_out(master_address: str) -> None:
@@ -248,7 +325,7 @@ def _try_out(master_address: str) -> None:
 
 ENDS = Ends(
     trainer=ServerTrainerEnd,
-    explorer=lambda site: ExplorerEnd(ServedPuller(site)),
+    explorer=lambda site: ExplorerEnd(puller_of(site)),
     published_bytes=lambda version, schedule: schedule.versions_in_use * version,
     arriving_bytes=lambda version: version // 2,  # Parts before their assembly.
     try_out=_try_out,

@@ -1,33 +1,62 @@
-"""Assembly of a device's part of the parameters from pieces that arrive one after the other."""
+"""Pieces of a device's arrays: cut out where they are sent, put together where they arrive.
+
+The start of a piece in its array is an argument of the programs, so that pieces of one shape
+compile once.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
-from jaxtyping import Array, Shaped, UInt32
+from jax import lax
+from jaxtyping import Array, Int, Shaped
 
-from rl_sync.weights.packing import Kinds, put, unpack
-from rl_sync.weights.pieces import Piece
-from rl_sync.weights.regions import Region, overlap, shape_of, within
+from rl_sync.weights.cells import Piece, Region, overlap, shape_of, within
 
-T = TypeVar("T")
+_Starts = Sequence[Int[np.ndarray, " axes"]]
 
-_GROUP = 8
+
+def take(
+    pieces: Sequence[Piece],
+    arrays: Mapping[int, Shaped[Array, "*shard"]],
+    held: Mapping[int, Region],
+) -> list[Shaped[Array, "*piece"]]:
+    """Cuts pieces out of the arrays of a device; a whole array is returned as it is.
+
+    Args:
+      pieces: the pieces.
+      arrays: the device's part of each leaf, by the leaf's number.
+      held: the regions of these parts.
+    """
+    cut = [piece for piece in pieces if piece.region != held[piece.leaf]]
+    made = iter(
+        _take(
+            [arrays[piece.leaf] for piece in cut],
+            [_start(piece, held) for piece in cut],
+            shapes=tuple(shape_of(piece.region) for piece in cut),
+        )
+        if cut
+        else ()
+    )
+    whole = [piece.region == held[piece.leaf] for piece in pieces]
+    return [
+        arrays[piece.leaf] if is_whole else next(made)
+        for piece, is_whole in zip(pieces, whole, strict=True)
+    ]
 
 
 class Assembly:
-    """Assembles a device's part of every leaf.
+    """Assembles a device's part of every leaf from pieces that arrive one after the other.
 
     A piece that is the whole part is kept as it is. Others are put into their place at once, so
     that nothing but the parts stays in memory.
 
     Args:
+      device: the device.
       dtypes: the dtype of each leaf, by the leaf's number.
       held: the region that the device will have of each leaf.
     """
@@ -38,75 +67,66 @@ class Assembly:
         self._device, self._dtypes, self._held = device, dtypes, held
         self._arrays: dict[int, Shaped[Array, "*shard"]] = {}
 
-    def make_room(self, leaves: Iterable[int]) -> None:
-        """Makes room for leaves of which less than the whole part arrives, in one program."""
-        self._room(leaves)
-
     def add(self, pieces: Sequence[Piece], values: Sequence[Shaped[Array, "*piece"]]) -> None:
         """Adds pieces on the device, as far as it will have them."""
-        parts: dict[Piece, Shaped[Array, "*piece"]] = {}
-        for piece, kept, value in zip(pieces, self._kept(pieces), values, strict=True):
-            if kept is None:
-                continue
-            if kept != piece:
-                value = value[within(kept.region, piece.region)]
-            if self._is_whole(kept):
-                self._arrays[kept.leaf] = value
-            else:
-                parts[kept] = value
-        for group in groups(list(parts)):
-            room = self._room(piece.leaf for piece in group)
-            self._arrays |= put(group, [parts[piece] for piece in group], room, self._held)
-
-    def add_packed(self, pieces: Sequence[Piece], words: UInt32[Array, " W"]) -> None:
-        """Adds pieces that were packed into words."""
-        kept = self._kept(pieces)
-        room = self._room(part.leaf for part in kept if part and not self._is_whole(part))
-        self._arrays |= unpack(pieces, words, kept, room, held=self._held, dtypes=self._dtypes)
-
-    def _kept(self, pieces: Sequence[Piece]) -> list[Piece | None]:
-        """Returns of each piece the part that the device will have."""
-        kept: list[Piece | None] = []
-        for piece in pieces:
+        put: dict[Piece, Shaped[Array, "*piece"]] = {}
+        for piece, value in zip(pieces, values, strict=True):
             held = self._held.get(piece.leaf)
             shared = None if held is None else overlap(piece.region, held)
             if shared is None:
-                kept.append(None)
+                continue
+            if shared != piece.region:
+                value = value[within(shared, piece.region)]
+            if shared == held:
+                self._arrays[piece.leaf] = value
             else:
-                kept.append(piece if shared == piece.region else Piece(piece.leaf, shared))
-        return kept
-
-    def _is_whole(self, piece: Piece) -> bool:
-        return piece.region == self._held[piece.leaf]
+                put[Piece(piece.leaf, shared)] = value
+        if put:
+            leaves = list(dict.fromkeys(piece.leaf for piece in put))
+            filled = _put(
+                [self._room(leaf) for leaf in leaves],
+                list(put.values()),
+                [_start(piece, self._held) for piece in put],
+                which=tuple(leaves.index(piece.leaf) for piece in put),
+            )
+            self._arrays |= zip(leaves, filled, strict=True)
 
     def pop(self, leaf: int) -> Shaped[Array, "*shard"]:
         """Removes and returns the part of a leaf; zeros where nothing has arrived."""
-        self._room([leaf])
+        self._arrays[leaf] = self._room(leaf)
         return self._arrays.pop(leaf)
 
-    def _room(self, leaves: Iterable[int]) -> dict[int, Shaped[Array, "*shard"]]:
-        """Returns what has arrived of some leaves; zeros for those of which nothing has."""
-        room = dict.fromkeys(leaves)
-        missing = [leaf for leaf in room if leaf not in self._arrays]
-        kinds = tuple((shape_of(self._held[leaf]), self._dtypes[leaf]) for leaf in missing)
-        self._arrays |= zip(missing, blanks(self._device, kinds), strict=True)
-        return {leaf: self._arrays[leaf] for leaf in room}
+    def _room(self, leaf: int) -> Shaped[Array, "*shard"]:
+        """Returns what has arrived of a leaf, or zeros."""
+        if leaf in self._arrays:
+            return self._arrays[leaf]
+        return jnp.zeros(shape_of(self._held[leaf]), self._dtypes[leaf], device=self._device)
 
 
-def groups(pieces: Sequence[T]) -> list[Sequence[T]]:
-    """Splits pieces into small groups, as programs for hundreds of pieces take long to compile.
-
-    Programs for small groups are often the same.
-    """
-    return [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
+def _start(piece: Piece, held: Mapping[int, Region]) -> Int[np.ndarray, " axes"]:
+    """Returns the first index of a piece in the device's array, along each axis."""
+    return np.array([cut.start for cut in within(piece.region, held[piece.leaf])], np.int32)
 
 
-def blanks(device: jax.Device, kinds: Kinds) -> list[Shaped[Array, "*shape"]]:
-    """Makes zeros of some shapes and dtypes on a device, in one program."""
-    return _zeros(kinds, SingleDeviceSharding(device)) if kinds else []
+@functools.partial(jax.jit, static_argnames="shapes")
+def _take(
+    arrays: Sequence[Shaped[Array, "*shard"]],
+    starts: _Starts,
+    shapes: tuple[tuple[int, ...], ...],
+) -> list[Shaped[Array, "*piece"]]:
+    return [
+        lax.dynamic_slice(array, list(start), shape)
+        for array, start, shape in zip(arrays, starts, shapes, strict=True)
+    ]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _zeros(kinds: Kinds, place: SingleDeviceSharding) -> list[Shaped[Array, "*shape"]]:
-    made = [jnp.zeros(*kind) for kind in kinds]
-    return [jax.lax.with_sharding_constraint(x, place) for x in made]
+@functools.partial(jax.jit, static_argnames="which", donate_argnames="arrays")
+def _put(
+    arrays: list[Shaped[Array, "*shard"]],
+    pieces: Sequence[Shaped[Array, "*piece"]],
+    starts: _Starts,
+    which: tuple[int, ...],
+) -> list[Shaped[Array, "*shard"]]:
+    for number, piece, start in zip(which, pieces, starts, strict=True):
+        arrays[number] = lax.dynamic_update_slice(arrays[number], piece, list(start))
+    return arrays

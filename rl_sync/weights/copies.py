@@ -1,35 +1,55 @@
-"""Copies on the devices that are only dispatched: the caller continues while they are made."""
+"""Copies on the devices that are only dispatched: the caller continues while they are made.
+
+On a CPU, XLA runs a program of less than 1000 arithmetic operations in the calling thread, however
+many bytes it copies. So these programs have some operations more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
+
+from rl_sync.weights.cells import Region
 
 _OPERATIONS = 2000
 
-
-def dispatching(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Compiles a function that only moves data, so that calls return before data are moved.
-
-    On a CPU, XLA runs a program of less than 1000 arithmetic operations in the calling thread,
-    however many bytes it copies. So this adds some operations.
-
-    Args:
-      move: a function from a pytree of arrays to another.
-    """
-
-    @jax.jit
-    def program(one: Float[Array, ""], tree: Any) -> tuple[Any, Float[Array, ""]]:
-        return move(tree), jnp.sum(one * jnp.arange(_OPERATIONS, dtype=jnp.float32))
-
-    return lambda tree: program(np.float32(1), tree)[0]
+Cut = tuple[int, Region]
+"""The number of an array, and the region that is copied of it."""
 
 
-def copier() -> Callable[[Any], Any]:
-    """Makes a function that copies a pytree; donating the originals does not affect the copies."""
-    return dispatching(lambda tree: jax.tree.map(jnp.copy, tree))
+def copied(tree: Any) -> Any:
+    """Copies a pytree of arrays; donating the originals does not affect the copies."""
+    return _copied(tree, np.float32(1))[0]
+
+
+def cut_out(
+    arrays: Sequence[Shaped[Array, "*shard"]], cuts: tuple[Cut, ...]
+) -> list[Shaped[Array, "*region"]]:
+    """Copies regions of the arrays of one device, in one program."""
+    return _cut_out(list(arrays), np.float32(1), cuts=cuts)[0]
+
+
+@jax.jit
+def _copied(tree: Any, one: Float[Array, ""]) -> tuple[Any, Float[Array, ""]]:
+    return jax.tree.map(jnp.copy, tree), _busy(one)
+
+
+@functools.partial(jax.jit, static_argnames="cuts")
+def _cut_out(
+    arrays: list[Shaped[Array, "*shard"]], one: Float[Array, ""], cuts: tuple[Cut, ...]
+) -> tuple[list[Shaped[Array, "*region"]], Float[Array, ""]]:
+    regions = [
+        jnp.copy(arrays[number][tuple(slice(*interval) for interval in region)])
+        for number, region in cuts
+    ]
+    return regions, _busy(one)
+
+
+def _busy(one: Float[Array, ""]) -> Float[Array, ""]:
+    return jnp.sum(one * jnp.arange(_OPERATIONS, dtype=jnp.float32))

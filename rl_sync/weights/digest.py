@@ -5,33 +5,37 @@ modulo 2^32. Integer addition is associative, so the result depends neither on t
 the order of a reduction. Through the index it reveals swapped, shifted and missing elements. Each
 leaf's sums are mixed with its path, shape and dtype before the leaves are added up in the same way.
 
-Each device adds up its own shards, in groups of a few equal shapes. One program for all shards
-would take long to compile if there are many leaves. One program for each shard would block the
-caller, since XLA allows only 32 in flight on a CPU. The groups are planned once for parameters of
-one structure. Leaves that arrive one after the other are added up as they arrive.
+Each device adds up its own shards, one program a shard. The devices meet once, at the end.
 
 It guards against mistakes and broken hardware, not against an adversary.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, Shaped, UInt32
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.types import Params
-from rl_sync.weights.digest_plan import plan_digest
 
 _GOLDEN = 0x9E3779B1  # odd, so that multiplying by it loses nothing
 _SILVER = 0x85EBCA77
+_WORD = 0xFFFFFFFF
 UNSIGNED: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 """The dtype for reading an element's bits, by its number of bytes; 8-byte elements are two
 words.
 """
+
+LeafSums = Mapping[jax.Device, UInt32[Array, " 2"]]
+"""The sums of a leaf's shards, by the device of this process that adds up the shard."""
 
 
 def digest(params: Params) -> str:
@@ -58,82 +62,85 @@ def digest_words(params: Params) -> UInt32[Array, " 2"]:
       TypeError: as in `digest`.
     """
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), params)
-    leaves = jax.tree.leaves(arrays)
-    if not leaves:
-        return jnp.zeros((2,), jnp.uint32)
-    arriving = ArrivingDigest(arrays)
-    for number, leaf in enumerate(leaves):
-        arriving.add(number, leaf)
-    return arriving.words()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+        check_dtype(jax.tree_util.keystr(path), leaf.dtype)
+    return combine(arrays, [leaf_sums(leaf) for leaf in jax.tree.leaves(arrays)])
 
 
-class ArrivingDigest:
-    """Digest of parameters whose leaves arrive one after the other.
+def leaf_sums(leaf: Array) -> LeafSums:
+    """Adds up the shards of a leaf that this process holds; of replicas, only the first."""
+    shape = (*leaf.shape, 2) if leaf.dtype.itemsize > 4 else leaf.shape
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    sums = {}
+    for shard in leaf.addressable_shards:
+        if shard.replica_id == 0:
+            starts = [cut.start or 0 for cut in shard.index]
+            first = sum(start * stride for start, stride in zip(starts, strides, strict=False))
+            place = np.array([number & _WORD for number in (first, *strides)], np.uint32)
+            sums[shard.device] = _shard_sums(shard.data, place)
+    return sums
+
+
+def combine(params: Params, sums: Sequence[LeafSums]) -> UInt32[Array, " 2"]:
+    """Returns the digest of parameters from the sums of their leaves.
+
+    Every process that holds a part of the parameters calls it.
 
     Args:
-      like: the parameters, as `plan_digest` takes them; at least one leaf.
-
-    Raises:
-      TypeError: as in `digest`.
+      params: the arrays.
+      sums: what `leaf_sums` returned for each leaf, in flattening order.
     """
-
-    def __init__(self, like: Params) -> None:
-        self._plan = plan_digest(like)
-        self._leaves: dict[int, Array] = {}
-        self._missing = [len(group.leaves) for group in self._plan.groups]
-        self._sums: dict[int, UInt32[Array, "group 2"]] = {}
-
-    def add(self, number: int, leaf: Array) -> None:
-        """Adds a leaf by its number in flattening order; it may still be in computation."""
-        self._leaves[number] = leaf
-        for index in self._plan.groups_of[number]:
-            self._missing[index] -= 1
-            if not self._missing[index]:
-                group = self._plan.groups[index]
-                shards = [
-                    self._leaves[of].addressable_data(nth)
-                    for of, nth in zip(group.leaves, group.nth, strict=True)
-                ]
-                self._sums[index] = _group_sums(shards, group.places)
-
-    def words(self) -> UInt32[Array, " 2"]:
-        """Returns the digest after all leaves; every process that holds a part calls it."""
-        leaves = len(self._plan.salts)
-        assert len(self._leaves) == leaves, "words() before all leaves were added"
-        columns = [
-            _column([self._sums[index] for index in column.groups], column.order)
-            if column.groups
-            else jnp.zeros((1, leaves, 2), jnp.uint32, device=column.device)
-            for column in self._plan.columns
-        ]
-        spread = self._plan.everywhere
-        shape = (spread.mesh.size, leaves, 2)
-        everything = jax.make_array_from_single_device_arrays(shape, spread, columns)
-        return _total(everything, self._plan.salts)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        return jnp.zeros((2,), jnp.uint32)
+    salts = np.array([_salt(jax.tree_util.keystr(path), leaf) for path, leaf in leaves], np.uint32)
+    devices = set().union(*(leaf.sharding.device_set for _, leaf in leaves))
+    ordered = sorted(devices, key=lambda device: device.id)
+    columns = [
+        _column([of.get(device) for of in sums], np.zeros(2, np.uint32))
+        if any(device in of for of in sums)
+        else jnp.zeros((1, len(leaves), 2), jnp.uint32, device=device)
+        for device in ordered
+        if device.process_index == jax.process_index()
+    ]
+    sharding = NamedSharding(Mesh(np.array(ordered), ("device",)), PartitionSpec("device"))
+    shape = (len(ordered), len(leaves), 2)
+    everything = jax.make_array_from_single_device_arrays(shape, sharding, columns)
+    return _total(everything, salts)
 
 
-def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """Reads an array's bits as words, one an element (two, in a last axis, for 8-byte dtypes)."""
-    if x.dtype == jnp.bool_:
-        return x.astype(jnp.uint32)
-    return lax.bitcast_convert_type(x, UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
+def check_dtype(name: str, dtype: np.dtype) -> None:
+    """Raises a TypeError unless the dtype's elements are whole bytes of plain bits."""
+    if dtype == jnp.bool_:
+        return
+    if jnp.issubdtype(dtype, jnp.integer):
+        bits = jnp.iinfo(dtype).bits
+    elif jnp.issubdtype(dtype, jnp.floating):
+        bits = jnp.finfo(dtype).bits
+    else:
+        bits = 0
+    if bits < 8:
+        raise TypeError(
+            f"Parameter {name} has dtype {dtype}, which cannot be transferred: use boolean, integer"
+            " or floating leaves of at least one byte (for PRNG keys, jax.random.key_data)."
+        )
 
 
-@jax.jit
-def _group_sums(
-    shards: list[Shaped[Array, "*shape"]], places: UInt32[Array, "group 1+axes"]
-) -> UInt32[Array, "group 2"]:
-    return jnp.stack([_shard_sums(*pair) for pair in zip(shards, places, strict=True)])
+def _salt(path: str, leaf: Array) -> list[int]:
+    """Hashes a leaf's path, shape and dtype."""
+    content = repr((path, tuple(leaf.shape), leaf.dtype.name)).encode()
+    return np.frombuffer(hashlib.sha256(content).digest()[:8], dtype="<u4").tolist()
 
 
 @jax.jit
-def _column(
-    sums: list[UInt32[Array, "group 2"]], order: Int[Array, " leaves"]
-) -> UInt32[Array, "1 leaves 2"]:
-    return jnp.concatenate([*sums, jnp.zeros((1, 2), jnp.uint32)])[order][None]
-
-
 def _shard_sums(x: Shaped[Array, "*shape"], place: UInt32[Array, " 1+axes"]) -> UInt32[Array, " 2"]:
+    """Adds up a shard's mixed words.
+
+    Args:
+      x: the shard.
+      place: the row-major index in the leaf of its first word, and the stride of words along each
+        axis.
+    """
     words = _element_words(x)
     index = jnp.full(words.shape, place[0])
     for axis in range(words.ndim):
@@ -147,6 +154,21 @@ def _shard_sums(x: Shaped[Array, "*shape"], place: UInt32[Array, " 1+axes"]) -> 
     axes = tuple(range(1 if x.ndim > 1 else 0, words.ndim))
     rows = lax.reduce((once, twice), (zero, zero), _add, axes)
     return jnp.stack([jnp.sum(row, dtype=jnp.uint32) for row in rows])
+
+
+def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """Reads an array's bits as words, one an element (two, in a last axis, for 8-byte dtypes)."""
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint32)
+    return lax.bitcast_convert_type(x, UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
+
+
+@jax.jit
+def _column(
+    sums: list[UInt32[Array, " 2"] | None], zero: UInt32[Array, " 2"]
+) -> UInt32[Array, "1 leaves 2"]:
+    """Stacks a device's sums; a leaf of which it adds up nothing counts as zero."""
+    return jnp.stack([zero if of is None else of for of in sums])[None]
 
 
 @jax.jit

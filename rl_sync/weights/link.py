@@ -1,67 +1,50 @@
 """A link moves parameters from the devices of one mesh to those of another, shard to shard.
 
 The processes of both meshes enter it together; only the order of their dispatches pairs them.
-Beside its parameters, and the new ones on the target's side, each device holds at most one bucket.
-Except on CPUs it is half a bucket that each turn makes anew, sends, and gets back filled with what
-arrives, and some parts of it under way. On CPUs the one half is for what the device sends, the
-other for what it receives, and large parameters that both sides shard in the same way are sent
-without a copy where they need not be cut.
+Beside its parameters, and the new ones on the target's side, each device holds at most one bucket:
+a third each for what it sends, for what is under way (not on CPUs), and for what it receives.
+Parameters that both sides shard in the same way, and that need not be cut, are sent without a copy.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Int, Shaped
 
 from rl_sync.types import Params
-from rl_sync.weights.assembly import Assembly, blanks
-from rl_sync.weights.digest_plan import check_dtype
-from rl_sync.weights.loads import (
-    Load,
-    load,
-    load_programs,
-    unload,
-    unload_programs,
-    viewed,
-    wire_dtype,
-)
-from rl_sync.weights.movers import AXIS, mover
-from rl_sync.weights.packing import Kind, Kinds
-from rl_sync.weights.regions import mesh_regions, shape_of
-from rl_sync.weights.routes import Bucket, Transfer, plan_transfer
+from rl_sync.weights.assembly import Assembly, take
+from rl_sync.weights.cells import Piece, mesh_regions
+from rl_sync.weights.digest import UNSIGNED, check_dtype
+from rl_sync.weights.routes import Box, Bundle, LinkPlan, plan_transfer
 
 BUCKET_BYTES = 256 * 2**20
+_AXIS = "device"
+_WORD_BYTES = 4
+
+_Arrays = list[Shaped[Array, "*shape"]]
 
 
 class Link:
     """A link from one mesh to another. Both sides make the same plan, once.
 
     Args:
-      source, target: the parameters' shapes, dtypes and shardings on either side; the meshes have
-        no device in common.
+      source: abstract params with their shardings on the one mesh.
+      target: abstract params with their shardings on the other mesh; the two have no common device.
       bucket_bytes: the largest size of a bucket; the same on both sides.
-      donate: whether what arrives takes the memory of what is sent; by default everywhere but on
-        CPUs, where a transfer without copies is faster. The same on both sides.
 
     Raises:
       ValueError: the sides have different models or share a device, or buckets are too small.
       TypeError: a leaf's dtype has no plain bits.
     """
 
-    def __init__(
-        self,
-        source: Params,
-        target: Params,
-        bucket_bytes: int = BUCKET_BYTES,
-        *,
-        donate: bool | None = None,
-    ) -> None:
+    def __init__(self, source: Params, target: Params, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._source, self._target = source, target
         self._check(target)
         for path, leaf in jax.tree_util.tree_leaves_with_path(source):
@@ -69,63 +52,33 @@ class Link:
         self._senders, self._receivers = _devices(source), _devices(target)
         if shared := set(self._senders) & set(self._receivers):
             raise ValueError(f"A link joins two meshes without a common device, not {shared}.")
-        platform = self._senders[0].platform
         self._dtypes = {
-            number: wire_dtype(np.dtype(leaf.dtype), platform)
+            number: wire_dtype(np.dtype(leaf.dtype), self._senders[0].platform)
             for number, leaf in enumerate(jax.tree.leaves(source))
         }
-        sides = mesh_regions(source), mesh_regions(target)
-        held = zip([*self._senders, *self._receivers], [*sides[0], *sides[1]], strict=True)
-        self._held = {device: dict(enumerate(regions)) for device, regions in held}
+        everyone = [*self._senders, *self._receivers]
+        regions = [*mesh_regions(source), *mesh_regions(target)]
+        self._held = {
+            device: dict(enumerate(of)) for device, of in zip(everyone, regions, strict=True)
+        }
+        mesh = Mesh(np.array(everyone), (_AXIS,))
+        self._here = [device for device in everyone if _is_here(device)]
+        self._sharded = NamedSharding(mesh, PartitionSpec(_AXIS))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
         self._plan = plan(source, target, bucket_bytes)
-        self._donate = platform != "cpu" if donate is None else donate
-        self._kinds = [
-            [(shape, self._dtypes[leaf]) for leaf, shape in form.slots]
-            + [((form.words,), np.dtype(np.uint32))] * bool(form.words)
-            for form in self._plan.formats
-        ]
-        mesh = Mesh(np.array([*self._senders, *self._receivers]), (AXIS,))
-        self._here = [device for device in mesh.devices.flat if _is_here(device)]
-        self._spread = NamedSharding(mesh, PartitionSpec(AXIS))
-        steps = [
-            [(route.source, len(self._senders) + route.target) for route in wave.routes]
-            for wave in self._plan.waves
-        ]
-        self._members = [
-            [number for number, wave in enumerate(self._plan.waves) if wave.format == form]
-            for form in range(len(self._plan.formats))
-        ]
-        self._movers = [
-            mover(mesh, [steps[number] for number in members], donate=self._donate)
-            for members in self._members
-        ]
-        self._blanks: dict[jax.Device, dict[Kind, Array]] = {}
-
-    @property
-    def movers(self) -> int:
-        """The number of programs that move data between devices."""
-        return len(self._movers)
-
-    @property
-    def programs(self) -> int:
-        """The number of programs that this process compiles for transfers, at most.
-
-        A program that one device runs is compiled for each device that runs it.
-        """
-        return self.movers + sum(key != () for _, key in set(self._own_programs()))
+        self._movers = [_mover(mesh, bundle, len(self._senders)) for bundle in self._plan.bundles]
 
     def lower(self) -> list[jax.stages.Lowered]:
         """Lowers the programs that move data; the devices need not be there."""
-        everywhere = NamedSharding(self._spread.mesh, PartitionSpec())
-        wave = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
-        lowered = []
-        for move, kinds in zip(self._movers, self._kinds, strict=True):
-            load = [
-                jax.ShapeDtypeStruct(self._shape(shape), dtype, sharding=self._spread)
-                for shape, dtype in kinds
-            ]
-            lowered.append(move.lower(load, wave))
-        return lowered
+        wave = jax.ShapeDtypeStruct((), np.int32, sharding=self._replicated)
+        lowered = {}
+        for number, bundle in enumerate(self._plan.bundles):
+            for turn in bundle.turns:
+                kinds = tuple((self._shape(box.shape), self._dtypes[box.leaf]) for box in turn)
+                load = [jax.ShapeDtypeStruct(*kind, sharding=self._sharded) for kind in kinds]
+                if (number, kinds) not in lowered:
+                    lowered[number, kinds] = self._movers[number].lower(load, wave)
+        return list(lowered.values())
 
     def send(self, params: Params) -> None:
         """Sends the parameters, on the source's side; blocks until the target has everything.
@@ -180,130 +133,62 @@ class Link:
         shards: Mapping[jax.Device, Mapping[int, Array]],
         assemblies: Mapping[jax.Device, Assembly],
     ) -> None:
-        """Runs all turns: sends parts of shards on some devices, assembles parts on others."""
-        for device, assembly in assemblies.items():
-            assembly.make_room(self._pieced(device))
-        for number, wave in enumerate(self._plan.waves):
-            for turn in range(self._plan.formats[wave.format].turns):
-                # Nothing of a turn remains when the next one begins.
-                self._enter(number, turn, shards, assemblies)
-        self._blanks.clear()
+        """Sends parts of shards on some devices, and assembles parts on others."""
+        for bundle, move in zip(self._plan.bundles, self._movers, strict=True):
+            for turn in bundle.turns:
+                blanks: dict[jax.Device, _Arrays] = {}
+                for number, wave in enumerate(bundle.waves):
+                    sent: dict[jax.Device, list[Piece]] = {}
+                    arriving: dict[jax.Device, list[Piece]] = {}
+                    for route in wave:
+                        source, target = bundle.routes[route]
+                        pieces = [Piece(box.leaf, box.regions[route]) for box in turn]
+                        sent[self._senders[source]] = arriving[self._receivers[target]] = pieces
+                    loads = []
+                    for device in self._here:
+                        if device in sent and device in shards:
+                            blanks.pop(device, None)
+                            loads.append(take(sent[device], shards[device], self._held[device]))
+                        else:
+                            if device not in blanks:
+                                blanks[device] = self._blank(turn, device)
+                            loads.append(blanks[device])
+                    moved = self._moved(move, loads, number)
+                    loads.clear()
+                    for device, assembly in assemblies.items():
+                        if device in arriving:
+                            assembly.add(arriving[device], moved[device])
+                    del moved  # Nothing of it remains when the next one is sent.
 
-    def _enter(
-        self,
-        number: int,
-        turn: int,
-        shards: Mapping[jax.Device, Mapping[int, Array]],
-        assemblies: Mapping[jax.Device, Assembly],
-    ) -> None:
-        """Runs one turn of a wave."""
-        wave = self._plan.waves[number]
-        sent = {self._senders[route.source]: route.buckets[turn] for route in wave.routes}
-        loads = [self._load(wave.format, d, sent.get(d), shards.get(d)) for d in self._here]
-        everything = [self._joined(parts) for parts in zip(*loads, strict=True)]
+    def _moved(self, move: Any, loads: Sequence[_Arrays], wave: int) -> dict[jax.Device, _Arrays]:
+        """Exchanges the loads of this process's devices; returns what arrived on each device."""
+        joined = [
+            jax.make_array_from_single_device_arrays(
+                self._shape(parts[0].shape),
+                self._sharded,
+                [x if x.ndim else x[None] for x in parts],
+            )
+            for parts in zip(*loads, strict=True)
+        ]
+        number = jax.make_array_from_callback((), self._replicated, lambda _: np.int32(wave))
         # One collective at a time: only the order of dispatch pairs the two sides.
-        move = self._movers[wave.format]
-        moved = jax.block_until_ready(move(everything, self._member(number)))
-        arrived: dict[jax.Device, Load] = {device: [] for device in self._here}
-        for array in moved:
+        moved = jax.block_until_ready(move(joined, number))
+        arrived: dict[jax.Device, _Arrays] = {device: [] for device in self._here}
+        for array, part in zip(moved, loads[0], strict=True):
             for shard in array.addressable_shards:
-                arrived[shard.device].append(shard.data)
-        for route in wave.routes:
-            device = self._receivers[route.target]
-            if device in assemblies:
-                bucket, assembly = route.buckets[turn], assemblies[device]
-                # Each turn has all words.
-                unload(bucket, arrived[device], assembly, words=turn == 0)
+                arrived[shard.device].append(shard.data.reshape(part.shape))
+        return arrived
 
-    def _load(
-        self,
-        form: int,
-        device: jax.Device,
-        bucket: Bucket | None,
-        shards: Mapping[int, Array] | None,
-    ) -> Load:
-        """Builds the load of a device, from its shards if it sends a bucket of them."""
-        if shards is None:
-            bucket = None
-        missing = self._missing(form, bucket)
-        empty = iter(self._empty(device, missing))
-        sent: dict[int, Array] = {}
-        if bucket is not None and shards is not None:
-            words, held = self._plan.formats[form].words, self._held[device]
-            sent = load(bucket, shards, held, words, copy=self._donate)
-        places = range(len(self._kinds[form]))
-        return [sent[place] if place in sent else next(empty) for place in places]
-
-    def _missing(self, form: int, bucket: Bucket | None) -> Kinds:
-        """Returns the kinds of a load that a bucket, if there is one, does not fill."""
-        filled = [] if bucket is None else [*map(bool, bucket.single), bool(bucket.packed)]
-        pairs = itertools.zip_longest(self._kinds[form], filled[: len(self._kinds[form])])
-        return tuple(kind for kind, is_filled in pairs if not is_filled)
-
-    def _empty(self, device: jax.Device, kinds: Kinds) -> Sequence[Array]:
-        """Makes arrays of some kinds, which nobody reads."""
-        made = self._blank(kinds)
-        if self._donate:
-            return blanks(device, made)
-        if self._blanks.get(device, {}).keys() != set(made):  # The next turn often uses them again.
-            self._blanks.pop(device, None)  # Freed before others are made.
-            self._blanks[device] = dict(zip(made, blanks(device, made), strict=True))
-        return [self._blanks[device][kind] for kind in kinds]
-
-    def _blank(self, kinds: Kinds) -> Kinds:
-        """Returns the kinds of arrays to make: what is not donated may be entered twice."""
-        return kinds if self._donate else tuple(dict.fromkeys(kinds))
-
-    def _joined(self, parts: Sequence[Array]) -> Array:
-        """Joins each device's part into one array of the mesh."""
-        shape = self._shape(parts[0].shape)
-        return jax.make_array_from_single_device_arrays(shape, self._spread, list(parts))
+    def _blank(self, turn: Sequence[Box], device: jax.Device) -> _Arrays:
+        """Makes what a device sends that has nothing to send: one array of each kind."""
+        kinds = [(box.shape, self._dtypes[box.leaf]) for box in turn]
+        made = {kind: jnp.zeros(*kind, device=device) for kind in dict.fromkeys(kinds)}
+        return [made[kind] for kind in kinds]
 
     def _shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
-        first, *others = part
-        return first * self._spread.mesh.size, *others
-
-    def _member(self, number: int) -> Array:
-        """Returns a wave's number among those of its format, on all devices."""
-        member = self._members[self._plan.waves[number].format].index(number)
-        everywhere = NamedSharding(self._spread.mesh, PartitionSpec())
-        parts = [jax.device_put(np.int32(member), device) for device in self._here]
-        return jax.make_array_from_single_device_arrays((), everywhere, parts)
-
-    def _pieced(self, device: jax.Device) -> list[int]:
-        """Returns the leaves of which a receiver gets less than its whole part at once."""
-        held = self._held[device]
-        return sorted(
-            {
-                piece.leaf
-                for wave in self._plan.waves
-                for route in wave.routes
-                if self._receivers[route.target] == device
-                for bucket in route.buckets
-                for piece in (*bucket.single, *bucket.packed)
-                if piece and piece.region != held[piece.leaf]
-            }
-        )
-
-    def _own_programs(self) -> Iterator[tuple[jax.Device, Hashable]]:
-        """Yields what distinguishes the programs that this process's devices run alone."""
-        for device in self._here:
-            held = self._held[device]
-            if device in self._receivers:
-                leaves = self._pieced(device)
-                yield device, tuple((shape_of(held[leaf]), self._dtypes[leaf]) for leaf in leaves)
-            for wave in self._plan.waves:
-                sent = {self._senders[route.source]: route.buckets for route in wave.routes}
-                got = {self._receivers[route.target]: route.buckets for route in wave.routes}
-                for turn in range(self._plan.formats[wave.format].turns):
-                    bucket = sent[device][turn] if device in sent else None
-                    yield device, self._blank(self._missing(wave.format, bucket))
-                    if bucket is not None:
-                        for key in load_programs(bucket, held, self._dtypes, copy=self._donate):
-                            yield device, key
-                    if device in got:
-                        for key in unload_programs(got[device][turn], held, self._dtypes):
-                            yield device, key
+        """Returns the shape of all devices' parts of one shape, which may be of scalars."""
+        first, *others = part or (1,)
+        return first * self._sharded.mesh.size, *others
 
     def _check(self, params: Params) -> None:
         """Raises a ValueError that names the first leaf that differs from the planned source."""
@@ -324,23 +209,59 @@ class Link:
                 )
 
 
-def plan(source: Params, target: Params, bucket_bytes: int = BUCKET_BYTES) -> Transfer:
+def plan(source: Params, target: Params, bucket_bytes: int = BUCKET_BYTES) -> LinkPlan:
     """Plans the transfer of a link; arguments as for `Link`, but the meshes may be abstract ones.
-
-    The plan has as many formats as the link has movers.
 
     Raises:
       ValueError: buckets are too small.
     """
     dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(source)]
-    # The other half is for what is under way.
-    return plan_transfer(dtypes, mesh_regions(source), mesh_regions(target), bucket_bytes // 2)
+    return plan_transfer(dtypes, mesh_regions(source), mesh_regions(target), bucket_bytes)
+
+
+def wire_dtype(dtype: np.dtype, platform: str) -> np.dtype:
+    """Returns the dtype as which a leaf is cut, sent and put together.
+
+    On CPUs XLA widens floats of less than 32 bits to float32 for a transfer, which doubles their
+    bytes and changes NaNs, as it also does where it puts them into arrays. It leaves integers as
+    they are.
+    """
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < _WORD_BYTES
+    return np.dtype(UNSIGNED[dtype.itemsize]) if narrow and platform == "cpu" else dtype
+
+
+def viewed(x: Shaped[Array, "*shape"], dtype: np.dtype) -> Shaped[Array, "*shape"]:
+    """Views an array as another dtype; if it is another, the array's memory is the host's."""
+    return x if x.dtype == dtype else jax.device_put(np.asarray(x).view(dtype), x.sharding)
+
+
+def _mover(mesh: Mesh, bundle: Bundle, senders: int) -> Any:
+    """Makes the program that moves loads along the routes of a wave, which is an argument."""
+    waves = [
+        [(source, senders + target) for source, target in (bundle.routes[of] for of in wave)]
+        for wave in bundle.waves
+    ]
+
+    def along(routes: list[tuple[int, int]]) -> Callable[[_Arrays], _Arrays]:
+        return lambda load: [lax.ppermute(x, _AXIS, routes) for x in load]
+
+    def move(load: _Arrays, wave: Int[Array, ""]) -> _Arrays:
+        if len(waves) == 1:
+            return along(waves[0])(load)
+        return lax.switch(wave, [along(routes) for routes in waves], load)
+
+    spec = PartitionSpec(_AXIS)
+    return jax.jit(
+        jax.shard_map(
+            move, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False
+        )
+    )
 
 
 def _is_here(device: jax.Device) -> bool:
     return device.process_index == jax.process_index()
 
 
-def _devices(like: Params) -> list[jax.Device]:
+def _devices(params: Params) -> list[jax.Device]:
     """Returns the devices of the parameters' mesh, in its order."""
-    return list(jax.tree.leaves(like)[0].sharding.mesh.devices.flat)
+    return list(jax.tree.leaves(params)[0].sharding.mesh.devices.flat)

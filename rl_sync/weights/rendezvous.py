@@ -1,13 +1,12 @@
 """Rendezvous: both sides agree on a collective transfer before it, as nothing can interrupt it.
 
 An explorer asks for a version. When the trainer has it, it grants, and both enter the transfer.
-They meet at a `MeetingPoint`: the process that hosts it offers its methods to the others.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rl_sync.weights.interface import wanted_text
 
@@ -38,69 +37,14 @@ class Grant(NamedTuple):
     digest: str
 
 
-class Rendezvous(Protocol):
-    """The explorers' side of the rendezvous."""
-
-    def request(
-        self, explorer: int, *, exactly: int | None, at_least: int | None, timeout_secs: float
-    ) -> Grant:
-        """Blocks until the trainer grants; after that the explorer must enter the transfer.
-
-        Raises:
-          TimeoutError: no grant came, and none will: the request is withdrawn.
-        """
-
-    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """Returns the newest announced version; -1 if none was announced.
-
-        Waits until it is not below `at_least`, for `timeout_secs` at most.
-        """
-
-
-class TrainerRendezvous(Protocol):
-    """The trainer's side of the rendezvous."""
-
-    def waiting(self, timeout_secs: float) -> list[Request]:
-        """Returns the requests of waiting explorers, in the order of arrival.
-
-        Blocks until there is one, for `timeout_secs` at most (0: does not block).
-        """
-
-    def grant(self, request: Request, version: int, digest: str) -> bool:
-        """Grants a request; after True the trainer must enter the transfer with that explorer.
-
-        Returns False when the explorer has withdrawn the request.
-        """
-
-    def announce(self, version: int) -> None:
-        """Tells the explorers that a version can be pulled."""
-
-
 class MeetingPoint:
-    """Both sides of the rendezvous, in one process and safe to call from any thread.
-
-    `request` consists of `ask`, `granted` and `withdraw`. They block briefly or not at all, for a
-    host whose calls must be short.
-    """
+    """The place of requests and grants, in one process and safe to call from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._tickets = 0
         self._requests: dict[int, Request] = {}
         self._grants: dict[int, Grant] = {}
-        self._newest = -1
-
-    def request(
-        self, explorer: int, *, exactly: int | None, at_least: int | None, timeout_secs: float
-    ) -> Grant:
-        """See `Rendezvous`."""
-        ticket = self.ask(explorer, exactly, at_least)
-        grant = self.granted(ticket, timeout_secs) or self.withdraw(ticket)
-        if grant is None:
-            raise TimeoutError(
-                f"the trainer granted nothing; the newest version announced is {self.newest()}"
-            )
-        return grant
 
     def ask(self, explorer: int, exactly: int | None, at_least: int | None) -> int:
         """Registers a request, in place of the explorer's earlier one; returns its ticket.
@@ -117,7 +61,10 @@ class MeetingPoint:
             return self._tickets
 
     def granted(self, ticket: int, timeout_secs: float) -> Grant | None:
-        """Waits for the grant of a ticket and returns it, once; None if there is none in time."""
+        """Waits for the grant of a ticket and returns it, once; None if there is none in time.
+
+        After a grant the explorer must enter the transfer.
+        """
         with self._changed:
             self._changed.wait_for(lambda: ticket in self._grants, timeout_secs)
             return self._grants.pop(ticket, None)
@@ -130,20 +77,17 @@ class MeetingPoint:
                     del self._requests[explorer]
             return self._grants.pop(ticket, None)
 
-    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `Rendezvous`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._newest >= at_least, timeout_secs)
-            return self._newest
-
     def waiting(self, timeout_secs: float) -> list[Request]:
-        """See `TrainerRendezvous`."""
+        """Returns the requests of waiting explorers, in the order of arrival; waits for a first."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests, timeout_secs)
             return sorted(self._requests.values(), key=lambda request: request.ticket)
 
     def grant(self, request: Request, version: int, digest: str) -> bool:
-        """See `TrainerRendezvous`."""
+        """Grants a request; after True the trainer must enter the transfer with that explorer.
+
+        Returns False if the explorer has withdrawn the request.
+        """
         with self._changed:
             current = self._requests.get(request.explorer)
             if current is None or current.ticket != request.ticket:
@@ -152,9 +96,3 @@ class MeetingPoint:
             self._grants[request.ticket] = Grant(version, digest)
             self._changed.notify_all()
             return True
-
-    def announce(self, version: int) -> None:
-        """See `TrainerRendezvous`."""
-        with self._changed:
-            self._newest = version
-            self._changed.notify_all()

@@ -1,236 +1,202 @@
-"""Plan of a collective transfer: routes between devices, and what each sends at every turn.
+"""Plan of a collective transfer: which device sends what to which, and in what order.
 
-In a *wave* each device sends to at most one device and receives from at most one. All routes of a
-wave send arrays of the same shapes at each of its turns (`formats.py`), and so do most waves. Small
-pieces are packed into words; large ones are cut into boxes.
+Leaves whose cells go the same ways form a *bundle*. In a *wave* of a bundle each device sends to at
+most one device and receives from at most one. A *turn* of a bundle sends some of its leaves along
+every wave, as many as fit into a third of a bucket; a leaf that does not fit is cut into equal
+boxes. So all devices send arrays of the same shapes at a turn, as a collective needs it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from rl_sync.weights.formats import Format, Kind, Part, make_format, union
-from rl_sync.weights.pieces import WORD_BYTES, Piece, shares, word_count
-from rl_sync.weights.regions import DeviceRegions, Region, placed, shape_of, size_of
+from rl_sync.weights.cells import DeviceRegions, Region, cells, shape_of
 
-_LEAST_WORDS = 2  # The largest elements have eight bytes.
-_MOST_FORMATS = 4
-_SMALL_BYTES = 256 * 2**10
-_SMALL_SHARE = 8
-_PACKED_SHARE = 16
+SHARES = 3
+"""A bucket holds what a device sends, as much under way, and what it receives."""
 
+_LONG = 64
+_TILE = 8
 
-class Bucket(NamedTuple):
-    """Pieces that one device sends to another at a turn.
-
-    Attributes:
-      single: for each slot of the format the piece that is sent in it; None if there is none.
-      packed: pieces that are packed into words, one after the other; the same at each turn.
-    """
-
-    single: tuple[Piece | None, ...]
-    packed: tuple[Piece, ...]
+Route = tuple[int, int]
+"""The numbers of a sender and of a receiver."""
 
 
-class Route(NamedTuple):
-    """Buckets that one device sends to another, turn by turn."""
-
-    source: int
-    target: int
-    buckets: tuple[Bucket, ...]
-
-
-class Wave(NamedTuple):
-    """Routes that share no sender and no receiver.
+class Box(NamedTuple):
+    """An array that is sent along every route of a bundle.
 
     Attributes:
-      format: the number of the format in which all of them send.
+      leaf: the number of the leaf that it is a part of.
+      shape: its shape.
+      regions: its region of the leaf, for each route of the bundle.
     """
 
-    format: int
+    leaf: int
+    shape: tuple[int, ...]
+    regions: tuple[Region, ...]
+
+
+class Bundle(NamedTuple):
+    """Leaves that go the same ways.
+
+    Attributes:
+      routes: the ways, one for each cell of a leaf.
+      waves: the numbers of routes that share no sender and no receiver.
+      turns: the boxes that are sent together.
+    """
+
     routes: tuple[Route, ...]
+    waves: tuple[tuple[int, ...], ...]
+    turns: tuple[tuple[Box, ...], ...]
 
 
-class Transfer(NamedTuple):
-    """Plan of a transfer: waves, one after the other.
+class LinkPlan(NamedTuple):
+    """Plan of a transfer.
 
     Attributes:
-      formats: the formats of the waves.
+      bundles: the bundles, one after the other.
+      nbytes: the most bytes that a device sends at once.
+      programs: the number of programs that send them.
     """
 
-    formats: tuple[Format, ...]
-    waves: tuple[Wave, ...]
+    bundles: tuple[Bundle, ...]
+    nbytes: int
+    programs: int
 
     @property
-    def turns(self) -> int:
-        """The number of turns of all waves."""
-        return sum(self.formats[wave.format].turns for wave in self.waves)
-
-
-class _Pair(NamedTuple):
-    """Pieces that one device sends to another: the large ones as parts, the small ones."""
-
-    source: int
-    target: int
-    large: dict[Part, Region]
-    packed: tuple[Piece, ...]
+    def exchanges(self) -> int:
+        """The number of times that devices send and receive."""
+        return sum(len(bundle.waves) * len(bundle.turns) for bundle in self.bundles)
 
 
 def plan_transfer(
     dtypes: Sequence[np.dtype], sources: DeviceRegions, targets: DeviceRegions, bucket_bytes: int
-) -> Transfer:
+) -> LinkPlan:
     """Plans the transfer of every leaf to its targets.
-
-    If several sources hold the same part, each of them sends it to an equal share of the targets.
 
     Args:
       dtypes: the dtype of each leaf.
-      sources, targets: the regions that each device holds, or will hold.
-      bucket_bytes: the largest size of a bucket.
+      sources: the regions that each device holds.
+      targets: the regions that each device of the other side will hold.
+      bucket_bytes: the most bytes that a device sends, receives and has under way at once.
 
     Raises:
-      ValueError: `bucket_bytes` is too little for an element of each leaf.
+      ValueError: `bucket_bytes` is too little for an element.
     """
-    if bucket_bytes < _LEAST_WORDS * WORD_BYTES:
+    most = bucket_bytes // SHARES
+    if most < max((dtype.itemsize for dtype in dtypes), default=1):
         raise ValueError(
-            f"bucket_bytes={bucket_bytes} must be at least {_LEAST_WORDS * WORD_BYTES}."
+            f"bucket_bytes={bucket_bytes} is too little for {SHARES} elements: give more."
         )
-    wanted: dict[tuple[int, int], list[Piece]] = {}
-    for leaf in range(len(dtypes)):
-        for source, target, region in _deliveries(
+    alike: dict[tuple[Route, ...], list[Box]] = {}
+    for leaf, dtype in enumerate(dtypes):
+        sent: dict[tuple[int, ...], list[tuple[Route, Region]]] = {}
+        for route, region in _deliveries(
             [held[leaf] for held in sources], [held[leaf] for held in targets]
         ):
-            wanted.setdefault((source, target), []).append(Piece(leaf, region))
-    itemsizes = [dtype.itemsize for dtype in dtypes]
-    small = _small_bytes(wanted.values(), itemsizes, bucket_bytes)
-    pairs = [_pair(*ends, pieces, itemsizes, small) for ends, pieces in wanted.items()]
-    kinds = [
-        Kind(
-            dtype.itemsize, (dtype.name, *(shape_of(held[0][leaf]) for held in (sources, targets)))
-        )
-        for leaf, dtype in enumerate(dtypes)
-        if pairs
-    ]
-    words = max((word_count(pair.packed, itemsizes) for pair in pairs), default=0)
-    formats = [make_format(parts, kinds, words, bucket_bytes) for parts in _patterns(pairs, kinds)]
-    waves = _waves(pairs, formats, devices=max(len(sources), len(targets)))
-    used = sorted({number for number, _ in waves})
-    return Transfer(
-        tuple(formats[number] for number in used),
-        tuple(
-            Wave(used.index(number), tuple(_route(pair, formats[number]) for pair in together))
-            for number, together in waves
-        ),
-    )
+            sent.setdefault(shape_of(region), []).append((route, region))
+        for shape, deliveries in sent.items():
+            routes, regions = zip(*sorted(deliveries), strict=True)
+            box = Box(leaf, shape, regions)
+            alike.setdefault(routes, []).extend(_cut(box, most // dtype.itemsize))
+
+    def nbytes(box: Box) -> int:
+        return math.prod(box.shape) * dtypes[box.leaf].itemsize
+
+    devices = max(len(sources), len(targets))
+    bundles = []
+    for routes, boxes in alike.items():
+        sizes = [nbytes(box) for box in boxes]
+        turns = _filled(boxes, sizes, most)
+        even = _filled(boxes, sizes, math.ceil(sum(sizes) / len(turns)))
+        # Turns of equal sizes are often of equal shapes, too, and share a program.
+        turns = even if len(even) == len(turns) else turns
+        bundles.append(Bundle(routes, _waves(routes, devices), tuple(map(tuple, turns))))
+    every = [turn for bundle in bundles for turn in bundle.turns]
+    programs = {
+        (bundle.waves, tuple((box.shape, dtypes[box.leaf]) for box in turn))
+        for bundle in bundles
+        for turn in bundle.turns
+    }
+    most_sent = max((sum(map(nbytes, turn)) for turn in every), default=0)
+    return LinkPlan(tuple(bundles), most_sent, len(programs))
 
 
 def _deliveries(
     sources: Sequence[Region], targets: Sequence[Region]
-) -> Iterator[tuple[int, int, Region]]:
-    """Yields (source, target, region) for each target's elements of a leaf, each element once."""
-    for holders, cells in shares(sources, targets):
-        wanting = sorted((target, cell) for cell, readers in cells for target in readers)
-        for rank, (target, region) in enumerate(wanting):
-            yield holders[rank * len(holders) // len(wanting)], target, region
+) -> Iterator[tuple[Route, Region]]:
+    """Yields the way of each target's elements of a leaf, each element once.
 
-
-def _small_bytes(
-    wanted: Collection[Sequence[Piece]], itemsizes: Sequence[int], bucket_bytes: int
-) -> int:
-    """Returns the size up to which pieces are packed.
-
-    Words are sent at each turn, so that they must be few unless one turn is enough.
+    If several sources hold the same part, each of them sends it to an equal share of the targets.
     """
-    most = min(_SMALL_BYTES, bucket_bytes // _SMALL_SHARE)
-    sizes = [sorted(size_of(region) * itemsizes[leaf] for leaf, region in of) for of in wanted]
-    if all(sum(of) + len(of) * WORD_BYTES <= bucket_bytes for of in sizes):
-        return most
-    for of in sizes:
-        for size, upto in zip(of, itertools.accumulate(of), strict=True):
-            if upto > bucket_bytes // _PACKED_SHARE:
-                most = min(most, size - 1)
-                break
-    return most
+    for holders, shard in itertools.groupby(cells(sources, targets), lambda cell: cell.holders):
+        wanted = sorted((target, cell.region) for cell in shard for target in cell.readers)
+        for rank, (target, region) in enumerate(wanted):
+            yield (holders[rank * len(holders) // len(wanted)], target), region
 
 
-def _pair(
-    source: int, target: int, pieces: Sequence[Piece], itemsizes: Sequence[int], small: int
-) -> _Pair:
-    large: dict[Part, Region] = {}
-    packed = []
-    ranks = Counter[tuple[int, tuple[int, ...]]]()
-    for piece in pieces:
-        leaf, region = piece
-        if not region or size_of(region) * itemsizes[leaf] <= small:
-            packed.append(piece)
-        else:
-            like = leaf, shape_of(region)
-            large[Part(*like, ranks[like])] = region
-            ranks[like] += 1
-    return _Pair(source, target, large, tuple(packed))
-
-
-def _patterns(pairs: Sequence[_Pair], kinds: Sequence[Kind]) -> list[tuple[Part, ...]]:
-    """Returns the sets of parts for which there are formats, the largest first.
-
-    Of many, those with the fewest bytes are joined.
-    """
-    weights = Counter[tuple[Part, ...]]()
-    for pair in pairs:
-        weights[tuple(pair.large)] += 1 + sum(
-            size_of(region) * kinds[part.leaf].itemsize for part, region in pair.large.items()
+def _cut(box: Box, most: int) -> list[Box]:
+    """Cuts a box into equal ones of at most `most` elements; the last ones may overlap."""
+    parts = math.ceil(math.prod(box.shape) / most)
+    if parts == 1:
+        return [box]
+    longest = max(range(len(box.shape)), key=lambda axis: box.shape[axis])
+    axis = next((axis for axis, length in enumerate(box.shape) if length >= parts), longest)
+    length = box.shape[axis]
+    step = max(length // parts, 1)
+    if step >= _LONG:  # TPUs cut at multiples of their tiles without moving elements.
+        step -= step % _TILE
+    boxes = []
+    for first in range(0, length, step):
+        start = min(first, length - step)
+        regions = tuple(
+            (*region[:axis], (low + start, low + start + step), *region[axis + 1 :])
+            for region in box.regions
+            for low in [region[axis][0]]
         )
-    patterns = [parts for parts, _ in weights.most_common()]
-    if len(patterns) > _MOST_FORMATS:
-        last = _MOST_FORMATS - 1
-        patterns = [*patterns[:last], union(patterns[last:])]
-    return patterns
+        shape = (*box.shape[:axis], step, *box.shape[axis + 1 :])
+        boxes += _cut(Box(box.leaf, shape, regions), most)
+    return boxes
 
 
-def _route(pair: _Pair, form: Format) -> Route:
-    buckets = []
-    for turn in range(form.turns):
-        single = [
-            Piece(part.leaf, placed(box, pair.large[part])) if part in pair.large else None
-            for part, box in form.at(turn)
-        ]
-        buckets.append(Bucket(tuple(single), pair.packed))
-    return Route(pair.source, pair.target, tuple(buckets))
+def _filled(boxes: Sequence[Box], sizes: Sequence[int], most: int) -> list[list[Box]]:
+    """Puts boxes into turns of at most so many bytes, or of a single box."""
+    turns: list[list[Box]] = []
+    filled = most
+    for box, size in zip(boxes, sizes, strict=True):
+        if not turns or filled + size > most:
+            turns.append([])
+            filled = 0
+        turns[-1].append(box)
+        filled += size
+    return turns
 
 
-def _waves(
-    pairs: Sequence[_Pair], formats: Sequence[Format], devices: int
-) -> list[tuple[int, list[_Pair]]]:
-    """Puts each pair into the first wave that can take it; returns the waves with their formats.
+def _waves(routes: Sequence[Route], devices: int) -> tuple[tuple[int, ...], ...]:
+    """Puts each route into the first wave that has neither its sender nor its receiver.
 
-    A wave can take a pair if it has neither its sender nor its receiver, and if its format has all
-    of its parts. Formats of many bytes come first. Among pairs of one format, the distance around
-    the ring of devices decides. This gives the fewest waves if every device sends to every other.
+    Routes go by their distance around the ring of devices. This gives the fewest waves if every
+    device sends to every other.
     """
-    parts = [frozenset(part for group in form.groups for part in group.parts) for form in formats]
-    ordered = []
-    for pair in pairs:
-        fitting = [number for number, of in enumerate(parts) if pair.large.keys() <= of]
-        own = min(fitting, key=lambda number: len(parts[number]))
-        around = (pair.target - pair.source) % devices
-        ordered.append(((-formats[own].turns, own, around, pair.source, pair.target), pair))
-    waves: list[tuple[int, list[_Pair]]] = []
-    busy: list[tuple[set[int], set[int]]] = []
-    for (_, own, *_), pair in sorted(ordered, key=lambda item: item[0]):
-        for index, (sending, receiving) in enumerate(busy):
-            number, taken = waves[index]
-            free = pair.source not in sending and pair.target not in receiving
-            if free and pair.large.keys() <= parts[number]:
+    waves: list[tuple[list[int], set[int], set[int]]] = []
+
+    def around(number: int) -> tuple[int, Route]:
+        source, target = routes[number]
+        return (target - source) % devices, routes[number]
+
+    for number in sorted(range(len(routes)), key=around):
+        source, target = routes[number]
+        for wave in waves:
+            if source not in wave[1] and target not in wave[2]:
                 break
         else:
-            waves.append((own, taken := []))
-            busy.append((sending := set(), receiving := set()))
-        taken.append(pair)
-        sending.add(pair.source)
-        receiving.add(pair.target)
-    return waves
+            waves.append(wave := ([], set(), set()))
+        wave[0].append(number)
+        wave[1].add(source)
+        wave[2].add(target)
+    return tuple(tuple(wave[0]) for wave in waves)

@@ -93,13 +93,13 @@ class ArrayStorage:
         self._checkpointer.save(absolute(directory), args=load_orbax().args.PyTreeSave(full))
 
     def read(
-        self, directory: Location, like: Mapping[str, Any], *, partial: bool = False
+        self, directory: Location, abstract: Mapping[str, Any], *, partial: bool = False
     ) -> dict[str, Any]:
         """Reads named arrays.
 
         Args:
           directory: one that `write` made.
-          like: for each written name, the array or `jax.ShapeDtypeStruct` to read into. A numpy
+          abstract: for each written name, the array or `jax.ShapeDtypeStruct` to read into. A numpy
             array gives a numpy array. Any other gives a jax array in its sharding, or, without one,
             uncommitted on the default device.
           partial: whether other arrays may be stored too; they are not read.
@@ -109,7 +109,7 @@ class ArrayStorage:
             difference.
           FileNotFoundError: there is no such directory.
         """
-        full = {name: x for name, x in like.items() if math.prod(x.shape)}
+        full = {name: x for name, x in abstract.items() if math.prod(x.shape)}
         restore_args = {name: _restore_args(x) for name, x in full.items()}
         path = absolute(directory)
         args = load_orbax().args.PyTreeRestore(
@@ -123,9 +123,11 @@ class ArrayStorage:
             self._check_stored(path, full, partial)  # Raises a better message, if it can.
             raise
         _check(path, read, full, partial)
-        return {name: _place(read.get(name), x) for name, x in like.items()}
+        return {name: _place(read.get(name), x) for name, x in abstract.items()}
 
-    def _check_stored(self, directory: Location, like: Mapping[str, Any], partial: bool) -> None:
+    def _check_stored(
+        self, directory: Location, abstract: Mapping[str, Any], partial: bool
+    ) -> None:
         """Compares the stored arrays with the wanted ones, without reading them.
 
         Do not call it for every read: TensorStore leaks some kilobytes for each array that it
@@ -134,7 +136,7 @@ class ArrayStorage:
         stored = self._checkpointer.metadata(directory).item_metadata
         if stored is None:
             raise FileNotFoundError(f"{directory} holds no arrays.")
-        _check(directory, stored.tree, like, partial)
+        _check(directory, stored.tree, abstract, partial)
 
     def shapes(self, directory: Location) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Returns shapes and dtypes of stored arrays by name, except those without elements.
@@ -167,9 +169,11 @@ def flatten_named(tree: Any) -> dict[str, Any]:
     return named
 
 
-def unflatten_named(like: Any, named: Mapping[str, Any]) -> Any:
-    """Inverts `flatten_named` for a pytree of the structure of `like`."""
-    return jax.tree.unflatten(jax.tree.structure(like), [named[k] for k in flatten_named(like)])
+def unflatten_named(abstract: Any, named: Mapping[str, Any]) -> Any:
+    """Inverts `flatten_named` for a pytree of the structure of `abstract`."""
+    return jax.tree.unflatten(
+        jax.tree.structure(abstract), [named[k] for k in flatten_named(abstract)]
+    )
 
 
 def placement(x: Any) -> jax.sharding.Sharding | None:
@@ -193,23 +197,23 @@ def _restore_args(x: Any) -> Any:
     return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
 
 
-def _place(value: Any, like: Any) -> Any:
+def _place(value: Any, abstract: Any) -> Any:
     if value is None:
-        value = np.zeros(like.shape, like.dtype)
-    if isinstance(like, np.ndarray):
+        value = np.zeros(abstract.shape, abstract.dtype)
+    if isinstance(abstract, np.ndarray):
         return np.asarray(value)
-    return value if isinstance(value, jax.Array) else put(value, placement(like))
+    return value if isinstance(value, jax.Array) else put(value, placement(abstract))
 
 
 def _check(
-    directory: Location, stored: Mapping[str, Any], like: Mapping[str, Any], partial: bool
+    directory: Location, stored: Mapping[str, Any], abstract: Mapping[str, Any], partial: bool
 ) -> None:
     """Raises the MismatchError of `ArrayStorage.read`."""
     # For a part that is not stored, Orbax returns the placeholder.
     names = {name for name, x in stored.items() if hasattr(x, "shape")}
-    names = names & set(like) if partial else names
-    _check_names(directory, names, set(like))
-    for name, x in like.items():
+    names = names & set(abstract) if partial else names
+    _check_names(directory, names, set(abstract))
+    for name, x in abstract.items():
         _check_array(directory, name, stored[name], x)
 
 

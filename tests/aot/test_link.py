@@ -41,23 +41,21 @@ def _link(devices: list[jax.Device], source: MeshShape, target: MeshShape) -> Li
 
 @pytest.mark.aot
 @pytest.mark.parametrize(
-    ("chips", "source", "target", "movers", "waves"),
+    ("chips", "source", "target", "programs", "waves"),
     [
-        ("v5e:4x4", MeshShape(fsdp=8), MeshShape(data=2, tensor=4), 1, 8),
-        ("v5e:4x4", MeshShape(fsdp=4, tensor=2), MeshShape(data=2, tensor=4), 2, 8),
-        ("h100:8", MeshShape(fsdp=4), MeshShape(tensor=4), 1, 4),
+        ("v5e:4x4", MeshShape(fsdp=8), MeshShape(data=2, tensor=4), 4, 8),
+        ("v5e:4x4", MeshShape(fsdp=4, tensor=2), MeshShape(data=2, tensor=4), 5, 9),
+        ("h100:8", MeshShape(fsdp=4), MeshShape(tensor=4), 6, 4),
     ],
 )
-def test_a_few_programs_move_everything_in_place(devices, chips, source, target, movers, waves):
+def test_a_few_programs_move_everything_in_buckets(devices, chips, source, target, programs, waves):
     link = _link(devices(chips), source, target)
     compiled = [Reading.of(lowered.compile()) for lowered in link.lower()]
-    assert len(compiled) == link.movers == movers
-    routes = [set(ROUTES.findall(read.text)) for read in compiled]
-    assert sum(map(len, routes)) == waves
-    assert max(read.memory.outputs for read in compiled) > BUCKET_BYTES // 4
+    assert len(compiled) == link._plan.programs == programs
+    routes = {wave for read in compiled for wave in ROUTES.findall(read.text)}
+    assert len(routes) == waves
+    sent = [read.memory.outputs for read in compiled]
+    assert BUCKET_BYTES // 8 < max(sent) <= BUCKET_BYTES // 3
     for read in compiled:
-        # Besides the arrays there are the wave, and a table of the results.
-        assert read.memory.arguments - read.memory.aliased <= 512
-        assert read.memory.outputs - read.memory.aliased <= 512
-        assert read.memory.outputs <= BUCKET_BYTES // 2
-        assert read.memory.temporaries <= BUCKET_BYTES // 8
+        use = read.memory
+        assert use.arguments + use.temporaries + use.outputs <= BUCKET_BYTES + 2**20

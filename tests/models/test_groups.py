@@ -13,7 +13,7 @@ from rl_sync.models.sharding import using
 from rl_sync.models.transformer import hidden_states, logits
 from tests.models import tiny
 from tests.models.meshes import layout
-from tests.weights.test_regions import assert_regions
+from tests.weights.test_cells import assert_regions
 
 CONFIG = dataclasses.replace(tiny.CONFIG, vocab_size=12, num_layers=1, num_heads=8)
 TOKENS = np.random.default_rng(0).integers(0, 12, (4, 8))

@@ -15,7 +15,7 @@ from rl_sync.models.placement import shardings
 from rl_sync.runtime.parameters import Parameters
 from rl_sync.settings.records import ConfigError
 from rl_sync.storage.snapshots import load_part, save_snapshot
-from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from tests.models import tiny
 from tests.models.meshes import layout
 

@@ -10,11 +10,12 @@ from rl_sync.weights.rendezvous import Grant, MeetingPoint, Request
 
 
 def test_a_request_is_seen_granted_and_answered():
-    meeting = MeetingPoint()
-    answers = []
-    explorer = threading.Thread(
-        target=lambda: answers.append(meeting.request(2, exactly=3, at_least=None, timeout_secs=10))
-    )
+    meeting, answers = MeetingPoint(), []
+
+    def explore():
+        answers.append(meeting.granted(meeting.ask(2, 3, None), 10))
+
+    explorer = threading.Thread(target=explore)
     explorer.start()
     (request,) = meeting.waiting(10)
     assert request == Request(2, 1, 3, None)
@@ -47,15 +48,6 @@ def test_a_new_request_takes_the_place_of_the_explorers_old_one():
     meeting.ask(1, 6, None)
     assert [(r.explorer, r.exactly) for r in meeting.waiting(0)] == [(2, 7), (1, 6)]
     assert not meeting.grant(old, 5, "abc")
-
-
-def test_an_unanswered_request_says_what_is_newest_and_leaves_nothing_behind():
-    meeting = MeetingPoint()
-    assert meeting.newest() == -1
-    meeting.announce(4)
-    with pytest.raises(TimeoutError, match="newest version announced is 4"):
-        meeting.request(1, exactly=5, at_least=None, timeout_secs=0.05)
-    assert meeting.waiting(0) == []
 
 
 def test_a_request_accepts_what_it_asked_for():

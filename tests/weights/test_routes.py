@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -10,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_sync.weights.pieces import word_count
-from rl_sync.weights.regions import shape_of
-from rl_sync.weights.routes import Bucket, Transfer, plan_transfer
+from rl_sync.weights.cells import shape_of
+from rl_sync.weights.routes import LinkPlan, plan_transfer
 
 
 class Placed(NamedTuple):
@@ -23,7 +23,7 @@ class Placed(NamedTuple):
     targets: tuple
 
 
-def plan(leaves: list[Placed], bucket_bytes: int) -> Transfer:
+def plan(leaves: list[Placed], bucket_bytes: int) -> LinkPlan:
     itemsizes, sources, targets = zip(*leaves, strict=True)
     sides = (tuple(zip(*side, strict=True)) for side in (sources, targets))
     return plan_transfer([np.dtype(f"u{size}") for size in itemsizes], *sides, bucket_bytes)
@@ -67,11 +67,7 @@ def slices(box, origin) -> tuple:
     return (*(slice(a - o, b - o) for (a, b), (o, _) in zip(box, origin, strict=True)), ...)
 
 
-def pieces_of(bucket: Bucket) -> tuple:
-    return (*(piece for piece in bucket.single if piece), *bucket.packed)
-
-
-def carry_out(transfer: Transfer, leaves: list[Placed], bucket_bytes: int) -> None:
+def carry_out(transfer: LinkPlan, leaves: list[Placed], bucket_bytes: int) -> None:
     """Checks that every target gets each of its elements, with the right value."""
     wholes = []
     for leaf in leaves:
@@ -82,28 +78,24 @@ def carry_out(transfer: Transfer, leaves: list[Placed], bucket_bytes: int) -> No
         for leaf, whole in zip(leaves, wholes, strict=True)
     ]
     got = [[np.full(shape_of(box), -1) for box in leaf.targets] for leaf in leaves]
-    itemsizes = [leaf.itemsize for leaf in leaves]
-    assert {wave.format for wave in transfer.waves} == set(range(len(transfer.formats)))
-    for wave in transfer.waves:
-        routes, form = wave.routes, transfer.formats[wave.format]
-        assert len({route.source for route in routes}) == len(routes), "one sends twice at once"
-        assert len({route.target for route in routes}) == len(routes), "one receives twice at once"
-        filled = [math.prod(shape) * itemsizes[leaf] for leaf, shape in form.slots]
-        assert sum(filled) + form.words * 4 == form.nbytes <= bucket_bytes
-        for route in routes:
-            assert len(route.buckets) == form.turns
-            for bucket in route.buckets:
-                assert word_count(bucket.packed, itemsizes) <= form.words
-                for piece, (leaf, shape) in zip(bucket.single, form.slots, strict=True):
-                    if piece:
-                        assert shape_of(piece.region) == shape
-                        assert itemsizes[piece.leaf] == itemsizes[leaf]
-                for number, box in pieces_of(bucket):
-                    source, target = leaves[number].sources, leaves[number].targets
-                    sent = held[number][route.source][slices(box, source[route.source])]
-                    place = got[number][route.target][slices(box, target[route.target])]
-                    assert sent.shape == place.shape == shape_of(box)
+    nbytes, programs = [0], set()
+    for bundle in transfer.bundles:
+        assert sorted(itertools.chain(*bundle.waves)) == list(range(len(bundle.routes)))
+        for wave in bundle.waves:
+            for ends in zip(*(bundle.routes[route] for route in wave), strict=True):
+                assert len(set(ends)) == len(ends), "one sends or receives twice at once"
+        for turn in bundle.turns:
+            nbytes.append(sum(math.prod(box.shape) * leaves[box.leaf].itemsize for box in turn))
+            programs.add((bundle.waves, tuple((b.shape, leaves[b.leaf].itemsize) for b in turn)))
+            for leaf, shape, regions in turn:
+                for (source, target), region in zip(bundle.routes, regions, strict=True):
+                    sender, receiver = leaves[leaf].sources[source], leaves[leaf].targets[target]
+                    sent = held[leaf][source][slices(region, sender)]
+                    place = got[leaf][target][slices(region, receiver)]
+                    assert sent.shape == place.shape == shape_of(region) == shape
                     place[...] = sent
+    assert max(nbytes) == transfer.nbytes <= bucket_bytes // 3
+    assert len(programs) == transfer.programs
     for leaf, whole, arrived in zip(leaves, wholes, got, strict=True):
         for box, part in zip(leaf.targets, arrived, strict=True):
             np.testing.assert_array_equal(part, whole[slices(box, [(0, 0)] * len(box))])
@@ -123,75 +115,68 @@ def shards(size: int, devices: int, copies: int = 1) -> tuple:
     return cut_evenly((size,), (devices,), copies)
 
 
+def routes_of(transfer: LinkPlan) -> list[list[tuple[int, int]]]:
+    """Returns the routes of each wave of the only bundle."""
+    (bundle,) = transfer.bundles
+    return [[bundle.routes[route] for route in wave] for wave in bundle.waves]
+
+
 def test_equal_shards_go_straight_across_in_one_wave():
-    (wave,) = plan([Placed(4, shards(80, 4), shards(80, 4))], 10**6).waves
-    pairs = [(route.source, route.target) for route in wave.routes]
-    assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    (wave,) = routes_of(plan([Placed(4, shards(80, 4), shards(80, 4))], 10**6))
+    assert wave == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
 def test_rows_become_columns_in_as_many_waves_as_there_are_devices():
     rows, columns = cut_evenly((8, 8), (4, 1), 1), cut_evenly((8, 8), (1, 4), 1)
-    waves = plan([Placed(4, rows, columns)], 10**6).waves
-    assert [len(wave.routes) for wave in waves] == [4, 4, 4, 4]
+    waves = routes_of(plan([Placed(4, rows, columns)], 10**6))
+    assert [len(wave) for wave in waves] == [4, 4, 4, 4]
 
 
 def test_those_that_hold_the_same_send_equal_shares():
-    waves = plan([Placed(4, shards(80, 1, copies=2), shards(80, 1, copies=6))], 10**6).waves
-    sent = [route.source for wave in waves for route in wave.routes]
-    assert sorted(sent) == [0, 0, 0, 1, 1, 1]
+    waves = routes_of(plan([Placed(4, shards(80, 1, copies=2), shards(80, 1, copies=6))], 10**6))
+    assert sorted(source for wave in waves for source, _ in wave) == [0, 0, 0, 1, 1, 1]
     assert len(waves) == 3
 
 
-def test_small_parameters_are_words_and_large_ones_are_cut_into_equal_boxes():
+def test_what_does_not_fit_into_a_third_of_a_bucket_is_cut_into_equal_boxes():
     box = cut_evenly((67, 256), (1, 1), 1)
-    leaves = [Placed(2, box, box), Placed(4, shards(10, 1), shards(10, 1))]
-    (form,), (wave,) = plan(leaves, 16384)
-    assert (form.turns, form.slots, form.words) == (4, ((0, (17, 256)),), 10)
-    rows = [bucket.single[0].region[0] for bucket in wave.routes[0].buckets]
-    assert rows == [(0, 17), (17, 34), (34, 51), (50, 67)]
+    (bundle,) = plan([Placed(2, box, box)], 3 * 8192).bundles
+    rows = [turn[0].regions[0][0] for turn in bundle.turns]
+    assert rows == [(0, 13), (13, 26), (26, 39), (39, 52), (52, 65), (54, 67)]
 
 
-def test_what_fits_into_a_bucket_is_neither_cut_nor_packed_unless_it_is_small():
-    large, small = Placed(4, shards(600, 1), shards(600, 1)), Placed(4, shards(5, 1), shards(5, 1))
-    (_,), (wave,) = plan([large, small, large], 4096)
-    singles = [bucket.single for bucket in wave.routes[0].buckets]
-    assert [[piece.leaf for piece in single] for single in singles] == [[0], [2]]
-    assert [[piece.leaf for piece in b.packed] for b in wave.routes[0].buckets] == [[1], [1]]
+@pytest.mark.parametrize(
+    ("shape", "cut"), [((2, 100, 64), (2, 20, 64)), ((1, 1, 4096), (1, 1, 512)), ((0,), (0,))]
+)
+def test_the_first_axis_that_is_long_enough_is_cut(shape, cut):
+    box = cut_evenly(shape, (1,) * len(shape), 1)
+    bundles = plan([Placed(1, box, box)], 1536 if shape[0] == 1 else 7680).bundles
+    assert {box.shape for bundle in bundles for turn in bundle.turns for box in turn} <= {cut}
 
 
-def test_many_small_parameters_of_a_long_transfer_are_not_all_words():
-    """Words are sent at every turn, so that they have a sixteenth of the bucket."""
-    large, few = Placed(4, shards(4000, 1), shards(4000, 1)), shards(20, 1)
-    (form,), _ = plan([large, *[Placed(4, few, few)] * 8], 4096)
-    assert form.words == 0
-    (form,), _ = plan([large, *[Placed(4, few, few)] * 3], 4096)
-    assert (form.words, len(form.slots)) == (60, 1)
+def test_leaves_that_go_the_same_ways_share_turns_of_about_equal_size():
+    """Ten leaves of 400 bytes: four fit into a third of a bucket, and so three turns do."""
+    leaf = Placed(4, shards(100, 1), shards(100, 1))
+    (bundle,) = plan([leaf] * 10, 5250).bundles
+    assert [len(turn) for turn in bundle.turns] == [4, 4, 2]
+    (bundle,) = plan([leaf] * 9, 5250).bundles
+    assert [len(turn) for turn in bundle.turns] == [3, 3, 3]
 
 
-def test_routes_that_lack_a_part_go_with_those_that_have_it():
+def test_leaves_that_go_other_ways_are_sent_apart():
     """Only one of two receivers gets the second leaf."""
     both, one = shards(800, 2), (((0, 800),), ((800, 800),))
     leaves = [Placed(4, both, both), Placed(4, one, one)]
-    (_,), (wave,) = transfer = plan(leaves, 10**4)
-    assert [len(route.buckets) for route in wave.routes] == [1, 1]
-    assert [piece is None for piece in wave.routes[1].buckets[0].single] == [False, True]
-    carry_out(transfer, leaves, 10**4)
-
-
-def test_routes_that_differ_share_four_formats():
-    regions = tuple(((n * 400, n * 401 + 350),) for n in range(8))
-    leaves = [Placed(4, regions, regions)]
     transfer = plan(leaves, 10**4)
-    assert (len(transfer.formats), len(transfer.waves)) == (4, 4)
+    assert [len(bundle.routes) for bundle in transfer.bundles] == [2, 1]
+    assert transfer.exchanges == 2
     carry_out(transfer, leaves, 10**4)
 
 
-def test_a_transfer_of_nothing_needs_no_wave():
-    assert plan([Placed(4, (((0, 0),),), (((0, 0),),))], 4096) == ((), ())
+def test_a_transfer_of_nothing_needs_no_group():
+    assert plan([Placed(4, (((0, 0),),), (((0, 0),),))], 4096) == ((), 0, 0)
 
 
-def test_buckets_too_small_for_an_element_of_each_leaf_are_refused():
-    with pytest.raises(ValueError, match="bucket_bytes=7"):
-        plan_transfer([], (), (), 7)
-    with pytest.raises(ValueError, match=r"bucket_bytes=8 is too little .* each of 3 parts"):
-        plan([Placed(4, shards(n, 1), shards(n, 1)) for n in (9, 10, 11)], 8)
+def test_buckets_too_small_for_three_elements_are_refused():
+    with pytest.raises(ValueError, match="bucket_bytes=11 is too little for 3 elements"):
+        plan([Placed(4, shards(9, 1), shards(9, 1))], 11)

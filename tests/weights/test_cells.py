@@ -1,4 +1,4 @@
-"""Regions are cut without gaps or overlaps, and meshes give the regions of their devices."""
+"""Cells hold every element once and know who needs it; meshes give the regions of their devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from rl_sync.weights.regions import (
+from rl_sync.weights.cells import (
+    Cell,
+    cells,
     cut,
     device_regions,
     mesh_regions,
@@ -42,13 +44,12 @@ def regions(draw, shape):
 
 @settings(deadline=None, max_examples=50)
 @given(st.data(), shapes)
-def test_cells_cover_a_region_once_and_lie_in_or_outside_each_other_region(data, shape):
+def test_a_region_is_cut_without_gaps_or_overlaps_at_the_edges_of_others(data, shape):
     region = data.draw(regions(shape))
     others = data.draw(st.lists(regions(shape), max_size=3))
-    cells = cut(region, others)
     seen = np.zeros(shape, int)
     whole = tuple((0, length) for length in shape)
-    for cell in cells:
+    for cell in cut(region, others):
         seen[within(cell, whole)] += 1
         for other in others:
             assert overlap(cell, other) in (None, cell)
@@ -65,18 +66,46 @@ def test_regions_that_only_touch_share_nothing():
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_mesh_without_devices_places_arrays_as_one_with_devices_does(spec):
     mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[::-1][:4])
-    abstract = AbstractMesh((2, 2), ("a", "b"))
+    without = AbstractMesh((2, 2), ("a", "b"))
 
-    def like(mesh):
+    def described(mesh):
         sharding = NamedSharding(mesh, spec)
         return jax.ShapeDtypeStruct((8, 12), "float32", sharding=sharding)
 
-    assert_regions(list(mesh.devices.flat), {"w": like(mesh)})
-    assert mesh_regions({"w": like(abstract)}) == mesh_regions({"w": like(mesh)})
+    assert_regions(list(mesh.devices.flat), {"w": described(mesh)})
+    assert mesh_regions({"w": described(without)}) == mesh_regions({"w": described(mesh)})
 
 
-def assert_regions(devices, like):
+def assert_regions(devices, abstract):
     """Checks a mesh's regions against those of its devices, in their order."""
-    by_leaf = [device_regions(leaf) for leaf in jax.tree.leaves(like)]
+    by_leaf = [device_regions(leaf) for leaf in jax.tree.leaves(abstract)]
     expected = tuple(tuple(leaf[device] for leaf in by_leaf) for device in devices)
-    assert mesh_regions(like) == expected
+    assert mesh_regions(abstract) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), shapes)
+def test_readers_need_a_cell_whole_or_not_at_all(data, shape):
+    whole = tuple((0, length) for length in shape)
+    targets = data.draw(st.lists(regions(shape), max_size=4))
+    seen = np.zeros(shape, int)
+    for cell, holders, readers in cells([whole, whole], targets):
+        assert holders == (0, 1)
+        seen[within(cell, whole)] += 1
+        for target, region in enumerate(targets):
+            assert overlap(cell, region) == (cell if target in readers else None)
+    assert (seen == 1).all()
+
+
+def test_each_holders_region_is_cut_for_its_own_readers():
+    halves = ((0, 4),), ((4, 8),)
+    assert [*cells(halves, [((0, 8),), ((2, 4),)])] == [
+        Cell(((0, 2),), (0,), (0,)),
+        Cell(((2, 4),), (0,), (0, 1)),
+        Cell(((4, 8),), (1,), (0,)),
+    ]
+
+
+def test_a_scalar_has_readers_and_an_empty_leaf_has_no_cells():
+    assert [*cells([()], [(), ()])] == [((), (0,), (0, 1))]
+    assert [*cells([((0, 0),)], [((0, 0),)])] == []

@@ -11,7 +11,7 @@ from rl_sync.observe.metrics import read_metrics
 from rl_sync.runtime import wiring
 from rl_sync.runtime.programs import parameters_of, trainer_of
 from rl_sync.storage.snapshots import load_snapshot
-from rl_sync.weights.checkpoint import CheckpointPuller
+from rl_sync.transfers.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
 from tests.runs.conftest import assert_same_bits, flags
 
@@ -25,10 +25,10 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     one, other = (runs.get(*flags("synchronous", **over), *sizes, embedded) for over in transfers)
     assert_same_bits(one, other)
     settings = other.settings
-    travelling = parameters_of(settings, wiring.load_task(settings), layout()).abstract_published()
-    assert travelling == lora.split(travelling)[0]
+    published = parameters_of(settings, wiring.load_task(settings), layout()).abstract_published()
+    assert published == lora.split(published)[0]
     # It refuses versions that hold anything else.
-    puller = CheckpointPuller(settings.weights_directory(other.workdir), travelling)
+    puller = CheckpointPuller(settings.weights_directory(other.workdir), published)
     version, adapters = puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     assert version == settings.trainer.steps - 1
@@ -46,9 +46,9 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
         "--config.trainer.offload_optimizer=True",
     )
     settings, task = run.settings, wiring.load_task(run.settings)
-    travelling = parameters_of(settings, task, layout()).abstract_published()
+    published = parameters_of(settings, task, layout()).abstract_published()
     # It refuses versions that hold anything else.
-    puller = CheckpointPuller(settings.weights_directory(run.workdir), travelling)
+    puller = CheckpointPuller(settings.weights_directory(run.workdir), published)
     puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     abstract = trainer_of(settings, task, layout()).abstract()

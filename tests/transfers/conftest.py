@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
-from tests.weights.small_weights import make_params
+from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
+from tests.transfers.small_weights import make_params
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
-"""The trainer's end of a point-to-point transfer: it offers shards, and explorers fetch them.
+"""The trainer's end of the server transfer: it offers parts of each version to explorers.
 
-Trainer and explorers are independent JAX programs. Each process of the trainer offers the parts
-that its own devices hold; an explorer's process asks each of them for what it needs. Nobody waits.
 On publication, the devices cut a version into parts. The version is offered once the first parts
 are computed, so that they are transferred while the others are computed. A version stays until
 every explorer that began to fetch it has it, or counts as dead.
@@ -21,17 +19,88 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Shaped, UInt32
 
+from rl_sync.processes.messages import record
+from rl_sync.processes.rpc import Call, Desk, RpcServer
 from rl_sync.types import Params
+from rl_sync.weights.cells import DeviceRegions, Piece
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.regions import DeviceRegions
-from rl_sync.weights.server_cutters import cutters
-from rl_sync.weights.server_holder import Offer
-from rl_sync.weights.server_manifest import first_difference, leaves_of, plan_manifest
+from rl_sync.weights.parts import (
+    Cutter,
+    Leaf,
+    Manifest,
+    Part,
+    first_difference,
+    leaves_of,
+    plan_manifest,
+)
 from rl_sync.weights.server_transport import start_server
 
 _CLOSE_SECS = 5.0
 _DIGEST_SECS = 60.0
+_THREADS = 64
+
+
+class VersionOffer(NamedTuple):
+    """One version, ready to be fetched by one explorer's process.
+
+    Attributes:
+      version: the policy version.
+      uuid: the id to ask the transfer server for.
+    """
+
+    version: int
+    uuid: int
+
+
+for _class in (Leaf, Manifest, VersionOffer, Part, Piece):
+    record(_class)
+
+
+@dataclasses.dataclass(frozen=True)
+class AskManifest(Call[Manifest]):
+    """Asks a process of the trainer for the manifest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenLine(Call[str]):
+    """Starts a transfer server for an explorer's process, in place of its earlier one.
+
+    The answer is the server's address.
+    """
+
+    reader: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskOffer(Call[VersionOffer | None]):
+    """Waits for a version, and registers parts of it with the explorer's transfer server.
+
+    The answer is None if there is no such version in time.
+    """
+
+    reader: str
+    parts: list[int]
+    exactly: int | None
+    at_least: int | None
+    timeout_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken(Call[str]):
+    """Reports that the explorer's process has fetched all parts of its last offer.
+
+    The answer is the digest of that version's parameters, which is computed during the transfer.
+    """
+
+    reader: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CloseLine(Call[None]):
+    """Reports that the explorer's process will not ask again."""
+
+    reader: str
 
 
 class _Held(NamedTuple):
@@ -46,32 +115,30 @@ class _Line:
 
     Attributes:
       server: the server.
-      version, digest: the version that the explorer was offered last, and its digest.
+      offered: the version that the explorer was offered last.
       busy_until_secs: the time until which it may be fetching that version; None if it has it.
     """
 
     server: Any
-    version: int = -1
-    digest: concurrent.futures.Future[UInt32[Array, " 2"]] | None = None
+    offered: _Held | None = None
     busy_until_secs: float | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """True where the explorer may be fetching."""
-        return self.busy_until_secs is not None
 
 
 class ServerPublisher:
-    """Offers versions to any number of explorers; itself a `Holder`, for calls from others.
+    """Offers versions to any number of explorers, and answers their calls.
 
     Args:
-      like: the parameters, as arrays or `jax.ShapeDtypeStruct`s with shardings.
+      params: abstract params in the trainer's shardings.
       host: the interface at which explorers reach this process.
+      secret: the run's secret, which callers must know.
       expected: the regions that explorers are expected to hold; see `plan_manifest`.
       keep: the number of newest versions that are offered.
       reader_expiry_secs: the time to fetch an offer. After it an explorer counts as dead, and the
         memory of its version may be freed.
       on_ready: a function called in a thread of the publisher with each version once it is offered.
+
+    Attributes:
+      address: `host:port`, where calls are answered.
 
     Raises:
       ValueError: `keep` is too small.
@@ -81,9 +148,10 @@ class ServerPublisher:
 
     def __init__(
         self,
-        like: Params,
+        params: Params,
         *,
         host: str,
+        secret: str,
         expected: DeviceRegions = (),
         keep: int = 1,
         reader_expiry_secs: float = 600.0,
@@ -92,11 +160,9 @@ class ServerPublisher:
         if keep < 1:
             raise ValueError(f"keep={keep} versions are none to offer: keep at least 1.")
         self._spare = start_server(host)  # Fails now if there is none.
-        self._host = host
-        self._manifest = plan_manifest(like, expected)
-        self._like = like
-        self._cutters = cutters(self._manifest, like)
-        self._first = [part for of in self._cutters for part in of[0].indices]
+        self._host, self._params = host, params
+        self._manifest = plan_manifest(params, expected)
+        self._cutter = Cutter(self._manifest, params)
         self._keep = keep
         self._reader_expiry_secs = reader_expiry_secs
         self._on_ready = on_ready
@@ -108,6 +174,15 @@ class ServerPublisher:
         self._published: queue.SimpleQueue[_Held | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._hold_all, name="weights-offers", daemon=True)
         self._thread.start()
+        desk = Desk(
+            AskManifest.answered_by(lambda call: self._manifest),
+            OpenLine.answered_by(self._open),
+            AskOffer.answered_by(self._offer),
+            Taken.answered_by(self._taken),
+            CloseLine.answered_by(self._close_line),
+        )
+        self._server = RpcServer(desk, 0, host, _THREADS, secret)
+        self.address = f"{host}:{self._server.port}"
 
     def publish(self, version: int, params: Params) -> None:
         """Cuts `params` into parts on the devices, without waiting; see `interface.Publisher`.
@@ -118,11 +193,13 @@ class ServerPublisher:
           ValueError: `params` is not as planned.
           WeightsTransferError: an earlier version could not be computed.
         """
-        self._check(params)
-        params = jax.tree.map(_placed, params, self._like)
-        leaves = jax.tree.leaves(params)
-        made = [(cutter.indices, cutter.make(leaves)) for of in self._cutters for cutter in of]
-        parts = {index: part for pair in made for index, part in zip(*pair, strict=True)}
+        if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
+            raise ValueError(
+                f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
+                " from the same model."
+            )
+        params = jax.tree.map(_placed, params, self._params)
+        parts = self._cutter.cut(params)
         with self._changed:
             if self._error is not None:
                 raise WeightsTransferError(
@@ -144,81 +221,57 @@ class ServerPublisher:
         with self._changed:
             self._held.clear()
             self._changed.wait_for(
-                lambda: not any(line.is_busy for line in self._lines.values()), _CLOSE_SECS
+                lambda: all(line.busy_until_secs is None for line in self._lines.values()),
+                _CLOSE_SECS,
             )
             self._lines.clear()
+        self._server.close()
 
-    def manifest(self) -> list[Any]:
-        """See `Holder`."""
-        return self._manifest.to_wire()
-
-    def open(self, reader: str) -> str:
-        """See `Holder`."""
+    def _open(self, call: OpenLine) -> str:
         with self._changed:
             server, self._spare = self._spare or start_server(self._host), None
-            self._lines[reader] = _Line(server)
+            self._lines[call.reader] = _Line(server)
         return server.address()
 
-    def offer(
-        self,
-        reader: str,
-        parts: list[int],
-        exactly: int | None,
-        at_least: int | None,
-        timeout_secs: float,
-    ) -> list[Any] | None:
-        """See `Holder`.
-
-        Raises:
-          ConnectionError: the explorer has no line, or lost it; it must open one.
-        """
+    def _offer(self, call: AskOffer) -> VersionOffer | None:
+        """Raises a ConnectionError if the explorer lost its line; it must open one."""
 
         def suitable() -> _Held | None:
-            fitting = [
-                held
-                for held in self._held
-                if (held.version == exactly if exactly is not None else True)
-                and held.version >= (at_least or 0)
-            ]
-            return fitting[-1] if fitting else None
+            for held in reversed(self._held):
+                if call.exactly in (None, held.version) and held.version >= (call.at_least or 0):
+                    return held
+            return None
 
         with self._changed:
-            self._changed.wait_for(suitable, timeout_secs)
+            self._changed.wait_for(suitable, call.timeout_secs)
             self._expire()
-            line, held = self._line(reader), suitable()
+            line, held = self._line(call.reader), suitable()
             if held is None:
                 return None
             uuid = next(self._uuids)
-            line.server.await_pull(uuid, [held.parts[part] for part in parts])
-            line.version, line.digest = held.version, held.digest
+            line.server.await_pull(uuid, [held.parts[part] for part in call.parts])
+            line.offered = held
             line.busy_until_secs = time.monotonic() + self._reader_expiry_secs
-            return list(Offer(held.version, uuid))
+            return VersionOffer(held.version, uuid)
 
-    def taken(self, reader: str) -> str:
-        """See `Holder`.
-
-        Raises:
-          ConnectionError: the explorer has no line any more.
-          TimeoutError: the trainer's thread is stuck.
-          Exception: the error of the digest.
-        """
+    def _taken(self, call: Taken) -> str:
+        """Raises a TimeoutError if the trainer's thread is stuck, or the error of the digest."""
         with self._changed:
-            line = self._line(reader)
-            line.busy_until_secs = None
+            line = self._line(call.reader)
+            held, line.offered, line.busy_until_secs = line.offered, None, None
             self._changed.notify_all()
-        assert line.digest is not None, "taken() without an offer"
+        assert held is not None, "Taken without an offer"
         try:
-            return to_text(line.digest.result(_DIGEST_SECS))
+            return to_text(held.digest.result(_DIGEST_SECS))
         except concurrent.futures.TimeoutError as error:
             raise TimeoutError(
-                f"{reader} has waited {_DIGEST_SECS:.0f} s for the trainer to begin with the digest"
-                f" of version {line.version}, which it has fetched."
+                f"{call.reader} has waited {_DIGEST_SECS:.0f} s for the trainer to begin with the"
+                f" digest of version {held.version}, which it has fetched."
             ) from error
 
-    def close_line(self, reader: str) -> None:
-        """See `Holder`."""
+    def _close_line(self, call: CloseLine) -> None:
         with self._changed:
-            self._lines.pop(reader, None)
+            self._lines.pop(call.reader, None)
             self._changed.notify_all()
 
     def _line(self, reader: str) -> _Line:
@@ -226,28 +279,19 @@ class ServerPublisher:
             raise ConnectionError(f"{reader} has no line to the trainer, or was taken for dead")
         return self._lines[reader]
 
-    def _check(self, params: Params) -> None:
-        if _kinds(params) == _kinds(self._like):
-            return
-        if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
-            raise ValueError(
-                f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
-                " from the same model."
-            )
-
     def _hold_all(self) -> None:
         try:
             while (held := self._published.get()) is not None:
                 # Its computation may only have been dispatched.
-                jax.block_until_ready([held.parts[part] for part in self._first])
+                jax.block_until_ready([held.parts[part] for part in self._cutter.first])
                 with self._changed:
                     self._expire()
-                    self._held = [*self._held, held]
+                    self._held.append(held)
                     # The other processes of an explorer will ask for the version that one of them
                     # has.
-                    wanted = {line.version for line in self._lines.values() if line.is_busy}
-                    wanted |= {held.version for held in self._held[-self._keep :]}
-                    self._held = [held for held in self._held if held.version in wanted]
+                    wanted = {of.offered.version for of in self._lines.values() if of.offered}
+                    wanted |= {of.version for of in self._held[-self._keep :]}
+                    self._held = [of for of in self._held if of.version in wanted]
                     self._changed.notify_all()
                 if self._on_ready is not None:
                     self._on_ready(held.version)
@@ -264,14 +308,9 @@ class ServerPublisher:
                 del self._lines[reader]
 
 
-def _kinds(params: Params) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
-    leaves, treedef = jax.tree.flatten(params)
-    return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
-def _placed(leaf: Array, like: Any) -> Array:
+def _placed(leaf: Array, planned: Any) -> Array:
     """Returns the leaf in its planned sharding; it is moved only if it lies elsewhere."""
-    planned = getattr(like, "sharding", None)
-    if planned is None or leaf.sharding.is_equivalent_to(planned, leaf.ndim):
+    sharding = getattr(planned, "sharding", None)
+    if sharding is None or leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
-    return jax.device_put(leaf, planned)
+    return jax.device_put(leaf, sharding)

@@ -1,14 +1,16 @@
-"""Regions: parts of arrays, and the regions that devices hold under a sharding.
+"""The planner of transfers: regions that devices hold of each leaf, cut into cells.
 
-A region is a start and a stop for each axis; the region of a scalar is empty.
+A region is a start and a stop for each axis; the region of a scalar is empty. A cell lies in one
+shard of the trainer, and every device of an explorer needs it whole or not at all. It is a pure
+plan: numbers of leaves and devices, no arrays.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
@@ -19,6 +21,53 @@ Region = tuple[tuple[int, int], ...]
 
 DeviceRegions = tuple[tuple[Region, ...], ...]
 """For each device the region of every leaf, in flattening order."""
+
+
+class Piece(NamedTuple):
+    """A region of one leaf; leaves are numbered in flattening order."""
+
+    leaf: int
+    region: Region
+
+
+class Cell(NamedTuple):
+    """A region of a leaf that some devices hold and others need.
+
+    Attributes:
+      holders: the numbers of the devices that hold it.
+      readers: the numbers of the devices that need it.
+    """
+
+    region: Region
+    holders: tuple[int, ...]
+    readers: tuple[int, ...]
+
+
+def cells(sources: Iterable[Region], targets: Sequence[Region]) -> Iterator[Cell]:
+    """Cuts a leaf into cells, which hold each of its elements once; cells of one shard follow.
+
+    Args:
+      sources: the region of the leaf that each device holds.
+      targets: the region that each device of the other side will hold.
+    """
+    holders: dict[Region, list[int]] = {}
+    for source, region in enumerate(sources):
+        holders.setdefault(region, []).append(source)
+    for region, devices in holders.items():
+        needed: dict[Region, list[int]] = {}
+        for target, other in enumerate(targets):
+            if (shared := overlap(region, other)) is not None:
+                needed.setdefault(shared, []).append(target)
+        found = [cell for cell in cut(region, needed) if size_of(cell)]
+        apart = needed.keys() <= set(found)  # On a grid of devices; it saves comparing all pairs.
+        for cell in found:
+            readers = needed.get(cell, ()) if apart else _readers(cell, needed)
+            yield Cell(cell, tuple(devices), tuple(readers))
+
+
+def _readers(cell: Region, needed: Mapping[Region, list[int]]) -> list[int]:
+    found = [needed[region] for region in needed if overlap(region, cell) is not None]
+    return sorted(target for targets in found for target in targets)
 
 
 def shape_of(region: Region) -> tuple[int, ...]:
@@ -41,14 +90,6 @@ def moved(inner: Region, outer: Region) -> Region:
     """Returns a region relative to the start of another."""
     return tuple(
         (start - origin, stop - origin)
-        for (start, stop), (origin, _) in zip(inner, outer, strict=True)
-    )
-
-
-def placed(inner: Region, outer: Region) -> Region:
-    """Returns a region that is relative to the start of another, in the coordinates of both."""
-    return tuple(
-        (start + origin, stop + origin)
         for (start, stop), (origin, _) in zip(inner, outer, strict=True)
     )
 
@@ -87,13 +128,13 @@ def device_regions(leaf: Any) -> Mapping[jax.Device, Region]:
     }
 
 
-def mesh_regions(like: Params) -> DeviceRegions:
+def mesh_regions(params: Params) -> DeviceRegions:
     """Returns the regions of a pytree on one mesh, in the order of the mesh's devices.
 
     Args:
-      like: `jax.ShapeDtypeStruct`s with `NamedSharding`s; the mesh may be an abstract one.
+      params: abstract params with `NamedSharding`s; the mesh may be an abstract one.
     """
-    by_leaf = [_leaf_regions(leaf) for leaf in jax.tree.leaves(like)]
+    by_leaf = [_leaf_regions(leaf) for leaf in jax.tree.leaves(params)]
     return tuple(zip(*by_leaf, strict=True))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_sync.weights.checkpoint import CheckpointPuller
+from rl_sync.transfers.checkpoint import CheckpointPuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import (
     WeightsMismatchError,
@@ -19,7 +19,7 @@ from rl_sync.weights.interface import (
 )
 from rl_sync.weights.storage import ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
-from tests.weights.small_weights import make_params, publish_range
+from tests.transfers.small_weights import make_params, publish_range
 
 
 def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_for(
@@ -27,11 +27,11 @@ def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_
 ):
     mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
     sharding = NamedSharding(mesh, PartitionSpec())
-    like = jax.tree.map(
+    abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_params(0)
     )
     publish().publish(3, make_params(3))
-    with contextlib.closing(CheckpointPuller(tmp_path, like)) as puller:
+    with contextlib.closing(CheckpointPuller(tmp_path, abstract)) as puller:
         version, params = puller.pull(timeout_secs=30)
         assert version == puller.newest() == 3
     assert digest(params) == digest(make_params(3))
@@ -104,11 +104,11 @@ def test_a_read_that_fails_is_tried_again_with_a_newer_version(
     assert puller.pull(exactly=1, timeout_secs=30)[0] == 1
     read = ArrayStorage.read
 
-    def vanish(storage, path, like):
+    def vanish(storage, path, abstract):
         if path.name.endswith("1"):
             VersionDirectory(tmp_path).delete(1)
             publisher.publish(2, make_params(2))
-        return read(storage, path, like)
+        return read(storage, path, abstract)
 
     monkeypatch.setattr(ArrayStorage, "read", vanish)
     version, params = puller.pull(timeout_secs=30)
@@ -121,11 +121,11 @@ def test_an_exact_read_that_fails_once_is_tried_again_with_the_same_version(
     publish().publish(1, make_params(1))
     read, calls = ArrayStorage.read, []
 
-    def fail_once(storage, path, like):
+    def fail_once(storage, path, abstract):
         calls.append(path)
         if len(calls) == 1:
             raise OSError("stale file handle")
-        return read(storage, path, like)
+        return read(storage, path, abstract)
 
     monkeypatch.setattr(ArrayStorage, "read", fail_once)
     assert puller.pull(exactly=1, timeout_secs=30)[0] == 1
@@ -138,8 +138,8 @@ def test_weights_that_changed_on_the_way_are_refused_with_both_digests(
     publish().publish(1, make_params(1))
     read = ArrayStorage.read
 
-    def flip(storage, path, like):
-        named = read(storage, path, like)
+    def flip(storage, path, abstract):
+        named = read(storage, path, abstract)
         return {**named, "params/count": named["params/count"] ^ 1}
 
     monkeypatch.setattr(ArrayStorage, "read", flip)
@@ -161,3 +161,15 @@ def test_weights_of_another_model_are_refused_by_name(publish, tmp_path):
         pytest.raises(ValueError, match=r"params/layers/0/w\.in is float32\[40, 5\] there"),
     ):
         puller.pull(timeout_secs=30)
+
+
+def test_versions_of_an_older_layout_are_refused_in_one_line(puller, tmp_path):
+    """Earlier releases stored small arrays of one shape as one."""
+    directory = VersionDirectory(tmp_path)
+    with contextlib.closing(ArrayStorage("older")) as storage:
+        stack = {"params/a+1.0badcafe": np.zeros((2, 3), np.float32)}
+        storage.write(directory.path(4), {**stack, "digest": np.zeros(2, np.uint32)})
+    directory.announce(4)
+    with pytest.raises(ValueError, match="was written for another model or version: it") as caught:
+        puller.pull(timeout_secs=30)
+    assert "\n" not in str(caught.value)

@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.weights import checkpoint
-from rl_sync.weights.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.transfers import checkpoint
+from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from rl_sync.weights.interface import (
     WeightsTimeoutError,
     WeightsTransferError,
 )
 from rl_sync.weights.storage import TEMPORARY, ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
-from tests.weights.small_weights import SLOW, make_params, publish_range, slow_step
+from tests.transfers.small_weights import SLOW, make_params, publish_range, slow_step
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,8 +210,8 @@ def test_a_killed_saver_leaves_whole_versions_and_its_successor_clears_the_rest(
     names = os.listdir(directory)
     if not any(TEMPORARY in name for name in names):  # it finished between the look and the kill
         (directory / f"version_99999999{TEMPORARY}").mkdir()
-    like = [jax.ShapeDtypeStruct((200_000,), jnp.float32)] * 60
-    with contextlib.closing(CheckpointPuller(directory, like)) as puller:
+    abstract = [jax.ShapeDtypeStruct((200_000,), jnp.float32)] * 60
+    with contextlib.closing(CheckpointPuller(directory, abstract)) as puller:
         version, params = puller.pull(timeout_secs=30)
         assert version == puller.newest() < 10_000
     assert {float(leaf.max()) for leaf in params} == {float(leaf.min()) for leaf in params}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.weights.checkpoint import CheckpointPublisher
+from rl_sync.transfers.checkpoint import CheckpointPublisher
 
 
 def make_params(version: int, size: int = 40) -> dict:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_sync.weights import local
+from rl_sync.transfers import local
+from rl_sync.transfers.local import LocalPublisher, LocalPuller
 from rl_sync.weights.interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
     WeightsTransferError,
 )
-from rl_sync.weights.local import LocalPublisher, LocalPuller
 
 SECS = 30.0
 

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 
 from rl_sync.processes.ports import free_ports
-from rl_sync.transfers.server import HolderServer, RemoteHolder
+from rl_sync.processes.rpc import RpcClient
+from rl_sync.transfers.server_publisher import AskOffer, OpenLine
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.server_publisher import ServerPublisher
-from rl_sync.weights.server_puller import ServerPuller
-from tests.weights.server_process import HOST, LIKE, SECRET, make_params
+from tests.transfers.server_process import (
+    HOST,
+    LIKE,
+    SECRET,
+    make_params,
+    publisher_of,
+    puller_of,
+)
 
 SCRIPT = Path(__file__).with_name("server_process.py")
 ROOT = Path(__file__).parents[2]
@@ -47,12 +53,10 @@ def start():
 
 
 @pytest.fixture
-def trainer():
-    """Makes a publisher in this process; returns it with its address."""
-    publisher = ServerPublisher(LIKE, host=HOST)
-    server = HolderServer(publisher, HOST, SECRET)
-    yield publisher, server.address
-    server.close()
+def publisher():
+    """Makes a publisher in this process."""
+    publisher = publisher_of(LIKE)
+    yield publisher
     publisher.close()
 
 
@@ -76,16 +80,15 @@ def await_stopped(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(trainer, start):
-    publisher, address = trainer
+def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(publisher, start):
+    address = publisher.address
     publisher.publish(0, make_params(0))
     resting = [start("explorer", "explorer1", address, "stop")]
     resting += [start("explorer", "explorer2", address, "ask")]
     await_stopped(resting[0])
     assert said(resting[1]) == "asked"
     # Another one is served meanwhile, over the same calls, and the trainer goes on.
-    holder = RemoteHolder(address, call_secs=30, secret=SECRET)
-    third = ServerPuller(LIKE, "explorer3", lambda: [holder], lambda: 0, host=HOST)
+    third = puller_of(LIKE, "explorer3", address)
     for version in range(4):
         publisher.publish(version, make_params(version))
         pulled, params = third.pull(exactly=version, timeout_secs=30)
@@ -107,14 +110,16 @@ def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(trainer, st
     ids=["that returns", "that is gone"],
 )
 def test_what_the_dead_never_fetched_goes(returns):
-    publisher = ServerPublisher(LIKE, host=HOST, reader_expiry_secs=60.0 if returns else 0.0)
+    publisher = publisher_of(LIKE, reader_expiry_secs=60.0 if returns else 0.0)
+    client = RpcClient(publisher.address, "trainer", SECRET)
     publisher.publish(0, make_params(0))
     before = resident_bytes()
     for version in range(8):
         publisher.publish(version, make_params(version))
         reader = "explorer1" if returns else f"explorer{version}"
-        publisher.open(reader)
-        assert publisher.offer(reader, list(range(len(LIKE))), version, None, 30) is not None
+        client.call(OpenLine(reader), 30)
+        offer = AskOffer(reader, list(range(len(LIKE))), version, None, 30)
+        assert client.call(offer, 60) is not None
     # The newest version, one that was offered, and one that is being made.
     assert resident_bytes() - before < 4 * PARAMS_BYTES
     publisher.close()
@@ -123,8 +128,7 @@ def test_what_the_dead_never_fetched_goes(returns):
 def test_a_trainer_that_dies_is_named_within_seconds(start):
     process = start("trainer")
     address = said(process)
-    holder = RemoteHolder(address, call_secs=30, secret=SECRET)
-    puller = ServerPuller(LIKE, "explorer1", lambda: [holder], lambda: 0, host=HOST)
+    puller = puller_of(LIKE, "explorer1", address)
     assert puller.pull(timeout_secs=30)[0] == 0
     process.kill()
     process.wait()
@@ -136,23 +140,18 @@ def test_a_trainer_that_dies_is_named_within_seconds(start):
 
 def test_a_trainer_that_stands_still_in_the_middle_is_named(start, monkeypatch):
     process = start("trainer")
-    holder = RemoteHolder(said(process), call_secs=30, secret=SECRET)
 
-    class Stopping(RemoteHolder):
+    class Stopping(RpcClient):
         """Stops the trainer as soon as it has offered, before anything is fetched."""
 
-        def __init__(self):
-            self._client, self._call_secs = holder._client, 30
+        def call(self, call, deadline_secs):
+            answer = super().call(call, deadline_secs)
+            if isinstance(call, AskOffer):
+                process.send_signal(signal.SIGSTOP)
+                await_stopped(process)
+            return answer
 
-        def offer(self, *arguments):
-            offer = super().offer(*arguments)
-            process.send_signal(signal.SIGSTOP)
-            await_stopped(process)
-            return offer
-
-    puller = ServerPuller(
-        LIKE, "explorer1", lambda: [Stopping()], lambda: 0, host=HOST, stall_secs=1.0
-    )
+    puller = puller_of(LIKE, "explorer1", said(process), Stopping, stall_secs=1.0)
     with pytest.raises(WeightsTransferError, match=r"arrived from process 0 of the .* for 1 s"):
         puller.pull(timeout_secs=30)
 

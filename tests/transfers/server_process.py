@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl_sync.transfers.server import HolderServer, RemoteHolder
+from rl_sync.processes.rpc import RpcClient
+from rl_sync.transfers.server import ServerPuller
+from rl_sync.transfers.server_publisher import AskOffer, OpenLine, ServerPublisher
 from rl_sync.weights.digest import digest
-from rl_sync.weights.server_publisher import ServerPublisher
-from rl_sync.weights.server_puller import ServerPuller
 from rl_sync.weights.server_transport import start_server
 
 HOST, SECRET = "127.0.0.1", "only ours"
@@ -40,6 +40,19 @@ def make_params(version: int) -> dict:
     return {name: jnp.full(leaf.shape, version, leaf.dtype) for name, leaf in LIKE.items()}
 
 
+def publisher_of(abstract: dict, **options) -> ServerPublisher:
+    return ServerPublisher(abstract, host=HOST, secret=SECRET, **options)
+
+
+def puller_of(
+    abstract: dict, reader: str, addresses: str, client=RpcClient, **options
+) -> ServerPuller:
+    clients = [client(address, "trainer", SECRET) for address in addresses.split(",")]
+    return ServerPuller(
+        abstract, reader, lambda: clients, lambda *_: 0, host=HOST, call_secs=30, **options
+    )
+
+
 def say(*words: object) -> None:
     """Writes a line that cannot be confused with the libraries' own output."""
     # At once, as Gloo writes lines of its own to the same place.
@@ -47,27 +60,26 @@ def say(*words: object) -> None:
 
 
 def train() -> None:
-    publisher = ServerPublisher(LIKE, host=HOST)
+    publisher = publisher_of(LIKE)
     publisher.publish(0, make_params(0))
-    say(HolderServer(publisher, HOST, SECRET).address)
+    say(publisher.address)
     time.sleep(1000)
 
 
 def explore(reader: str, address: str, how: str) -> None:
-    holder = RemoteHolder(address, call_secs=30, secret=SECRET)
     if how == "pull":
-        puller = ServerPuller(LIKE, reader, lambda: [holder], lambda: 0, host=HOST)
-        version, params = puller.pull(timeout_secs=30)
+        version, params = puller_of(LIKE, reader, address).pull(timeout_secs=30)
         say(version, digest(params))
         return
+    client = RpcClient(address, "trainer", SECRET)
     server = start_server(HOST)
-    connection = server.connect(holder.open(reader))
-    offer = holder.offer(reader, list(range(len(LIKE))), None, None, 30)
+    connection = server.connect(client.call(OpenLine(reader), 30))
+    offer = client.call(AskOffer(reader, list(range(len(LIKE))), None, None, 30), 60)
     assert offer is not None
     if how == "stop":
         where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        like = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x in LIKE.values()]
-        arriving = connection.pull(offer[1], like)
+        abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x in LIKE.values()]
+        arriving = connection.pull(offer.uuid, abstract)
         os.kill(os.getpid(), signal.SIGSTOP)
         del arriving
     say("asked")
@@ -86,26 +98,24 @@ def join(index: int, coordinator: str, spec: PartitionSpec) -> dict:
 
 
 def train_together(index: str, coordinator: str) -> None:
-    like = join(int(index), coordinator, PartitionSpec(("a", "b")))
+    abstract = join(int(index), coordinator, PartitionSpec(("a", "b")))
 
     def fill(x):
         return jnp.arange(x.size).reshape(x.shape).astype(x.dtype)
 
     make = jax.jit(
-        lambda: jax.tree.map(fill, like), out_shardings=jax.tree.map(lambda x: x.sharding, like)
+        lambda: jax.tree.map(fill, abstract),
+        out_shardings=jax.tree.map(lambda x: x.sharding, abstract),
     )
-    publisher = ServerPublisher(like, host=HOST)
+    publisher = publisher_of(abstract)
     publisher.publish(5, make())
-    say(HolderServer(publisher, HOST, SECRET).address)
+    say(publisher.address)
     time.sleep(1000)
 
 
 def explore_together(index: str, coordinator: str, addresses: str) -> None:
-    like = join(int(index), coordinator, PartitionSpec(None, "a"))
-    holders = [
-        RemoteHolder(address, call_secs=30, secret=SECRET) for address in addresses.split(",")
-    ]
-    puller = ServerPuller(like, f"explorer1.{index}", lambda: holders, lambda: 5, host=HOST)
+    abstract = join(int(index), coordinator, PartitionSpec(None, "a"))
+    puller = puller_of(abstract, f"explorer1.{index}", addresses)
     version, params = puller.pull(exactly=5, timeout_secs=60)
     mine = [np.asarray(shard.data).sum() for shard in params["large"].addressable_shards]
     say(version, *map(float, mine), float(params["small"].addressable_data(0)[7]))

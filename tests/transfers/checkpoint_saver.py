@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from rl_sync.weights.checkpoint import CheckpointPublisher
+from rl_sync.transfers.checkpoint import CheckpointPublisher
 
 LEAVES, SIZE = 60, 200_000
 

@@ -7,20 +7,18 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
-from multiprocessing.managers import BaseManager
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
 from rl_sync.processes.ports import free_ports
+from rl_sync.processes.rpc import RpcServer
 from rl_sync.weights.cluster import init_cluster, leave_cluster
-from rl_sync.weights.collective import CollectivePublisher
 from rl_sync.weights.interface import WeightsTransferError
-from rl_sync.weights.rendezvous import MeetingPoint
-from tests.weights.cluster_process import BUCKET_BYTES
+from tests.transfers.cluster_process import BUCKET_BYTES, SECRET
+from tests.transfers.sessions import WeightMaster
 
 SCRIPT = Path(__file__).with_name("cluster_process.py")
 ROOT = Path(__file__).parents[2]
@@ -29,19 +27,19 @@ ROOT = Path(__file__).parents[2]
 def run_cluster(meshes: list[dict], directory: Path) -> list[dict]:
     """Runs `cluster_process.py`, one process for each mesh; returns the report of each."""
 
-    class Meetings(BaseManager):
-        pass
-
-    meeting = MeetingPoint()
-    Meetings.register("meeting", callable=lambda: meeting)
-    server = Meetings(("127.0.0.1", 0), authkey=b"test").get_server()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    master = RpcServer(WeightMaster().desk, 0, secret=SECRET)
     (cluster_port,) = free_ports("127.0.0.1", 1)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
     processes = []
     for process in range(len(meshes)):
-        arguments = [process, cluster_port, server.address[1], directory, json.dumps(meshes)]
+        arguments = [
+            process,
+            cluster_port,
+            f"127.0.0.1:{master.port}",
+            directory,
+            json.dumps(meshes),
+        ]
         processes.append(
             subprocess.Popen(
                 [sys.executable, str(SCRIPT), *map(str, arguments)],
@@ -56,6 +54,7 @@ def run_cluster(meshes: list[dict], directory: Path) -> list[dict]:
     finally:
         for process in processes:
             process.kill()
+        master.close()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
     return [
@@ -85,8 +84,8 @@ def test_neither_side_holds_more_than_a_bucket_besides_the_weights(pair):
 
 def test_the_trainer_publishes_for_latest_pulls_without_meeting_anyone(pair):
     trainer, explorer = pair
-    assert trainer["latest_waits"] == []
-    assert trainer["served"] == [[1, 5]]
+    assert trainer["met"] == []
+    assert trainer["served"] == [1]
     assert explorer["latest"] == {"5": trainer["latest"]["5"]}
 
 
@@ -95,7 +94,7 @@ def test_both_sides_say_what_they_waited_for_when_they_do_not_meet(pair):
     assert "for explorer 1 to come for version 6 (0 of 1 came)" in trainer["absent"]
     assert "explorer 1 asks for version 99" in trainer["absent"]
     assert explorer["absent"].startswith("Explorer 1 waited 3.0 s for version 99 of the weights")
-    assert "the newest version announced is 6" in explorer["absent"]
+    assert "the newest is 6" in explorer["absent"]
 
 
 def test_the_trainer_of_a_cluster_takes_and_loads_a_snapshot_alone(pair):
@@ -105,7 +104,6 @@ def test_the_trainer_of_a_cluster_takes_and_loads_a_snapshot_alone(pair):
 @pytest.mark.slow
 def test_three_explorers_get_each_version_to_the_bit(tmp_path):
     trainer, *explorers = run_cluster([{"fsdp": 2}, {"tensor": 2}, {}, {"data": 2}], tmp_path)
-    assert trainer["exact_waits"][0] == [1, 2, 3]
     assert [explorer["exact"] for explorer in explorers] == [trainer["exact"]] * 3
     assert [explorer["latest"] for explorer in explorers] == [{"5": trainer["latest"]["5"]}] * 3
 
@@ -177,9 +175,3 @@ def test_a_process_id_outside_the_cluster_is_refused():
 
 def test_leaving_without_a_cluster_does_nothing():
     leave_cluster(0.1)
-
-
-@pytest.mark.parametrize(("links", "keep"), [({}, 1), ({1: None}, 0)])
-def test_a_publisher_without_anyone_to_serve_is_refused(links, keep):
-    with pytest.raises(ValueError, match="explorers="):
-        CollectivePublisher(links, MeetingPoint(), meet=True, keep=keep)

@@ -1,6 +1,6 @@
 """One process of a cluster of a trainer and explorers; `test_collective.py` starts them.
 
-    cluster_process.py PROCESS_ID CLUSTER_PORT MEETING_PORT DIRECTORY MESHES
+    cluster_process.py PROCESS_ID CLUSTER_PORT MASTER DIRECTORY MESHES
 
 MESHES is JSON: the trainer's mesh and each explorer's, such as [{"fsdp": 2}, {"tensor": 4}]. The
 process writes its report to `<directory>/<process id>.json`.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from multiprocessing.managers import BaseManager
+import time
 from pathlib import Path
 
 import jax
@@ -19,22 +19,19 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_sync.models.sharding import MeshShape
+from rl_sync.observe.spans import sync_kind
+from rl_sync.processes.rpc import RpcClient
+from rl_sync.transfers.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
-from rl_sync.weights.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.interface import WeightsTimeoutError
 from rl_sync.weights.link import Link
+from tests.transfers.sessions import LoneSession
 
+SECRET = "only ours"
 BUCKET_BYTES = 4096  # several buckets, and leaves cut in two
 CUTS = {"embed": ("fsdp", "tensor"), "wide": (("tensor", "fsdp"),)}
 EXACT, LATEST, ABSENT = (0, 1, 2), (3, 4, 5), 6
-
-
-class Meetings(BaseManager):
-    """Connection to the meeting point, which the test hosts."""
-
-
-Meetings.register("meeting")
 
 
 def make_params(version: int) -> dict:
@@ -61,7 +58,7 @@ def places(process: int, shape: MeshShape) -> dict:
     return jax.tree.map(lambda cut, part: jax.tree.map(lambda _: cut, part), cuts, shapes)
 
 
-def like(process: int, shape: MeshShape) -> dict:
+def abstract(process: int, shape: MeshShape) -> dict:
     """Returns shapes, dtypes and shardings of a process's parameters."""
 
     def placed(leaf, sharding):
@@ -95,26 +92,24 @@ def watch(link: Link, peaks: list[int]) -> Link:
     return link
 
 
-def train(meshes: list[MeshShape], meeting, directory: Path) -> dict:
+def train(meshes: list[MeshShape], session: LoneSession, directory: Path) -> dict:
     """Plays the trainer: exact pulls, latest pulls, a meeting where nobody comes, a snapshot."""
     mine = places(0, meshes[0])
     peaks: list[int] = []
     links = {
-        explorer: watch(Link(like(0, meshes[0]), like(explorer, shape), BUCKET_BYTES), peaks)
+        explorer: watch(
+            Link(abstract(0, meshes[0]), abstract(explorer, shape), BUCKET_BYTES), peaks
+        )
         for explorer, shape in enumerate(meshes)
         if explorer
     }
-    explorers = list(links)
-    waits: list = []
+    sent: list[int] = []
+    for explorer, link in links.items():
+        link.send = noting(link.send, sent, explorer)
 
     def publisher(meet: bool, timeout_secs: float) -> CollectivePublisher:
-        return CollectivePublisher(
-            links,
-            meeting,
-            meet=meet,
-            timeout_secs=timeout_secs,
-            on_wait=lambda state: waits.append(list(state.missing)),
-        )
+        kind = sync_kind("collective")
+        return CollectivePublisher(session, links, kind=kind, meet=meet, timeout_secs=timeout_secs)
 
     def publish_and_donate(to: CollectivePublisher, version: int) -> str:
         params = jax.device_put(make_params(version), mine)
@@ -129,18 +124,18 @@ def train(meshes: list[MeshShape], meeting, directory: Path) -> dict:
     extra: list[int] = []
     exact = publisher(True, 60)
     report: dict = {"exact": {v: publish_and_donate(exact, v) for v in EXACT}}
-    report["exact_waits"] = list(waits)
     report["extra_bytes"] = max(extra)
     report["devices"] = meshes[0].devices
     exact.close()
 
-    waits.clear()
+    sent.clear()
     latest = publisher(False, 60)
     report["latest"] = {v: publish_and_donate(latest, v) for v in LATEST}
-    report["served"] = []
-    while len(report["served"]) < len(explorers):
-        report["served"] += latest.serve_waiting(60)
-    report["latest_waits"] = list(waits)
+    report["met"] = list(sent)
+    while len(sent) < len(links):
+        latest.serve()
+        time.sleep(0.01)
+    report["served"] = list(sent)
     latest.close()
 
     try:
@@ -149,6 +144,14 @@ def train(meshes: list[MeshShape], meeting, directory: Path) -> dict:
         report["absent"] = str(error)
     report["snapshot"] = snapshot(directory, jax.device_put(make_params(5), mine))
     return report
+
+
+def noting(send, sent: list[int], explorer: int):
+    def noted(params: dict) -> None:
+        send(params)
+        sent.append(explorer)
+
+    return noted
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -171,13 +174,13 @@ def snapshot(directory: Path, params: dict) -> bool:
     return same and same_sharding and same_key and (step, metadata) == (7, {"seed": 1})
 
 
-def explore(explorer: int, meshes: list[MeshShape], meeting) -> dict:
+def explore(explorer: int, meshes: list[MeshShape], session: LoneSession) -> dict:
     """Plays an explorer."""
     report: dict = {"exact": {}, "latest": {}, "newest": []}
-    mine = like(explorer, meshes[explorer])
+    mine = abstract(explorer, meshes[explorer])
     peaks: list[int] = []
-    link = watch(Link(like(0, meshes[0]), mine, BUCKET_BYTES), peaks)
-    puller = CollectivePuller(link, explorer, meeting)
+    link = watch(Link(abstract(0, meshes[0]), mine, BUCKET_BYTES), peaks)
+    puller = CollectivePuller(session, link, explorer)
     extra = []
     for version in EXACT:
         params = None  # What it had does not count.
@@ -201,18 +204,17 @@ def explore(explorer: int, meshes: list[MeshShape], meeting) -> dict:
 
 
 def main() -> None:
-    process, cluster_port, meeting_port = map(int, sys.argv[1:4])
+    process, cluster_port = map(int, sys.argv[1:3])
     directory = Path(sys.argv[4])
     meshes = [MeshShape(**sizes) for sizes in json.loads(sys.argv[5])]
     jax.config.update("jax_num_cpu_devices", meshes[process].devices)
     init_cluster(f"127.0.0.1:{cluster_port}", len(meshes), process, timeout_secs=60)
-    manager = Meetings(("127.0.0.1", meeting_port), authkey=b"test")
-    manager.connect()
-    meeting = manager.meeting()
+    master = RpcClient(sys.argv[3], "master", SECRET)
+    session = LoneSession(lambda call: master.call(call, 60))
     if process == 0:
-        report = train(meshes, meeting, directory)
+        report = train(meshes, session, directory)
     else:
-        report = explore(process, meshes, meeting)
+        report = explore(process, meshes, session)
     (directory / f"{process}.json").write_text(json.dumps(report))
     leave_cluster(60)
 

@@ -11,8 +11,8 @@ import pytest
 
 from rl_sync.processes.ports import free_ports
 from rl_sync.processes.team import Follower, Leader
-from rl_sync.weights import checkpoint
-from rl_sync.weights.checkpoint import CheckpointPublisher
+from rl_sync.transfers import checkpoint
+from rl_sync.transfers.checkpoint import CheckpointPublisher
 
 SECRET = "of this test"
 

@@ -1,0 +1,125 @@
+"""Point-to-point transfer between the roles: one decision for all, and an end without an error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import transfer
+
+from rl_sync.observe.display import RunStatus
+from rl_sync.processes.calls import AskStatus, Report
+from rl_sync.processes.session import RunStoppedError
+from rl_sync.processes.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
+from rl_sync.transfers.decision import decide_transfer, decided_transfer
+from rl_sync.transfers.server import puller_of
+from rl_sync.transfers.server_publisher import ServerPublisher
+from rl_sync.weights.digest import digest
+from rl_sync.weights.interface import WeightsTransferError
+
+MASTER, SECRET = "127.0.0.1:1", "only ours"
+LIKE = {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
+
+
+class Session:
+    """The session of a role, with a master that only records."""
+
+    role, secret = "explorer1", SECRET
+
+    def __init__(self, transfer="server", phase="rl"):
+        self.settings = SimpleNamespace(
+            transfer=transfer,
+            launch=SimpleNamespace(call_secs=10.0),
+            trainer=SimpleNamespace(processes=1),
+        )
+        self.phase, self.decided, self.result, self.addresses = phase, [None], None, []
+
+    def call(self, call):
+        match call:
+            case DecideTransfer(transfer):
+                self.decided.append(transfer)
+            case Report(result):
+                self.result = result
+            case AskTransfer():
+                return self.decided.pop(0)
+            case AskNewest():
+                return 0
+            case AskHolders():
+                return self.addresses
+            case AskStatus():
+                return RunStatus(self.phase, 0, 1)
+
+    call_alone = tell = call
+
+    def agree(self, what, thunk):
+        return thunk()
+
+    def patience(self, what, whom):
+        return self.check
+
+    def check(self):
+        pass
+
+
+def site_of(session):
+    return SimpleNamespace(
+        session=session, abstract_params=LIKE, master_address=MASTER, verify=True
+    )
+
+
+@contextlib.contextmanager
+def trainer(version: int):
+    publisher = ServerPublisher(LIKE, host="127.0.0.1", secret=SECRET)
+    publisher.publish(version, {"w": jnp.full((4, 8), version, jnp.float32)})
+    yield publisher.address
+    publisher.close()
+
+
+@pytest.mark.parametrize("asked", ["collective", "checkpoint", "server"])
+def test_what_the_settings_ask_for_is_decided_and_explorers_wait_for_it(asked):
+    session = Session(asked)
+    assert decide_transfer(session, MASTER) == asked
+    assert decided_transfer(session) == asked
+    assert session.result is None
+
+
+def test_where_no_server_can_be_had_everybody_uses_checkpoints_and_is_told_why(monkeypatch, caplog):
+    def refuse(*_):
+        raise RuntimeError("not on this device")
+
+    monkeypatch.setattr(transfer, "start_transfer_server", refuse)
+    session = Session("server")
+    with caplog.at_level(logging.WARNING):
+        assert decide_transfer(session, MASTER) == "checkpoint"
+    assert decided_transfer(session) == "checkpoint"
+    said = "by checkpoint instead of sync.transfer=server: jax"
+    assert said in session.result.transfer
+    assert said in caplog.text
+
+
+def test_an_explorer_finds_the_trainer_through_the_master_and_again_when_it_has_moved():
+    session = Session()
+    puller = puller_of(site_of(session))
+    with trainer(3) as address:
+        session.addresses = [address]
+        version, params = puller.pull(at_least=0, timeout_secs=10)
+        assert (version, float(params["w"][0, 0])) == (3, 3.0)
+    with pytest.raises(WeightsTransferError, match="the trainer does not answer"):
+        puller.pull(at_least=0, timeout_secs=10)
+    with trainer(5) as address:
+        session.addresses = [address]
+        version, params = puller.pull(at_least=0, timeout_secs=10)
+        assert digest(params) == digest({"w": jnp.full((4, 8), 5.0)})
+    puller.close()  # Although nobody is there.
+
+
+def test_a_trainer_that_has_finished_is_no_failure():
+    session = Session(phase="end")
+    with trainer(0) as address:
+        session.addresses = [address]
+    with pytest.raises(RunStoppedError, match="the trainer has finished"):
+        puller_of(site_of(session)).pull(at_least=0, timeout_secs=10)
